@@ -1,0 +1,169 @@
+"""`Container`: the construct for a whole weights file of any format, told apart by the first four bytes.
+
+It parses into a `File` and builds from one, or from a mapping of the format's regions. This is the one place where
+construct's errors become ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import construct
+
+from glft_schema.atomic import atomic_write
+from glft_schema.errors import FormatError, shown
+from glft_schema.fields import Record, Struct
+from glft_schema.file import File
+from glft_schema.formats.format import Format
+from glft_schema.formats.glft import GLFT
+from glft_schema.layout import place
+from glft_schema.lazy import torch
+from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
+from glft_schema.trace import Trace, plain_path
+
+FORMATS = (GLFT,)
+
+# What construct and the codecs below it raise for bytes, or values, that do not fit.
+FOREIGN_ERRORS = (construct.ConstructError, UnicodeError, OverflowError)
+
+
+class ContainerConstruct(construct.Construct):
+    """A weights file. Parses into a `File`; builds from one or from a mapping of regions; has no size of its own.
+
+    Inside another Struct it takes all bytes that are left: wrap it in ``Prefixed`` or ``FixedSized`` to bound it.
+    """
+
+    def parse(self, data: bytes | bytearray | memoryview, **contextkw: Any) -> File:
+        """Parses a file held in memory.
+
+        Raises:
+            FormatError: where the bytes are no file of a known format; with field, offset and tensor.
+        """
+        return _parse_source(BytesSource(data))
+
+    def parse_stream(self, stream: Readable, **contextkw: Any) -> File:
+        """Parses what is left of `stream`, which need not be seekable; it is read into memory. Raises as `parse` does."""
+        return _parse_source(BytesSource(stream.read()))
+
+    def parse_file(self, filename: StrPath, mmap: bool = True, **contextkw: Any) -> File:
+        """Parses the file at `filename`, which stays open for its payloads until the result is closed or gone.
+
+        Args:
+            filename: its path.
+            mmap: map it; otherwise payloads are read into memory of their own when asked for.
+
+        Raises:
+            OSError: where it cannot be opened or is not a regular file.
+            FormatError: as `parse`.
+        """
+        return open(filename, mmap=mmap)
+
+    def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
+        """Builds into the file at `filename`, one payload at a time, and replaces it only when all went well.
+
+        Raises:
+            OSError: from the system, with what stood at `filename` intact.
+            FormatError: where `obj` cannot be built.
+        """
+        with atomic_write(filename) as stream:
+            self.build_stream(obj, stream)
+
+    def _parse(self, stream: Any, context: Any, path: str) -> File:
+        return _parse_source(BytesSource(stream.read()))
+
+    def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
+        format, regions = _regions(obj)
+        try:
+            format.struct._build(place(format, regions), stream, context, "(building)")
+        except FOREIGN_ERRORS as error:
+            if isinstance(error.__context__, OSError):  # construct hides a full disk behind an error of its own
+                raise error.__context__ from None
+            raise FormatError(_problem(error), plain_path(getattr(error, "path", ""))) from error
+        except FormatError as error:
+            raise type(error)(error.problem, plain_path(error.path), tensor=error.tensor) from error.__cause__
+        return obj
+
+
+Container = ContainerConstruct()
+
+
+def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True) -> File:
+    """Opens a weights file of any format.
+
+    Args:
+        path: the file.
+        device: where its tensors go.
+        mmap: map the file; otherwise payloads are read into memory of their own when asked for.
+
+    Raises:
+        OSError: where it cannot be opened or is not a regular file.
+        FormatError: where it is no file of a known format; with field, offset and tensor.
+    """
+    source = open_source(path, mmap)
+    try:
+        return _parse_source(source, device)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _parse_source(source: Source, device: str | torch.device = "cpu") -> File:
+    magic = bytes(source.view(0, min(4, source.size)))
+    candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
+    if not candidates:
+        known = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
+        raise FormatError(f"expected {known}, found {magic!r}", "header -> magic", 0)
+    format = candidates[0]
+    try:
+        record = _run(format.struct, source)
+    except (*FOREIGN_ERRORS, FormatError) as error:
+        raise _located(error, format, source) from error
+    return File(format, record, source, device)
+
+
+def _run(struct: Struct, source: Source, trace: Trace | None = None) -> Record:
+    context = construct.Container(_parsing=True, _building=False, _sizing=False, trace=trace)
+    context._params = context
+    record = struct._parse(Cursor(source), context, "(parsing)")
+    assert isinstance(record, Record)
+    return record
+
+
+def _located(error: Exception, format: Format, source: Source) -> FormatError:
+    """Returns `error` as a FormatError that names field, offset and tensor, found by parsing once more with a trace."""
+    cause = error.__context__ if isinstance(error.__context__, FormatError) else error
+    known = cause if isinstance(cause, FormatError) else FormatError(_problem(error))
+    path = plain_path(known.path)
+    trace = Trace(path)
+    try:
+        _run(format.struct, source, trace)
+    except (*FOREIGN_ERRORS, FormatError):
+        pass
+    path = path or trace.open[-1].path
+    place, name = trace.find(path), trace.find(f"{path.rpartition(' -> ')[0]} -> name")
+    offset = known.offset if known.offset is not None or place is None else place.start
+    tensor = known.tensor or (name.value if name and isinstance(name.value, str) else None)
+    return type(known)(known.problem, path, offset, tensor)
+
+
+def _problem(error: Exception) -> str:
+    """Returns what `error` says, in a sentence of ours where construct's would not help."""
+    if isinstance(error, (construct.StringError, UnicodeError)):
+        return "expected UTF-8 text, found bytes or characters that are not"
+    if isinstance(error, construct.FormatFieldError):
+        return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
+    return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)
+
+
+def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
+    """Returns the format and the regions to be built from."""
+    if isinstance(obj, File):
+        return obj.format, obj.regions
+    if not isinstance(obj, Mapping):
+        raise FormatError(f"expected a File or a mapping of regions, found {shown(obj)}")
+    name = obj.get("format", GLFT.name)
+    for format in FORMATS:
+        if format.name == name:
+            return format, {region: value for region, value in obj.items() if region != "format"}
+    raise FormatError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}", "format")

@@ -1,0 +1,92 @@
+"""The errors of this package, and how they are worded.
+
+ValueError
+ ├── FormatError            bytes, or a value to be written, that break a rule of the format
+ │    ├── TruncatedError    fewer bytes than the file declares: the rest may still arrive
+ │    └── LimitError        a limit of this reader, not a rule of the format
+ ├── TensorError            a tensor that the asked type cannot hold: choose another type
+ ├── SchemeError            a scheme that names no tensor or no type: mend the request
+ └── ClosedError            a file that was closed before this access
+
+UserWarning
+ └── QuantizationWarning    weights that a scale rounded to zero has lost
+
+Every text reads ``where: expected X, found Y``. Whatever comes from a file is shown through `shown`, so that a name in a
+hostile file can neither fill a log nor steer a terminal.
+"""
+
+from __future__ import annotations
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """Returns the repr of `value`, cut to about `limit` characters; control and direction characters come out escaped."""
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit - 12]}... ({len(text)} characters)"
+
+
+class FormatError(ValueError):
+    """Bytes that break a rule of the format, or a value that would.
+
+    Attributes:
+        problem: what was expected and what was found.
+        path: the field, such as ``descriptors -> 3 -> dims``; empty where no field is to blame.
+        offset: where that field begins, in bytes from the start of the container; None while building.
+        tensor: the name of the tensor concerned, or None.
+    """
+
+    def __init__(self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None) -> None:
+        super().__init__(problem, path, offset, tensor)
+        self.problem = problem
+        self.path = path
+        self.offset = offset
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        where = []
+        if self.tensor is not None:
+            where.append(f"tensor {shown(self.tensor)}")
+        if self.offset is not None:
+            where.append(f"at byte {self.offset}")
+        text = f"{self.path}: {self.problem}" if self.path else self.problem
+        return f"{text} ({', '.join(where)})" if where else text
+
+
+class TruncatedError(FormatError):
+    """The file ends before the bytes that it declares."""
+
+
+class LimitError(FormatError):
+    """The file may be right, but goes past a limit of this reader."""
+
+
+class TensorError(ValueError):
+    """A tensor that cannot be stored as asked.
+
+    Attributes:
+        tensor: its name.
+        index: the first element concerned, or None where the whole tensor is.
+    """
+
+    def __init__(self, problem: str, tensor: str, index: tuple[int, ...] | None = None) -> None:
+        super().__init__(problem, tensor, index)
+        self.problem = problem
+        self.tensor = tensor
+        self.index = index
+
+    def __str__(self) -> str:
+        place = f" at {list(self.index)}" if self.index is not None else ""
+        return f"tensor {shown(self.tensor)}{place}: {self.problem}"
+
+
+class SchemeError(ValueError):
+    """A scheme, pattern or option that cannot be followed."""
+
+
+class ClosedError(ValueError):
+    """An access to a file after it was closed."""
+
+
+class QuantizationWarning(UserWarning):
+    """Weights so small that their scale rounds to zero: they are stored as zeros."""

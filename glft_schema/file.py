@@ -1,0 +1,140 @@
+"""A parsed file: the regions of its specification by name, its tensors, and the handle on its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import KeysView
+from types import TracebackType
+from typing import Any
+
+from glft_schema.errors import ClosedError, shown
+from glft_schema.fields import Record
+from glft_schema.formats.format import Format
+from glft_schema.lazy import torch
+from glft_schema.source import BytesSource, FileSource, Source
+from glft_schema.tensor_data import TensorMap
+from glft_schema.tensors import Tensor
+
+ROWS_SHOWN = 20  # of each table, when a file is printed
+
+
+class File:
+    """A weights file, parsed; its payloads are cut from it when asked for.
+
+    The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
+    would be built into the same bytes. A file pickles as its path, or as its bytes where it has none. It is a context manager;
+    after `close` every access raises ClosedError, while tensors handed out before stay valid.
+
+    Attributes:
+        format: the `Format` it is in.
+        name: its path, or ``<bytes>``.
+        device: where tensors go unless told otherwise.
+    """
+
+    def __init__(self, format: Format, record: Record, source: Source, device: str | torch.device = "cpu") -> None:
+        self.format = format
+        self.name = source.name
+        self.device = device
+        self._record = record
+        self._source = source
+        for tensor in record.data.values():
+            tensor.device = device
+
+    def __getitem__(self, region: str) -> Any:
+        return self._open_record[region]
+
+    def __getattr__(self, region: str) -> Any:
+        if region.startswith("_"):
+            raise AttributeError(region)
+        return getattr(self._open_record, region)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._record]
+
+    @property
+    def _open_record(self) -> Record:
+        if self._source.closed:
+            raise ClosedError(f"{self.name} is closed")
+        return self._record
+
+    @property
+    def regions(self) -> Record:
+        """The regions by name, in file order."""
+        return self._open_record
+
+    @property
+    def tensors(self) -> TensorMap:
+        """The tensors by name, in the table's order, with the gaps between them."""
+        tensors = self._open_record.data
+        assert isinstance(tensors, TensorMap)
+        return tensors
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole file."""
+        return self._source.size
+
+    def keys(self) -> KeysView[str]:
+        """Returns the names of the tensors."""
+        return self.tensors.keys()
+
+    def info(self, name: str) -> Tensor:
+        """Returns the tensor without its numbers: name, dims, dtype, place. Raises KeyError where there is none."""
+        return self.tensors[name]
+
+    def get_tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns a tensor's numbers on the file's device, see `Tensor.dequantize`. Raises KeyError where there is none."""
+        return self.tensors[name].dequantize(dtype)
+
+    def get_slice(self, name: str) -> Tensor:
+        """Returns the tensor to be indexed, ``get_slice(name)[3:5]``: only the bytes needed are read."""
+        return self.tensors[name]
+
+    def close(self) -> None:
+        """Ends access to the file. May be called again."""
+        self._source.close()
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, File):
+            return NotImplemented
+        if self.format is not other.format or self.nbytes != other.nbytes:
+            return False
+        step = 1 << 20
+        return all(self._bytes(start, step) == other._bytes(start, step) for start in range(0, max(self.nbytes, 1), step))
+
+    __hash__ = object.__hash__
+
+    def _bytes(self, start: int, nbytes: int) -> bytes:
+        return bytes(self._source.view(start, min(nbytes, self.nbytes - start)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from glft_schema.container import Container, open
+
+        if isinstance(self._source, BytesSource):
+            return Container.parse, (self._bytes(0, self.nbytes),)
+        return open, (self.name, self.device, not isinstance(self._source, FileSource))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._source.closed else f"{len(self._record.data)} tensors, {self.nbytes} bytes"
+        return f"<{self.format.name} file {shown(self.name)}: {state}>"
+
+    def __str__(self) -> str:
+        if self._source.closed:
+            return repr(self)
+        metadata = [f"  {shown(key, 40)} = {shown(value)}" for key, value in self._record.metadata.items()]
+        tensors = [
+            f"  {shown(t.name, 60):50} {t.dtype!s:16} {list(t.dims)!s:20} {t.nbytes:>12,} bytes at {t.position:,}"
+            for t in self.tensors.values()
+        ]
+        parts = [repr(self), f"header: {self._record.header}", "metadata:", *_cut(metadata), "tensors:", *_cut(tensors)]
+        return "\n".join(parts)
+
+
+def _cut(lines: list[str]) -> list[str]:
+    hidden = len(lines) - ROWS_SHOWN
+    return lines if hidden <= 0 else [*lines[:ROWS_SHOWN], f"  ... and {hidden} more"]

@@ -1,0 +1,129 @@
+"""GLFT v1, the "GGUF-lite" of a quantization lab, in the order of docs/glft-v1.md. Little-endian throughout.
+
+    HEADER | METADATA | DESCRIPTORS | DATA
+
+One after another without padding. DATA begins where the last descriptor ends, and offsets count from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import construct
+from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, PrefixedArray, len_, this
+
+from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.fields import Count, Rule, Struct, Table, TypeCode
+from glft_schema.formats.format import Format
+from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
+from glft_schema.tensor_types import TypeTable
+from glft_schema.tensor_types.plain import F16, F32
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+
+MAGIC = 0x474C4654  # stored little-endian: the file starts with 54 46 4C 47
+SWAPPED_MAGIC = 0x54464C47  # what a reader of the right file in the wrong byte order sees
+VERSION = 1
+MAX_DIMS = 64  # numpy's own limit
+
+TYPES = TypeTable("GLFT", F32, F16, Q8_PER_CHANNEL, Q4_PER_GROUP_64)
+
+
+class Metadata(dict[str, str]):
+    """The metadata's keys and values, in file order.
+
+    Attributes:
+        trailing_newline: the last line ends with a newline, which the format allows and `build` gives back.
+    """
+
+    def __init__(self, entries: Mapping[str, str] | None = None, trailing_newline: bool = False) -> None:
+        super().__init__(entries or {})
+        self.trailing_newline = trailing_newline
+
+
+class KeyValueLines(construct.Construct):
+    """Lines ``key=value``, UTF-8, separated by newlines; `size` bytes in all.
+
+    Split on the newline alone, each line at its first ``=``: a value may contain one, a key may not be empty or come twice.
+    Parses into `Metadata`, builds from any mapping of str to str, takes the bytes of its lines.
+    """
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self.size = size
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
+        start, stored = stream.tell(), construct.stream_read(stream, self.size(context), path)
+        lines = stored.split(b"\n")
+        entries = Metadata(trailing_newline=len(lines) > 1 and not lines[-1])
+        for number, line in enumerate(lines[: -1 if entries.trailing_newline else None] if stored else []):
+            where = f"{path} -> line {number + 1}"
+            try:
+                key, equals, value = line.decode("utf-8").partition("=")
+            except UnicodeDecodeError as error:
+                raise FormatError(f"expected UTF-8, found {shown(line[error.start :])}", where, start + error.start) from None
+            if not equals or not key:
+                raise FormatError(f"expected key=value, found {shown(line)}", where, start)
+            if key in entries:
+                raise FormatError(f"expected each key once, found {shown(key)} again", where, start)
+            entries[key] = value
+            start += len(line) + 1
+        return entries
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        stream.write(self.encode(obj, path))
+        return obj
+
+    @staticmethod
+    def encode(entries: Mapping[str, str] | None, path: str = "metadata") -> bytes:
+        """Returns the lines. Raises FormatError for whatever would not read back equal."""
+        lines = []
+        for key, value in (entries or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise FormatError(f"expected text for key and value, found {shown(key)}: {shown(value)}", path)
+            if not key or "=" in key or "\n" in key:
+                raise FormatError(f"expected a key without '=' and newline, not empty, found {shown(key)}", path)
+            if "\n" in value:
+                raise FormatError(f"expected a value without newline for {shown(key)}, found {shown(value)}", path)
+            try:
+                lines.append(f"{key}={value}".encode())
+            except UnicodeEncodeError:
+                raise FormatError(f"expected text that UTF-8 can hold, found {shown(key)}: {shown(value)}", path) from None
+        return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
+
+
+def metadata_len(header: Any) -> int:
+    """Returns the bytes that the metadata beside `header` takes."""
+    return len(KeyValueLines.encode(header._.get("metadata")))
+
+
+# fmt: off
+Header = Struct(
+    "magic"        / Default(Int32ul, MAGIC)                        * "0x474C4654, 'GLFT' read from the highest byte down",
+    Rule("glft-byte-order", "magic", this.magic != SWAPPED_MAGIC, "a little-endian file (this one is byte-swapped)"),
+    Rule("glft-magic", "magic", this.magic == MAGIC, f"0x{MAGIC:08X}"),
+    "version"      / Default(Int32ul, VERSION)                      * "1; a file with another number is another format",
+    Rule("glft-version", "version", this.version == VERSION, f"{VERSION}"),
+    "n_tensors"    / Count(Int32ul, len_(this._.descriptors))       * "number of descriptors",
+    "metadata_len" / Count(Int32ul, metadata_len)                  * "bytes of METADATA",
+)
+
+Descriptor = Struct(
+    "name"   / PascalString(Int16ul, "utf8")  * "name_len u16, then UTF-8 bytes",
+    Rule("glft-name", "name", len_(this.name) >= 1, "at least one character"),
+    "dims"   / PrefixedArray(Int8ul, Int32ul) * "n_dims u8, then sizes in torch's order: a Linear's weight is [out, in]",
+    Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError),
+    "dtype"  / TypeCode(Int8ul, TYPES)        * "how the payload is stored",
+    TensorFits("glft-dims-fit-type", "dims"),
+    "offset" / Int64ul                        * "where the payload begins, in bytes into DATA",
+)
+
+GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
+    "header"      / Header                                          * "what the file is, and how much of it",
+    "metadata"    / KeyValueLines(this.header.metadata_len)         * "key=value lines",
+    "descriptors" / Table(this.header.n_tensors, Descriptor)        * "one row a tensor",
+    NamesOnce("glft-names-once", "descriptors"),
+    "data"        / TensorData("descriptors")                       * "the payloads, each at its offset",
+))
+# fmt: on

@@ -1,0 +1,47 @@
+"""Where each payload goes in a file to be written: planned before its first byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from glft_schema.errors import FormatError, SchemeError
+from glft_schema.fields import Struct
+from glft_schema.formats.format import Format
+
+
+def place(
+    format: Format, regions: Mapping[str, Any], alignment: int = 1, aliases: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Returns `regions` with an offset in each row of the table: back to back in the table's order, unless they have theirs.
+
+    Args:
+        format: what the regions are of.
+        regions: by name; those that have a default may be missing.
+        alignment: the position of each payload, in bytes from the start of the container, becomes a multiple of it.
+        aliases: rows, by name, that share the payload of an earlier row.
+
+    Raises:
+        FormatError: where a row does not fit the format, or only some have an offset.
+        SchemeError: for an alignment below 1.
+    """
+    if alignment < 1:
+        raise SchemeError(f"expected an alignment of at least 1, found {alignment}")
+    rows = regions.get(format.table, [])
+    given = sum("offset" in row for row in rows)
+    if given == len(rows):
+        return {"data": {}, **regions, format.table: rows}
+    if given:
+        raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
+    head = Struct(*format.struct.subcons[:-1])
+    before = {region: value for region, value in regions.items() if region != "data"}
+    start = end = len(head.build({**before, format.table: [{**row, "offset": 0} for row in rows]}))
+    positions: dict[str, int] = {}
+    for row in rows:
+        name, shared = row["name"], (aliases or {}).get(row["name"])
+        if shared is not None:
+            positions[name] = positions[shared]
+            continue
+        positions[name] = -(-end // alignment) * alignment
+        end = positions[name] + format.types[row["dtype"]].nbytes(row["dims"])
+    return {"data": {}, **regions, format.table: [{**row, "offset": positions[row["name"]] - start} for row in rows]}

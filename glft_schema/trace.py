@@ -1,0 +1,67 @@
+"""Which bytes each field of a parse takes.
+
+A plain parse keeps no positions: it is run again with a `Trace` when they are wanted, to say where a file is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+ROOTS = ("(parsing)", "(building)", "(sizeof)")
+
+
+def plain_path(path: str | None) -> str:
+    """Returns construct's path without its root: ``(parsing) -> header -> version`` becomes ``header -> version``."""
+    return " -> ".join(part for part in (path or "").split(" -> ") if part and part not in ROOTS)
+
+
+@dataclass
+class Span:
+    """A field's place: bytes `start` to `end` of the container; `end` is None while it is being parsed."""
+
+    path: str
+    start: int
+    end: int | None = None
+    value: Any = None
+
+
+class Trace:
+    """The fields being parsed, outermost first, and the finished ones beside the last of them and beside `wanted`.
+
+    Args:
+        wanted: the path to be located, or None where it is not known yet.
+    """
+
+    def __init__(self, wanted: str | None = None) -> None:
+        self._wanted_parent = _parent(wanted) if wanted else None
+        self._last_parent = ""
+        self._last: dict[str, Span] = {}
+        self._kept: dict[str, Span] = {}
+        self.open: list[Span] = []
+
+    @contextmanager
+    def field(self, path: str, stream: Any) -> Iterator[Span]:
+        """Notes that the field at `path` begins where `stream` stands, and ends where it stands when the block is left."""
+        span = Span(plain_path(path), stream.tell())
+        self.open.append(span)
+        yield span
+        span.end = stream.tell()
+        self.open.pop()
+        parent = _parent(span.path)
+        if parent == self._wanted_parent:
+            self._kept[span.path] = span
+        if parent != self._last_parent:
+            self._last_parent, self._last = parent, {}
+        self._last[span.path] = span
+
+    def find(self, path: str) -> Span | None:
+        """Returns the field at `path`, where it is one of those remembered."""
+        being_parsed = {span.path: span for span in self.open}
+        return self._kept.get(path) or self._last.get(path) or being_parsed.get(path)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(" -> ")[0]
