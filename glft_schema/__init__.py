@@ -1,0 +1,48 @@
+"""Model-weight containers, declared once: the same construct schema parses, builds, checks and documents them."""
+
+from glft_schema.container import Container, open
+from glft_schema.errors import (
+    ClosedError,
+    FormatError,
+    LimitError,
+    QuantizationWarning,
+    SchemeError,
+    TensorError,
+    TruncatedError,
+)
+from glft_schema.export import save_file, write_gguf_lite
+from glft_schema.file import File
+from glft_schema.load import load_file, read_gguf_lite
+from glft_schema.tensor_types.symmetric import (
+    Quantized,
+    dequantize_symmetric,
+    fake_quantize,
+    quantize_symmetric_per_channel,
+    quantize_symmetric_per_group,
+)
+from glft_schema.tensors import Tensor
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ClosedError",
+    "Container",
+    "File",
+    "FormatError",
+    "LimitError",
+    "QuantizationWarning",
+    "Quantized",
+    "SchemeError",
+    "Tensor",
+    "TensorError",
+    "TruncatedError",
+    "dequantize_symmetric",
+    "fake_quantize",
+    "load_file",
+    "open",
+    "quantize_symmetric_per_channel",
+    "quantize_symmetric_per_group",
+    "read_gguf_lite",
+    "save_file",
+    "write_gguf_lite",
+]

@@ -1,0 +1,151 @@
+"""The weights that an export starts from: what each tensor is, known at once, and its numbers, loaded when its turn comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.lazy import torch
+from glft_schema.source import StrPath, open_regular
+
+INDEX_SUFFIX = ".safetensors.index.json"
+TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
+NESTED_KEYS = ("state_dict", "model")  # where training scripts put the weights in a larger dict
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor to be exported.
+
+    Attributes:
+        name: its name.
+        shape: its sizes.
+        dtype: its torch dtype.
+        load: gives its numbers; called when they are written, and not kept.
+        identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    load: Callable[[], torch.Tensor]
+    identity: Hashable = None
+
+
+def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns the tensors of a state dict as `StoredTensor`s.
+
+    Raises:
+        TensorError: for a value that is no dense torch tensor with numbers.
+    """
+    return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
+
+
+def _in_memory(name: str, tensor: Any) -> StoredTensor:
+    if not isinstance(name, str):
+        raise TensorError("expected a name that is text", str(name))
+    if not isinstance(tensor, torch.Tensor):
+        raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
+        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
+        raise TensorError(f"expected a dense tensor with numbers in memory, found a {kind} one", name)
+    place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
+    return StoredTensor(name, tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
+
+
+def open_checkpoint(path: StrPath) -> dict[str, StoredTensor]:
+    """Opens a checkpoint: a safetensors file, a folder of them with its index, or a torch file that holds only tensors.
+
+    A torch file is read with ``weights_only=True``: it can run no code. Tensors of a safetensors file are read one by one.
+
+    Raises:
+        OSError: where a file cannot be opened.
+        FormatError: where it is not a checkpoint.
+    """
+    if os.path.isdir(path):
+        return _open_folder(Path(path))
+    fd = open_regular(path)
+    try:
+        magic = os.read(fd, 4)
+    finally:
+        os.close(fd)
+    if magic.startswith(TORCH_MAGICS):
+        return in_memory(_load_torch(path))
+    return _open_safetensors(path)
+
+
+def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(os.fspath(path), framework="pt", backend="pread")
+        stored = {}
+        for name in file.keys():  # noqa: SIM118 - it is not a mapping
+            part = file.get_slice(name)
+            shape, dtype = tuple(part.get_shape()), _dtype(part.get_dtype(), name)
+            stored[name] = StoredTensor(name, shape, dtype, lambda name=name: file.get_tensor(name))
+    except SafetensorError as error:
+        raise FormatError(f"expected a safetensors or torch file, found {error}") from error
+    return stored
+
+
+def _dtype(code: str, name: str) -> torch.dtype:
+    """Returns the torch dtype that safetensors calls `code`."""
+    names = {"F": "float", "I": "int", "U": "uint", "BF": "bfloat", "BOOL": "bool", "C": "complex"}
+    letters = code.rstrip("0123456789")
+    dtype = getattr(torch, names.get(letters, code.lower().replace("f8_", "float8_")) + code[len(letters) :], None)
+    if not isinstance(dtype, torch.dtype):
+        raise TensorError(f"expected a dtype that torch has, found {code}", name)
+    return dtype
+
+
+def _open_folder(folder: Path) -> dict[str, StoredTensor]:
+    indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
+    if not indices:
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            raise FormatError(
+                f"expected an index (*{INDEX_SUFFIX}) or one safetensors file in the folder, found {len(files)} files"
+            )
+        return _open_safetensors(files[0])
+    if len(indices) > 1:
+        raise FormatError(f"expected one index in the folder, found {', '.join(index.name for index in indices)}")
+    try:
+        places = json.loads(indices[0].read_text("utf-8"))["weight_map"]
+        shards = {str(shard) for shard in places.values()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise FormatError(f"expected JSON with a weight_map, found something else in {indices[0].name}") from None
+    opened = {}
+    for shard in sorted(shards):
+        if shard != os.path.basename(shard) or shard in ("", ".", ".."):
+            raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
+        opened[shard] = _open_safetensors(folder / shard)
+    missing = [name for name, shard in places.items() if name not in opened[shard]]
+    if missing:
+        raise FormatError(f"expected tensor {shown(missing[0])} in {places[missing[0]]}, found none", "weight_map")
+    return {name: opened[shard][name] for name, shard in places.items()}
+
+
+def _load_torch(path: StrPath) -> dict[str, Any]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error
+    for key in NESTED_KEYS:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    if not isinstance(found, dict) or not found:
+        raise FormatError(f"expected a dict of tensors, found {shown(found)}")
+    return dict(found)
+
+
+def _is_zip(path: StrPath) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(4) == TORCH_MAGICS[0]

@@ -1,0 +1,150 @@
+"""Tensors into a file: every size and offset planned first, then one payload at a time, and the file replaced at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from glft_schema.checkpoints import StoredTensor, in_memory
+from glft_schema.container import Container
+from glft_schema.errors import TensorError
+from glft_schema.formats.glft import GLFT
+from glft_schema.layout import place
+from glft_schema.lazy import torch
+from glft_schema.schemes import Choice, choose_types, leave_out
+from glft_schema.source import StrPath
+from glft_schema.tensor_bytes import tensor_bytes
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.chunks import quantize_chunks
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
+    """A tensor as it went into a file.
+
+    Attributes:
+        name: its name.
+        source: the dtype it came in.
+        type: the type it was stored in.
+        nbytes: bytes of its payload; 0 where it shares that of `alias_of`.
+        alias_of: the tensor that it is tied to, or None.
+        note: why the type is not the one asked for or stored; mostly empty.
+    """
+
+    name: str
+    source: torch.dtype
+    type: TensorType
+    nbytes: int
+    alias_of: str | None
+    note: str
+
+
+def save_file(
+    tensors: Mapping[str, torch.Tensor] | Mapping[str, StoredTensor],
+    path: StrPath,
+    metadata: Mapping[str, str] | None = None,
+    schemes: Mapping[str, str] | None = None,
+    alignment: int = 1,
+    *,
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> list[WrittenTensor]:
+    """Writes tensors to a GLFT file.
+
+    The file at `path` is replaced at the end, or left as it was where anything fails. Tensors that are one and the same, as tied
+    weights are, are stored once. Peak memory is that of the largest tensor, twice, and a constant.
+
+    Args:
+        tensors: by name; torch tensors, or `StoredTensor`s that are loaded when their turn comes.
+        path: where to.
+        metadata: text by key.
+        schemes: names or fnmatch patterns -> ``f32``, ``f16``, ``q8_per_channel`` or ``q4_per_group_64``; see
+            `glft_schema.schemes.choose_types`. Tensors that none names keep their type.
+        alignment: payloads begin at multiples of it; 64 lets every float tensor be read in place, at its best speed.
+        exclude: fnmatch patterns of tensors that are not to be written.
+        progress: called with name and payload bytes after each tensor.
+
+    Returns:
+        What became of each tensor, in the file's order.
+
+    Raises:
+        SchemeError: for a scheme or pattern that cannot be followed.
+        TensorError: for a tensor that cannot be stored as asked.
+        FormatError: for names, shapes or metadata that the format cannot hold.
+        OSError: from the system.
+    """
+    loose = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, StoredTensor)}
+    stored = leave_out({**tensors, **in_memory(loose)}, exclude)
+    choices = choose_types(stored, schemes or {}, GLFT.types)
+    aliases = _tied(stored, choices)
+    rows = [{"name": name, "dims": list(stored[name].shape), "dtype": choice.type} for name, choice in choices.items()]
+    regions = place(GLFT, {"metadata": metadata or {}, GLFT.table: rows}, alignment, aliases)
+    regions["data"] = {name: _Planned(stored[name], choice.type, progress) for name, choice in choices.items()}
+    Container.build_file(regions, path)
+    return [
+        WrittenTensor(
+            name,
+            stored[name].dtype,
+            choice.type,
+            0 if name in aliases else choice.type.nbytes(stored[name].shape),
+            aliases.get(name),
+            choice.note,
+        )
+        for name, choice in choices.items()
+    ]
+
+
+def write_gguf_lite(path: StrPath, model: torch.nn.Module, schemes: Mapping[str, str]) -> list[WrittenTensor]:
+    """Writes the parameters and buffers of `model` to a GLFT file: the lab's writer. See `save_file`."""
+    return save_file(model.state_dict(), path, schemes=schemes)
+
+
+def stored_fields(tensor: torch.Tensor, type_: TensorType, name: str) -> dict[str, torch.Tensor]:
+    """Returns the payload's fields for a tensor of any shape and strides, or {} for one without numbers.
+
+    Raises:
+        TensorError: where the type would lose its meaning.
+    """
+    rows = tensor if tensor.dim() else tensor.reshape(1)
+    return quantize_chunks(type_.quantize, rows, type_.faults, None if type_.exact else torch.float32, name)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A payload that is made when it is written."""
+
+    stored: StoredTensor
+    type: TensorType
+    progress: Progress | None
+
+    def pieces(self) -> Iterator[memoryview]:
+        tensor = self.stored.load()
+        if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
+            found = f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(
+                f"expected {self.stored.dtype} {list(self.stored.shape)} as planned, found {found}", self.stored.name
+            )
+        if self.type.exact and self.type.dtype == tensor.dtype:
+            yield tensor_bytes(tensor)
+        else:
+            fields = stored_fields(tensor, self.type, self.stored.name)
+            del tensor
+            for name in fields and self.type.places(self.stored.shape):
+                yield tensor_bytes(fields[name])
+        if self.progress:
+            self.progress(self.stored.name, self.type.nbytes(self.stored.shape))
+
+
+def _tied(stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> dict[str, str]:
+    """Returns, for each tensor that is the same numbers in the same type as an earlier one, the name of that one."""
+    first: dict[Any, str] = {}
+    aliases = {}
+    for name, tensor in stored.items():
+        if tensor.identity is not None:
+            earlier = first.setdefault((tensor.identity, choices[name].type), name)
+            if earlier != name:
+                aliases[name] = earlier
+    return aliases

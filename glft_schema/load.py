@@ -1,0 +1,41 @@
+"""A file into tensors: the whole state dict at once."""
+
+from __future__ import annotations
+
+from glft_schema.container import open
+from glft_schema.lazy import torch
+from glft_schema.source import StrPath
+
+
+def load_file(
+    path: StrPath, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, mmap: bool = True
+) -> dict[str, torch.Tensor]:
+    """Returns all tensors of a weights file by name.
+
+    Args:
+        path: the file.
+        device: where the tensors go.
+        dtype: a float dtype for all; unless given, float tensors keep theirs and quantized ones come as float32.
+        mmap: map the file: floats that keep their dtype are then views of it, which writing into them does not change.
+
+    Returns:
+        The tensors in the file's order. Names that share a payload share a tensor.
+
+    Raises:
+        OSError: where the file cannot be opened.
+        FormatError: where it is no file of a known format.
+    """
+    with open(path, device, mmap) as file:
+        made: dict[tuple[object, ...], torch.Tensor] = {}
+        loaded = {}
+        for name, tensor in file.tensors.items():
+            payload = (tensor.offset, tensor.dtype, tensor.dims)
+            if payload not in made:
+                made[payload] = tensor.dequantize(dtype)
+            loaded[name] = made[payload]
+        return loaded
+
+
+def read_gguf_lite(path: StrPath) -> dict[str, torch.Tensor]:
+    """Returns all tensors of a GLFT file as float32: the lab's reader. See `load_file`."""
+    return load_file(path, dtype=torch.float32)
