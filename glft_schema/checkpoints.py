@@ -7,6 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class StoredTensor:
 
 
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of a state dict as `StoredTensor`s.
+    """Returns the tensors of a state dict as `StoredTensor`s; those that are stay so.
 
     Raises:
         TensorError: for a value that is no dense torch tensor with numbers.
@@ -50,6 +51,8 @@ def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
 def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if not isinstance(name, str):
         raise TensorError("expected a name that is text", str(name))
+    if isinstance(tensor, StoredTensor):
+        return tensor
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -84,12 +87,12 @@ def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        file = safe_open(os.fspath(path), framework="pt", backend="pread")
+        file: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
         stored = {}
-        for name in file.keys():  # noqa: SIM118 - it is not a mapping
+        for name in list(file.keys()):
             part = file.get_slice(name)
             shape, dtype = tuple(part.get_shape()), _dtype(part.get_dtype(), name)
-            stored[name] = StoredTensor(name, shape, dtype, lambda name=name: file.get_tensor(name))
+            stored[name] = StoredTensor(name, shape, dtype, partial(file.get_tensor, name))
     except SafetensorError as error:
         raise FormatError(f"expected a safetensors or torch file, found {error}") from error
     return stored
@@ -110,9 +113,7 @@ def _open_folder(folder: Path) -> dict[str, StoredTensor]:
     if not indices:
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
-            raise FormatError(
-                f"expected an index (*{INDEX_SUFFIX}) or one safetensors file in the folder, found {len(files)} files"
-            )
+            raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
         return _open_safetensors(files[0])
     if len(indices) > 1:
         raise FormatError(f"expected one index in the folder, found {', '.join(index.name for index in indices)}")

@@ -43,7 +43,7 @@ class WrittenTensor:
 
 
 def save_file(
-    tensors: Mapping[str, torch.Tensor] | Mapping[str, StoredTensor],
+    tensors: Mapping[str, torch.Tensor | StoredTensor],
     path: StrPath,
     metadata: Mapping[str, str] | None = None,
     schemes: Mapping[str, str] | None = None,
@@ -54,8 +54,8 @@ def save_file(
 ) -> list[WrittenTensor]:
     """Writes tensors to a GLFT file.
 
-    The file at `path` is replaced at the end, or left as it was where anything fails. Tensors that are one and the same, as tied
-    weights are, are stored once. Peak memory is that of the largest tensor, twice, and a constant.
+    The file at `path` is replaced at the end, or left as it was where anything fails. Tensors that are one and the same, as
+    tied weights are, are stored once. Peak memory is that of the largest tensor, twice, and a constant.
 
     Args:
         tensors: by name; torch tensors, or `StoredTensor`s that are loaded when their turn comes.
@@ -76,8 +76,7 @@ def save_file(
         FormatError: for names, shapes or metadata that the format cannot hold.
         OSError: from the system.
     """
-    loose = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, StoredTensor)}
-    stored = leave_out({**tensors, **in_memory(loose)}, exclude)
+    stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, GLFT.types)
     aliases = _tied(stored, choices)
     rows = [{"name": name, "dims": list(stored[name].shape), "dtype": choice.type} for name, choice in choices.items()]
@@ -123,10 +122,8 @@ class _Planned:
     def pieces(self) -> Iterator[memoryview]:
         tensor = self.stored.load()
         if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
-            found = f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(
-                f"expected {self.stored.dtype} {list(self.stored.shape)} as planned, found {found}", self.stored.name
-            )
+            planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(f"expected {planned} as planned, found {found}", self.stored.name)
         if self.type.exact and self.type.dtype == tensor.dtype:
             yield tensor_bytes(tensor)
         else:

@@ -6,11 +6,14 @@ import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from glft_schema.checkpoints import StoredTensor
 from glft_schema.errors import SchemeError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType, TypeTable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
     return {name: _choose(tensor, wanted, types) for name, tensor in tensors.items()}
 
 
-def leave_out(tensors: Mapping[str, StoredTensor], patterns: Iterable[str]) -> dict[str, StoredTensor]:
+def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:
     """Returns the tensors that no pattern matches. Raises SchemeError for a pattern that matches none."""
     kept = dict(tensors)
     for pattern in patterns:
@@ -67,16 +70,14 @@ def _suggestion(key: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _choose(tensor: StoredTensor, wanted: Mapping[str, TensorType], types: TypeTable) -> Choice:
+def _choose(tensor: StoredTensor, wanted: dict[str, TensorType], types: TypeTable) -> Choice:
     if not tensor.dtype.is_floating_point:
-        raise TensorError(
-            f"expected a float dtype, found {tensor.dtype}; leave the tensor out or convert it first", tensor.name
-        )
+        raise TensorError(f"expected a float dtype, found {tensor.dtype}: leave it out or convert it", tensor.name)
     if exact := wanted.get(tensor.name):
         if refusal := exact.refusal(tensor.shape):
             raise TensorError(f"{exact.scheme} cannot hold it: {refusal}", tensor.name)
         return Choice(exact)
-    refusals = []
+    refusals: list[str] = []
     for pattern, type_ in reversed(wanted.items()):
         if fnmatchcase(tensor.name, pattern):
             refusal = type_.refusal(tensor.shape)
