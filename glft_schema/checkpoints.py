@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from collections.abc import Callable, Hashable, Mapping
@@ -37,6 +38,11 @@ class StoredTensor:
     dtype: torch.dtype
     load: Callable[[], torch.Tensor]
     identity: Hashable = None
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
 
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:

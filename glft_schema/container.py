@@ -20,7 +20,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
-from glft_schema.trace import Trace, plain_path
+from glft_schema.trace import Span, Trace, plain_path
 
 FORMATS = (GLFT,)
 
@@ -120,6 +120,13 @@ def _parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     except (*FOREIGN_ERRORS, FormatError) as error:
         raise _located(error, format, source) from error
     return File(format, record, source, device)
+
+
+def trace_regions(file: File) -> list[Span]:
+    """Returns the place of each region of `file`, in order."""
+    trace = Trace("data")
+    _run(file.format.struct, file.source, trace)
+    return trace.beside_wanted
 
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None) -> Record:

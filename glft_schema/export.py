@@ -16,7 +16,6 @@ from glft_schema.schemes import Choice, choose_types, leave_out
 from glft_schema.source import StrPath
 from glft_schema.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import quantize_chunks
 
 Progress = Callable[[str, int], None]
 
@@ -96,19 +95,11 @@ def save_file(
     ]
 
 
-def write_gguf_lite(path: StrPath, model: torch.nn.Module, schemes: Mapping[str, str]) -> list[WrittenTensor]:
+def write_gguf_lite(
+    path: StrPath, model: torch.nn.Module, schemes: Mapping[str, str], metadata: Mapping[str, str] | None = None
+) -> list[WrittenTensor]:
     """Writes the parameters and buffers of `model` to a GLFT file: the lab's writer. See `save_file`."""
-    return save_file(model.state_dict(), path, schemes=schemes)
-
-
-def stored_fields(tensor: torch.Tensor, type_: TensorType, name: str) -> dict[str, torch.Tensor]:
-    """Returns the payload's fields for a tensor of any shape and strides, or {} for one without numbers.
-
-    Raises:
-        TensorError: where the type would lose its meaning.
-    """
-    rows = tensor if tensor.dim() else tensor.reshape(1)
-    return quantize_chunks(type_.quantize, rows, type_.faults, None if type_.exact else torch.float32, name)
+    return save_file(model.state_dict(), path, metadata, schemes)
 
 
 @dataclass(frozen=True)
@@ -127,10 +118,9 @@ class _Planned:
         if self.type.exact and self.type.dtype == tensor.dtype:
             yield tensor_bytes(tensor)
         else:
-            fields = stored_fields(tensor, self.type, self.stored.name)
+            fields = self.type.encode(tensor, self.stored.name)
             del tensor
-            for name in fields and self.type.places(self.stored.shape):
-                yield tensor_bytes(fields[name])
+            yield from map(tensor_bytes, fields.values())
         if self.progress:
             self.progress(self.stored.name, self.type.nbytes(self.stored.shape))
 

@@ -27,6 +27,7 @@ class File:
     Attributes:
         format: the `Format` it is in.
         name: its path, or ``<bytes>``.
+        source: where its bytes come from.
         device: where tensors go unless told otherwise.
     """
 
@@ -35,7 +36,7 @@ class File:
         self.name = source.name
         self.device = device
         self._record = record
-        self._source = source
+        self.source = source
         for tensor in record.data.values():
             tensor.device = device
 
@@ -52,7 +53,7 @@ class File:
 
     @property
     def _open_record(self) -> Record:
-        if self._source.closed:
+        if self.source.closed:
             raise ClosedError(f"{self.name} is closed")
         return self._record
 
@@ -71,7 +72,7 @@ class File:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole file."""
-        return self._source.size
+        return self.source.size
 
     def keys(self) -> KeysView[str]:
         """Returns the names of the tensors."""
@@ -91,7 +92,7 @@ class File:
 
     def close(self) -> None:
         """Ends access to the file. May be called again."""
-        self._source.close()
+        self.source.close()
 
     def __enter__(self) -> File:
         return self
@@ -110,21 +111,21 @@ class File:
     __hash__ = object.__hash__
 
     def _bytes(self, start: int, nbytes: int) -> bytes:
-        return bytes(self._source.view(start, min(nbytes, self.nbytes - start)))
+        return bytes(self.source.view(start, min(nbytes, self.nbytes - start)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         from glft_schema.container import Container, open
 
-        if isinstance(self._source, BytesSource):
+        if isinstance(self.source, BytesSource):
             return Container.parse, (self._bytes(0, self.nbytes),)
-        return open, (self.name, self.device, not isinstance(self._source, FileSource))
+        return open, (self.name, self.device, not isinstance(self.source, FileSource))
 
     def __repr__(self) -> str:
-        state = "closed" if self._source.closed else f"{len(self._record.data)} tensors, {self.nbytes} bytes"
+        state = "closed" if self.source.closed else f"{len(self._record.data)} tensors, {self.nbytes} bytes"
         return f"<{self.format.name} file {shown(self.name)}: {state}>"
 
     def __str__(self) -> str:
-        if self._source.closed:
+        if self.source.closed:
             return repr(self)
         metadata = [f"  {shown(key, 40)} = {shown(value)}" for key, value in self._record.metadata.items()]
         tensors = [

@@ -10,7 +10,6 @@ from glft_schema.fields import Record
 from glft_schema.lazy import torch
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import dequantize_chunks
 from glft_schema.tensor_types.tensor_type import matrix
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
@@ -141,8 +140,4 @@ class Tensor:
             raise ValueError(f"expected a float dtype, found {dtype}")
         fields = self.dtype.cut(self._source, self.position, self.dims, rows, columns)
         fields = {name: field.to(device) for name, field in fields.items()}
-        if self.dtype.exact:
-            return self.dtype.dequantize(**fields).to(dtype)
-        out = torch.empty(len(rows), len(columns), dtype=dtype, device=device)
-        dequantize_chunks(self.dtype.dequantize, fields, out)
-        return out
+        return self.dtype.decode(fields, len(columns), dtype)

@@ -57,6 +57,11 @@ class Trace:
             self._last_parent, self._last = parent, {}
         self._last[span.path] = span
 
+    @property
+    def beside_wanted(self) -> list[Span]:
+        """The finished fields of the row that `wanted` is in, in order."""
+        return list(self._kept.values())
+
     def find(self, path: str) -> Span | None:
         """Returns the field at `path`, where it is one of those remembered."""
         being_parsed = {span.path: span for span in self.open}

@@ -29,43 +29,43 @@ def dequantize_chunks(formula: Callable[..., torch.Tensor], fields: Mapping[str,
 
 
 def quantize_chunks(
-    formula: Callable[[torch.Tensor], dict[str, torch.Tensor]],
+    formula: Callable[[torch.Tensor], Mapping[str, torch.Tensor]],
     weights: torch.Tensor,
-    faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[tuple[bool, str, torch.Tensor]]],
+    out: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
-    name: str,
-) -> dict[str, torch.Tensor]:
-    """Returns ``formula(weights)`` for `weights` of any strides and at least one dim, seen as a matrix [out, in].
+) -> None:
+    """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
 
     Args:
         formula: numbers [rows, in] -> fields [rows, numbers per row].
-        weights: the tensor.
-        faults: what the formula may lose, see `TensorType.faults`.
+        weights: a tensor of at least one dim.
+        out: the fields, by name.
         dtype: what each chunk is converted to before the formula sees it; None leaves it as it is.
-        name: the tensor's, for errors and warnings.
-
-    Raises:
-        TensorError: at the first fatal fault, with the index of the first element concerned.
     """
-    fields: dict[str, torch.Tensor] = {}
-    lost: dict[str, int] = {}
     for rows in row_chunks(len(weights), weights[:1].numel(), whole=weights.is_cuda):
         chunk = weights[rows].detach().reshape(rows.stop - rows.start, -1)
-        chunk = chunk if dtype is None else chunk.to(dtype)
-        made = formula(chunk)
-        for fatal, problem, mask in faults(chunk, made):
-            if fatal and bool(mask.any()):
-                row, column = divmod(int(mask.flatten().int().argmax()), mask.shape[1])
-                raise TensorError(problem, name, _index(rows.start + row, column, weights.shape))
-            lost[problem] = lost.get(problem, 0) + int(mask.sum())
-        if not fields:
-            fields = {key: part.new_empty(len(weights), *part.shape[1:]) for key, part in made.items()}
-        for key, part in made.items():
-            fields[key][rows] = part
-    for problem, count in lost.items():
+        for name, field in formula(chunk if dtype is None else chunk.to(dtype)).items():
+            out[name][rows] = field
+
+
+def report_faults(faults: Iterable[tuple[bool, str, torch.Tensor]], name: str, shape: Sequence[int]) -> None:
+    """Raises at the first fatal fault, and warns of the others; see `TensorType.faults`.
+
+    Args:
+        faults: what a formula lost, each with a mask over the matrix [out, in].
+        name: the tensor's.
+        shape: the tensor's.
+
+    Raises:
+        TensorError: with the index of the first element concerned.
+    """
+    for fatal, problem, mask in faults:
+        count = int(mask.sum())
+        if count and fatal:
+            row, column = divmod(int(mask.flatten().to(torch.uint8).argmax()), mask.shape[1])
+            raise TensorError(problem, name, _index(row, column, shape))
         if count:
-            warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=2)
-    return fields
+            warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=4)
 
 
 def _index(row: int, column: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from glft_schema.errors import SchemeError, TensorError
 from glft_schema.fields import Rule, Struct, f16, i8, u8
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks, report_faults
 from glft_schema.tensor_types.plain import F16, F32
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Fault, TensorType, matrix
 
@@ -185,11 +185,17 @@ def _quantize(
     if columns % (group or columns):
         raise TensorError(f"expected rows that are a multiple of {group} long, found {columns}", name)
 
-    def formula(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return symmetric_codes(rows, group or columns, largest, scale_dtype or torch.float16)
+    rows, scale_dtype = w.shape[0], scale_dtype or torch.float16
+    codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
+    scales = torch.empty(rows, columns // (group or columns), dtype=scale_dtype, device=w.device)
+    made = {"scales": scales, "codes": codes}
 
-    made = quantize_chunks(formula, w, scale_faults, torch.float32, name)
-    return made["codes"].reshape(w.shape), made["scales"]
+    def formula(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return symmetric_codes(rows, group or columns, largest, scales.dtype)
+
+    quantize_chunks(formula, w, made, torch.float32)
+    report_faults(scale_faults(w.detach().reshape(rows, columns), made), name, w.shape)
+    return codes.reshape(w.shape), scales
 
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

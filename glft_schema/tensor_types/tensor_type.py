@@ -14,6 +14,7 @@ from glft_schema.errors import FormatError
 from glft_schema.fields import Record, Struct, TensorField
 from glft_schema.lazy import torch
 from glft_schema.source import Cursor, Source
+from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks, report_faults
 
 # What a payload's fields and rules may refer to: the dims as stored, and the tensor seen as a matrix.
 DIMS = this._params.dims
@@ -108,6 +109,42 @@ class TensorType:
     def build(self, fields: Mapping[str, torch.Tensor], dims: Sequence[int]) -> bytes:
         """Returns the payload's bytes. Raises FormatError where a field is not of its declared type and shape."""
         return bytes(self.payload.build(fields, **_params(dims)))
+
+    def encode(self, tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
+
+        Args:
+            tensor: the numbers.
+            name: how errors and warnings call it.
+
+        Raises:
+            FormatError: where the type cannot hold a tensor of its dims.
+            TensorError: where its numbers would lose their meaning.
+        """
+        self.nbytes(tensor.shape)
+        rows, context = tensor.detach() if tensor.dim() else tensor.detach().reshape(1), _context(tensor.shape)
+        fields = {}
+        for key, field in self._fields():
+            shape = field.shape(context)
+            fields[key] = torch.empty(shape[0], math.prod(shape[1:]), dtype=field.number.dtype, device=tensor.device)
+        quantize_chunks(self.quantize, rows, fields, None if self.exact else torch.float32)
+        report_faults(self.faults(rows.reshape(matrix(tensor.shape)), fields), name, tensor.shape)
+        return fields
+
+    def decode(self, fields: Mapping[str, torch.Tensor], columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns the numbers [rows, columns] of fields [rows, numbers per row], on their device.
+
+        Args:
+            fields: as `cut` and `encode` give them.
+            columns: numbers in a row.
+            dtype: a float dtype; the type's own unless given. Floats that keep their dtype are the stored ones, not a copy.
+        """
+        if self.exact:
+            return self.dequantize(**fields).to(dtype or self.dtype)
+        first = next(iter(fields.values()))
+        out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
+        dequantize_chunks(self.dequantize, fields, out)
+        return out
 
     def places(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns where each field of a payload lies: its first byte, counted from the payload's, and its bytes."""

@@ -1,0 +1,24 @@
+"""The `glft` command: one module per verb."""
+
+from __future__ import annotations
+
+import typer
+
+from glft_schema.cli.export import export
+from glft_schema.cli.inspect import inspect
+from glft_schema.cli.lab import lab
+from glft_schema.cli.verify import verify
+
+app = typer.Typer(
+    help="Model-weight containers: export, inspect, verify.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (export, inspect, lab, verify):
+    app.command()(verb)
+
+
+def main() -> None:
+    """Runs the command line."""
+    app()

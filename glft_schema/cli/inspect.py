@@ -1,0 +1,66 @@
+"""`glft inspect FILE`: header, metadata, tensors, and where the bytes go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glft_schema.cli.terminal import blame, table
+from glft_schema.container import Container
+from glft_schema.describe.byte_counts import byte_counts
+from glft_schema.errors import shown
+from glft_schema.file import File
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A weights file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show the header, the metadata, the tensors, and the bytes by type."""
+    with blame(file), Container.parse_file(file) as parsed:
+        print(json.dumps(as_data(parsed), indent=2) if as_json else as_text(parsed))
+
+
+def as_data(file: File) -> dict[str, Any]:
+    """Returns what the file holds, but for its numbers, as JSON can hold it."""
+    return {
+        "file": file.name,
+        "format": file.format.name,
+        "bytes": file.nbytes,
+        "header": dict(file.header),
+        "metadata": dict(file.metadata),
+        "tensors": [
+            {
+                "name": tensor.name,
+                "dims": list(tensor.dims),
+                "dtype": tensor.dtype.name,
+                "offset": tensor.offset,
+                "position": tensor.position,
+                "nbytes": tensor.nbytes,
+            }
+            for tensor in file.tensors.values()
+        ],
+        "byte_counts": byte_counts(file),
+        "trailing_bytes": file.tensors.trailing,
+    }
+
+
+def as_text(file: File) -> str:
+    """Returns the same for people."""
+    header = ", ".join(f"{name} {value}" for name, value in file.header.items() if name != "magic")
+    lines = [f"{shown(file.name)}: {file.format.name}, {header}, {len(file.tensors)} tensors, {file.nbytes:,} bytes"]
+    lines += ["", "metadata"] if file.metadata else []
+    lines += [f"  {key if key.isprintable() else shown(key)} = {shown(value)}" for key, value in file.metadata.items()]
+    rows = [
+        (shown(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
+        for tensor in file.tensors.values()
+    ]
+    lines += ["", *table(("tensor", "dtype", "dims", "bytes", "at byte"), rows, right=2)]
+    parts = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in byte_counts(file).items() if n]
+    lines += ["", *table(("part", "bytes", "share"), parts, right=2)]
+    if file.tensors.trailing:
+        lines += ["", f"{file.tensors.trailing:,} bytes follow the last payload; they belong to no tensor and are kept"]
+    return "\n".join(lines)

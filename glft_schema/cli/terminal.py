@@ -1,0 +1,68 @@
+"""What the verbs share: one line for an error, progress bars, tables, and the options that appear in several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.errors import FormatError, SchemeError, TensorError
+
+FAILED = 1  # a verification that did not hold
+REFUSED = 2  # bad input, as for a wrong option
+
+Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
+
+
+@contextmanager
+def blame(path: os.PathLike[str]) -> Iterator[None]:
+    """Turns an error about `path` into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (FormatError, TensorError, SchemeError) as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        path = Path(error.filename) if isinstance(error.filename, str) else path
+    else:
+        return
+    print(f"glft: {path}: {reason}", file=sys.stderr)
+    raise typer.Exit(REFUSED)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
+    """Shows a bar on stderr while the block runs, where that is a terminal.
+
+    Yields:
+        A function to call with what is being done and how much of the whole is done, from 0 to 1.
+    """
+    if not sys.stderr.isatty():
+        yield lambda text, done: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=1.0)
+        yield lambda text, done: bar.update(task, description=escape(f"{title}: {text[:50]}"), completed=done)
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
+    """Returns aligned lines; the last `right` columns are numbers."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if i >= len(head) - right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines

@@ -1,0 +1,54 @@
+"""`glft verify FILE [--against SOURCE]`: is the file whole, and is it what its source should have become?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.checkpoints import open_checkpoint
+from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, table
+from glft_schema.container import Container
+from glft_schema.errors import shown
+from glft_schema.file import File
+from glft_schema.schemes import leave_out
+from glft_schema.verify import Comparison, compare
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(help="A weights file.")],
+    against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from.")] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="The largest error of a number that passes.")] = 0.0,
+    exclude: Exclude = None,
+) -> None:
+    """Check a file against its format, and against the checkpoint that it was made from.
+
+    Each tensor is compared with its source after quantizing: the two are expected to be equal. Exit code 1 where they are not.
+    """
+    with blame(file), Container.parse_file(file) as parsed:
+        print(f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, all rules hold")
+        if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
+            print(f"{gaps:,} bytes belong to no tensor, {parsed.tensors.trailing:,} of them after the last payload")
+        if against is None:
+            return
+        with blame(against):
+            results = _compare(parsed, against, exclude or [])
+    failed = [result for result in results if result.problem or not result.error <= tolerance]
+    worst = max((result.error for result in results), default=0.0)
+    if failed:
+        rows = [(shown(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
+        print("\n".join(table(("tensor", "dtype", "problem", "max error"), rows, right=1)))
+        print(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")
+        raise typer.Exit(FAILED)
+    print(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
+
+
+def _compare(file: File, against: Path, exclude: list[str]) -> list[Comparison]:
+    source = leave_out(open_checkpoint(against), exclude)
+    results = []
+    with progress_bar("comparing") as bar:
+        for result in compare(file, source):
+            results.append(result)
+            bar(result.name, len(results) / max(len(source), 1))
+    return results

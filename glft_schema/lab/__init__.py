@@ -1,0 +1,1 @@
+"""The lab: a small GPT trained, quantized, written to files, read back, verified layer by layer, measured and reported."""

@@ -1,0 +1,71 @@
+"""The lab's README.md and its picture, from the numbers of the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from glft_schema.atomic import atomic_write
+
+WIDTH, LEFT, BAR = 900, 120, 600  # of the picture, in its own units: in all, where bars begin, the longest bar
+
+# What the picture tells apart: in words, its colour, and the keys of `byte_counts` that it adds up, by their endings.
+PARTS = (
+    ("float32 numbers", "#8c959f", ("F32 weights",)),
+    ("codes", "#0969da", ("codes", "nibbles")),
+    ("scales", "#bf8700", ("scales",)),
+    ("header, metadata, descriptors, padding", "#cf222e", ("header", "metadata", "descriptors", "gaps")),
+)
+
+
+def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes ``README.md`` and ``bytes.svg`` into the folder `out`."""
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("glft_schema.lab"),
+        autoescape=jinja2.select_autoescape(["svg.jinja"]),
+        undefined=jinja2.StrictUndefined,
+    )
+    q8, q4 = manifest["files"]["q8_per_channel"], manifest["files"]["q4_per_group_64"]
+    readme = templates.get_template("README.md.jinja").render(
+        manifest=manifest,
+        q8=q8,
+        q4=q4,
+        worst=lambda errors: f"{max(errors.values()):g}",
+        exact=max(*q8["tensor_errors"].values(), *q4["tensor_errors"].values()) == 0,
+        kept=q4["kept"],
+        largest=max(q4["bytes"], key=q4["bytes"].__getitem__),
+        codes_alone=manifest["parameters"] // 2,
+        table_bytes=sum(q4["bytes"][region] for region in ("header", "metadata", "descriptors")),
+    )
+    picture = templates.get_template("bytes.svg.jinja").render(width=WIDTH, bars=_bars(manifest), legend=_legend())
+    for name, text in (("README.md", readme), ("bytes.svg", picture)):
+        with atomic_write(out / name) as stream:
+            stream.write(text.encode())
+
+
+def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    whole = manifest["torch_save_bytes"]
+    bars = [("torch.save", {"F32 weights": whole})]
+    bars += [
+        (name, manifest["files"][scheme]["bytes"]) for name, scheme in (("q8", "q8_per_channel"), ("q4", "q4_per_group_64"))
+    ]
+    drawn = []
+    for label, counts in bars:
+        x, parts = float(LEFT), []
+        for part, colour, endings in PARTS:
+            nbytes = sum(count for key, count in counts.items() if key.endswith(endings))
+            parts.append({"label": part, "colour": colour, "x": x, "width": BAR * nbytes / whole, "nbytes": nbytes})
+            x += BAR * nbytes / whole
+        drawn.append({"label": label, "parts": parts, "nbytes": sum(counts.values()), "end": x})
+    return drawn
+
+
+def _legend() -> list[dict[str, Any]]:
+    entries, x = [], LEFT
+    for label, colour, _ in PARTS:
+        entries.append({"label": label, "colour": colour, "x": x})
+        x += 40 + 8 * len(label)
+    return entries

@@ -1,0 +1,69 @@
+"""Training MiniGPT on the bundled text, and its loss on the part of the text held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from glft_schema.lab.minigpt import VOCABULARY, MiniGPT
+
+HELD_BACK = 10  # the last of this many equal parts of the text is never trained on
+BATCH = 8
+LEARNING_RATE = 3e-3
+
+
+def corpus() -> tuple[Tensor, Tensor]:
+    """Returns the bundled text as bytes, int64: the part trained on, and the part held back."""
+    text = files("glft_schema.lab").joinpath("corpus.txt").read_bytes()
+    tokens = torch.tensor(list(text))
+    kept = len(tokens) * (HELD_BACK - 1) // HELD_BACK
+    return tokens[:kept], tokens[kept:]
+
+
+def train(model: MiniGPT, steps: int, seed: int, progress: Callable[[int, float], None] | None = None) -> float:
+    """Trains `model` in place with AdamW, a one-cycle learning rate and clipped gradients.
+
+    Args:
+        model: what to train.
+        steps: batches to see.
+        seed: for the choice of batches.
+        progress: called with step and loss after each batch.
+
+    Returns:
+        The loss of the last batch, in nats per byte.
+    """
+    tokens, _ = corpus()
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=steps)
+    span = torch.arange(model.config.context + 1)
+    last = 0.0
+    model.train()
+    for step in range(steps):
+        starts = torch.randint(len(tokens) - len(span) + 1, (BATCH, 1), generator=generator)
+        batch = tokens[starts + span]
+        loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        last = loss.item()
+        if progress:
+            progress(step, last)
+    model.eval()
+    return last
+
+
+@torch.no_grad()
+def held_back_loss(model: MiniGPT) -> float:
+    """Returns the loss of `model` on the text held back, in nats per byte."""
+    _, tokens = corpus()
+    context = model.config.context
+    windows = tokens[: (len(tokens) - 1) // context * context + 1]
+    inputs, targets = windows[:-1].view(-1, context), windows[1:].view(-1, context)
+    return F.cross_entropy(model(inputs).reshape(-1, VOCABULARY), targets.reshape(-1)).item()

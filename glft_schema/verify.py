@@ -1,0 +1,66 @@
+"""A file against the weights that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from glft_schema.checkpoints import StoredTensor
+from glft_schema.errors import TensorError
+from glft_schema.file import File
+from glft_schema.lazy import torch
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.tensor_type import matrix
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One tensor of a file beside its source.
+
+    Attributes:
+        name: of the tensor.
+        type: its type in the file, or None where it is missing there.
+        error: max |stored - expected| over its numbers, NaN counting as equal to NaN; infinite where they cannot be compared.
+        problem: why they cannot be; mostly empty.
+    """
+
+    name: str
+    type: TensorType | None
+    error: float
+    problem: str = ""
+
+
+def expected_numbers(tensor: torch.Tensor, type_: TensorType, name: str) -> torch.Tensor:
+    """Returns what a file gives back for `tensor` stored as `type_`: its fake-quantized numbers.
+
+    Raises:
+        TensorError: where the type cannot hold them.
+    """
+    return type_.decode(type_.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
+
+
+def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparison]:
+    """Compares each tensor of `file` with what its source should have become; then names those that the file lacks."""
+    for name, tensor in file.tensors.items():
+        if name not in source:
+            yield Comparison(name, tensor.dtype, float("inf"), "not in the source")
+        elif source[name].shape != tensor.shape:
+            shapes = f"{list(source[name].shape)} in the source, {list(tensor.shape)} in the file"
+            yield Comparison(name, tensor.dtype, float("inf"), shapes)
+        else:
+            try:
+                expected = expected_numbers(source[name].load(), tensor.dtype, name)
+            except TensorError as error:
+                yield Comparison(name, tensor.dtype, float("inf"), error.problem)
+                continue
+            yield Comparison(name, tensor.dtype, max_error(tensor.dequantize(), expected))
+    for name in source:
+        if name not in file.tensors:
+            yield Comparison(name, None, float("inf"), "not in the file")
+
+
+def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns max |found - expected|, where equal numbers, infinities and NaN of both sides included, count 0."""
+    same = (found == expected) | (found.isnan() & expected.isnan())
+    errors = (found.double() - expected.double()).abs().masked_fill(same, 0.0)
+    return float(errors.nan_to_num(float("inf")).max()) if errors.numel() else 0.0
