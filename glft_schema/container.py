@@ -40,11 +40,11 @@ class ContainerConstruct(construct.Construct):
         Raises:
             FormatError: where the bytes are no file of a known format; with field, offset and tensor.
         """
-        return _parse_source(BytesSource(data))
+        return parse_source(BytesSource(data))
 
     def parse_stream(self, stream: Readable, **contextkw: Any) -> File:
         """Parses what is left of `stream`, which need not be seekable; it is read into memory. Raises as `parse` does."""
-        return _parse_source(BytesSource(stream.read()))
+        return parse_source(BytesSource(stream.read()))
 
     def parse_file(self, filename: StrPath, mmap: bool = True, **contextkw: Any) -> File:
         """Parses the file at `filename`, which stays open for its payloads until the result is closed or gone.
@@ -70,7 +70,7 @@ class ContainerConstruct(construct.Construct):
             self.build_stream(obj, stream)
 
     def _parse(self, stream: Any, context: Any, path: str) -> File:
-        return _parse_source(BytesSource(stream.read()))
+        return parse_source(BytesSource(stream.read()))
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         format, regions = _regions(obj)
@@ -102,13 +102,14 @@ def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True) -
     """
     source = open_source(path, mmap)
     try:
-        return _parse_source(source, device)
+        return parse_source(source, device)
     except BaseException:
         source.close()
         raise
 
 
-def _parse_source(source: Source, device: str | torch.device = "cpu") -> File:
+def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
+    """Parses a file wherever its bytes lie; a `Source` of one's own can fetch them from anywhere. Raises as `open` does."""
     magic = bytes(source.view(0, min(4, source.size)))
     candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
     if not candidates:

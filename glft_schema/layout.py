@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from glft_schema.errors import FormatError, SchemeError
+from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import Struct
 from glft_schema.formats.format import Format
 
@@ -28,6 +28,9 @@ def place(
     if alignment < 1:
         raise SchemeError(f"expected an alignment of at least 1, found {alignment}")
     rows = regions.get(format.table, [])
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise FormatError(f"expected a mapping with the row's fields, found {shown(row)}", f"{format.table} -> {i}")
     given = sum("offset" in row for row in rows)
     if given == len(rows):
         return {"data": {}, **regions, format.table: rows}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 import typer
 
 from glft_schema.cli.export import export
@@ -21,4 +24,9 @@ for verb in (export, inspect, lab, verify):
 
 def main() -> None:
     """Runs the command line."""
+    warnings.showwarning = _one_line
     app()
+
+
+def _one_line(message: Warning | str, *place: object, **more: object) -> None:
+    print(f"glft: warning: {message}", file=sys.stderr)

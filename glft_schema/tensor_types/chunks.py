@@ -65,7 +65,7 @@ def report_faults(faults: Iterable[tuple[bool, str, torch.Tensor]], name: str, s
             row, column = divmod(int(mask.flatten().to(torch.uint8).argmax()), mask.shape[1])
             raise TensorError(problem, name, _index(row, column, shape))
         if count:
-            warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=4)
+            warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=2)
 
 
 def _index(row: int, column: int, shape: Sequence[int]) -> tuple[int, ...]:

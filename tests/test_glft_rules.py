@@ -1,0 +1,277 @@
+"""Each rule of GLFT v1, broken once: the error names field, byte offset and tensor, and says what was expected."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from glft_schema import Container, FormatError, LimitError, TruncatedError
+from tests import reference
+from tests.golden import golden
+from tests.reference import F16, F32, Q4, Q8, Row
+
+ONE = Row("w", [1], F32, bytes(4))
+
+
+def two(first_offset: int, second_offset: int, data: int, dims: tuple[int, int] = (1, 1)) -> bytes:
+    """Returns a file of two F32 tensors, ``a`` and ``b``, at these offsets, in a region of `data` bytes."""
+    rows = [Row("a", [dims[0]], F32, b"", first_offset), Row("b", [dims[1]], F32, b"", second_offset)]
+    return reference.write(b"", rows, bytes(data))
+
+
+# name: (bytes, path, offset, tensor, the end of the message)
+BAD = {
+    "empty file": (b"", "header -> magic", 0, None, "expected 4 bytes, found 0"),
+    "other magic": (b"GGML" + bytes(12), "header -> magic", 0, None, "found b'GGML'"),
+    "byte-swapped": (
+        b"GLFT" + bytes(12),
+        "header -> magic",
+        0,
+        None,
+        "expected a little-endian file (this one is byte-swapped), found 1413893191",
+    ),
+    "version 0": (reference.write(b"", [], b"", version=0), "header -> version", 4, None, "expected 1, found 0"),
+    "version 2": (reference.write(b"", [], b"", version=2), "header -> version", 4, None, "expected 1, found 2"),
+    "metadata longer than the file": (
+        struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1),
+        "metadata",
+        16,
+        None,
+        "expected 4294967295 bytes, found 0",
+    ),
+    "more tensors than bytes": (
+        struct.pack("<IIII", 0x474C4654, 1, 2**32 - 1, 0) + bytes(1 << 17),
+        "descriptors",
+        16,
+        None,
+        "expected 4294967295 rows of at least 12 bytes, found 131072 bytes",
+    ),
+    "metadata without =": (reference.write(b"a=1\nb", [], b""), "metadata -> line 2", 20, None, "expected key=value, found b'b'"),
+    "metadata without key": (reference.write(b"=1", [], b""), "metadata -> line 1", 16, None, "expected key=value, found b'=1'"),
+    "empty metadata line": (reference.write(b"a=1\n\nb=2", [], b""), "metadata -> line 2", 20, None, "found b''"),
+    "metadata of one newline": (reference.write(b"\n", [], b""), "metadata -> line 1", 16, None, "found b''"),
+    "two trailing newlines": (reference.write(b"a=1\n\n", [], b""), "metadata -> line 2", 20, None, "found b''"),
+    "metadata key twice": (
+        reference.write(b"a=1\na=2", [], b""),
+        "metadata -> line 2",
+        20,
+        None,
+        "expected each key once, found 'a' again",
+    ),
+    "metadata not UTF-8": (reference.write(b"a=\xff", [], b""), "metadata -> line 1", 18, None, r"expected UTF-8, found b'\xff'"),
+    "name empty": (reference.back_to_back(b"", [Row("", [1], F32, bytes(4))]), "descriptors -> 0 -> name", 16, "", "found ''"),
+    "name not UTF-8": (
+        reference.back_to_back(b"", [ONE]).replace(b"w", b"\xff"),
+        "descriptors -> 0 -> name",
+        16,
+        None,
+        "expected UTF-8 text, found bytes or characters that are not",
+    ),
+    "name twice": (two(0, 4, 8).replace(b"b", b"a"), "descriptors -> 1 -> name", 33, "a", "found that of row 0 again"),
+    "unknown type": (
+        reference.write(b"", [Row("w", [1], 4, b"")], bytes(4)),
+        "descriptors -> 0 -> dtype",
+        24,
+        "w",
+        "expected a GLFT type (0 F32, 1 F16, 2 Q8_per_channel, 3 Q4_per_group_64), found 4",
+    ),
+    "Q8 of one dim": (
+        reference.write(b"", [Row("w", [64], Q8, b"")], bytes(99)),
+        "descriptors -> 0 -> dims",
+        19,
+        "w",
+        "Q8_per_channel: expected at least 2 dims [out, in], none of them 0, found [64]",
+    ),
+    "Q8 without columns": (
+        reference.write(b"", [Row("w", [2, 0], Q8, b"")], bytes(99)),
+        "descriptors -> 0 -> dims",
+        19,
+        "w",
+        "found [2, 0]",
+    ),
+    "Q4 of 100 columns": (
+        reference.write(b"", [Row("w", [3, 100], Q4, b"")], bytes(999)),
+        "descriptors -> 0 -> dims",
+        19,
+        "w",
+        "Q4_per_group_64: expected `in` to be a multiple of 64, found [3, 100]",
+    ),
+    "sizes beyond 64 bits": (
+        reference.write(b"", [Row("w", [2**32 - 1, 2**32 - 1, 0], F16, b"")], b""),
+        "descriptors -> 0 -> dims",
+        19,
+        "w",
+        "expected bytes that 64 bits can count, found [4294967295, 4294967295, 0]",
+    ),
+    "offset past the end": (
+        reference.write(b"", [Row("w", [1], F32, b"", 5)], bytes(4)),
+        "descriptors -> 0 -> offset",
+        25,
+        "w",
+        "expected at most 4, the bytes of the region, found 5",
+    ),
+    "offset at the end of 64 bits": (
+        reference.write(b"", [Row("w", [1], F32, b"", 2**64 - 4)], bytes(4)),
+        "descriptors -> 0 -> offset",
+        25,
+        "w",
+        "found 18446744073709551612",
+    ),
+    "empty tensor past the end": (
+        reference.write(b"", [Row("w", [0], F32, b"", 1)], b""),
+        "descriptors -> 0 -> offset",
+        25,
+        "w",
+        "expected at most 0, the bytes of the region, found 1",
+    ),
+    "overlap by one byte": (two(0, 3, 8), "descriptors -> 1 -> offset", 42, "b", "found bytes shared with tensor 'a'"),
+    "one inside the other": (two(0, 4, 8, (2, 1)), "descriptors -> 1 -> offset", 42, "b", "found bytes shared with tensor 'a'"),
+    "same place, other dims": (two(0, 0, 8, (2, 1)), "descriptors -> 0 -> offset", 25, "a", "found bytes shared with tensor 'b'"),
+    "payload cut off": (
+        reference.write(b"", [Row("w", [2, 2], Q8, b"")], bytes(7)),
+        "data -> 'w' -> codes",
+        41,
+        "w",
+        "expected 4 bytes, found 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(case: str) -> None:
+    stored, path, offset, tensor, message = BAD[case]
+    with pytest.raises(FormatError) as caught:
+        Container.parse(stored)
+    error = caught.value
+    assert (error.path, error.offset, error.tensor) == (path, offset, tensor)
+    assert error.problem.endswith(message)
+    assert str(error).startswith(f"{path}: expected") or f"{path}: Q" in str(error)
+
+
+def test_more_dims_than_this_reader_takes() -> None:
+    with pytest.raises(LimitError, match="expected at most 64, a limit of this reader, found"):
+        Container.parse(reference.back_to_back(b"", [Row("w", [1] * 65, F32, bytes(4))]))
+
+
+LEGAL = {
+    "no tensors, no metadata": reference.write(b"", [], b""),
+    "only trailing bytes": reference.write(b"", [], b"\x01\x02"),
+    "metadata with a trailing newline": reference.write(b"a=1\n", [], b""),
+    "value with = and carriage return": reference.write(b"a==\r", [], b""),
+    "empty value": reference.write(b"a=", [], b""),
+    "a tensor without dims": reference.back_to_back(b"", [Row("w", [], F16, bytes(2))]),
+    "a tensor without numbers, at the end": reference.write(b"", [Row("w", [3, 0], F32, b"", 2)], bytes(2)),
+    "64 dims": reference.back_to_back(b"", [Row("w", [1] * 64, F32, bytes(4))]),
+    "the longest name": reference.back_to_back(b"", [Row("n" * 65535, [1], F32, bytes(4))]),
+    "a name of control characters": reference.back_to_back(b"", [Row("\x1b[2J\n\u202e", [1], F32, bytes(4))]),
+    "aliases": two(0, 0, 4),
+    "reversed order": two(4, 0, 8),
+    "an empty tensor inside another": two(0, 1, 4, (1, 0)),
+    "signalling NaN": reference.back_to_back(b"", [Row("w", [1], F32, bytes.fromhex("0100807F"))]),
+    "Q4 of three dims": reference.back_to_back(b"", [Row("w", [2, 2, 32], Q4, bytes(68))]),
+}
+
+
+@pytest.mark.parametrize("case", LEGAL)
+def test_accepted_and_built_back(case: str) -> None:
+    assert Container.build(Container.parse(LEGAL[case])) == LEGAL[case]
+
+
+def field_at(cut: int) -> str:
+    """Returns the field of ``four_types`` that byte `cut` is in, counted by hand in its comments."""
+    starts = [(0, "header -> magic"), (4, "header -> version"), (8, "header -> n_tensors"), (12, "header -> metadata_len")]
+    starts += [(16, "metadata")]
+    at = 38
+    for i, (name, dims) in enumerate((("a", 0), ("b", 1), ("fc1", 2), ("fc2", 2))):
+        sizes = {"name": 2 + len(name), "dims": 1 + 4 * dims, "dtype": 1, "offset": 8}
+        for field, size in sizes.items():
+            starts.append((at, f"descriptors -> {i} -> {field}"))
+            at += size
+    for payload, size in (("'a' -> weights", 4), ("'b' -> weights", 6), ("'fc1' -> scales", 4), ("'fc1' -> codes", 6)):
+        starts.append((at, f"data -> {payload}"))
+        at += size
+    starts += [(at, "data -> 'fc2' -> scales"), (at + 2, "data -> 'fc2' -> nibbles")]
+    return [field for start, field in starts if start <= cut][-1]
+
+
+@pytest.mark.parametrize("cut", range(len(golden("four_types"))))
+def test_every_truncation_names_the_field_cut_off(cut: int) -> None:
+    with pytest.raises(TruncatedError) as caught:
+        Container.parse(golden("four_types")[:cut])
+    assert caught.value.path == field_at(cut)
+
+
+UNWRITABLE = {
+    "key with =": ({"a=b": "c"}, "expected a key without '=' and newline, not empty, found 'a=b'"),
+    "key with newline": ({"a\nb": "c"}, "expected a key without '=' and newline, not empty, found 'a\\\\nb'"),
+    "empty key": ({"": "c"}, "not empty, found ''"),
+    "value that forges a key": ({"a": "1\nadmin=true"}, "expected a value without newline for 'a', found '1\\\\nadmin=true'"),
+    "value that is no text": ({"a": 1}, "expected text for key and value, found 'a': 1"),
+    "lone surrogate": ({"a": "\ud800"}, "expected text that UTF-8 can hold"),
+}
+
+
+@pytest.mark.parametrize("case", UNWRITABLE)
+def test_metadata_that_would_not_read_back(case: str) -> None:
+    entries, message = UNWRITABLE[case]
+    with pytest.raises(FormatError, match=message) as caught:
+        Container.build({"metadata": entries})
+    assert caught.value.path == "metadata"
+
+
+UNBUILDABLE = {
+    "no mapping": ([], "expected a File or a mapping of regions, found"),
+    "unknown format": ({"format": "GGML"}, "expected GLFT, found 'GGML'"),
+    "unknown region": ({"tensors": {}}, "expected the fields header, metadata, descriptors, data, found 'tensors'"),
+    "row without dims": ({"descriptors": [{"name": "w", "dtype": 0}]}, "expected a value for 'dims', found none"),
+    "row of no mapping": ({"descriptors": [["w"]]}, "descriptors -> 0: expected a mapping with the row's fields, found ['w']"),
+    "wrong count": ({"header": {"n_tensors": 1}}, "expected 0, which follows from what it counts, found 1"),
+    "other version": ({"header": {"version": 2}}, "header -> version: expected 1, found 2"),
+    "a dim of 33 bits": (
+        {"descriptors": [{"name": "w", "dims": [1 << 32], "dtype": 0}]},
+        "descriptors -> 0 -> dims -> items: expected a number that fits the field, found 4294967296",
+    ),
+    "a name of 65536 bytes": (
+        {"descriptors": [{"name": "n" * 65536, "dims": [], "dtype": 0}]},
+        "name: expected a number that fits the field, found 65536",
+    ),
+    "a name that UTF-8 cannot hold": ({"descriptors": [{"name": "\ud800", "dims": [], "dtype": 0}]}, "expected UTF-8 text"),
+    "some offsets": (
+        {"descriptors": [{"name": "a", "dims": [], "dtype": 0, "offset": 0}, {"name": "b", "dims": [], "dtype": 0}]},
+        "expected an offset in every row or in none, found 1 in 2 rows",
+    ),
+    "no payload": ({"descriptors": [{"name": "w", "dims": [], "dtype": 0}]}, "expected a payload for tensor 'w', found none"),
+    "short payload": (
+        {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": b"123"}},
+        "expected 4 bytes, found 3",
+    ),
+    "payload of no tensor": (
+        {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": {"weights": [1.0]}}},
+        "expected a torch.Tensor, found",
+    ),
+    "overlap": (
+        {
+            "descriptors": [{"name": n, "dims": [], "dtype": 0, "offset": o} for n, o in (("a", 0), ("b", 2))],
+            "data": {"a": bytes(4), "b": bytes(4)},
+        },
+        "expected no overlap, found tensor 'b' at 2, before 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNBUILDABLE)
+def test_values_that_are_no_file(case: str) -> None:
+    value, message = UNBUILDABLE[case]
+    with pytest.raises(FormatError) as caught:
+        Container.build(value)
+    assert message in str(caught.value)
+
+
+def test_hostile_names_are_shown_escaped_and_short() -> None:
+    stored = reference.back_to_back(b"", [Row("\x1b[31m\u202e" + "x" * 9999, [1], F32, bytes(3))])
+    with pytest.raises(TruncatedError) as caught:
+        Container.parse(stored)
+    text = str(caught.value)
+    assert text.isprintable()
+    assert len(text) < 300
