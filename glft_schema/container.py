@@ -12,6 +12,7 @@ from typing import Any
 import construct
 
 from glft_schema.atomic import atomic_write
+from glft_schema.construct_errors import FOREIGN_ERRORS, as_format_error, building
 from glft_schema.errors import FormatError, shown
 from glft_schema.fields import Record, Struct
 from glft_schema.file import File
@@ -20,12 +21,9 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
-from glft_schema.trace import Span, Trace, plain_path
+from glft_schema.trace import Span, Trace
 
 FORMATS = (GLFT,)
-
-# What construct and the codecs below it raise for bytes, or values, that do not fit.
-FOREIGN_ERRORS = (construct.ConstructError, UnicodeError, OverflowError)
 
 
 class ContainerConstruct(construct.Construct):
@@ -74,14 +72,8 @@ class ContainerConstruct(construct.Construct):
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         format, regions = _regions(obj)
-        try:
+        with building():
             format.struct._build(place(format, regions), stream, context, "(building)")
-        except FOREIGN_ERRORS as error:
-            if isinstance(error.__context__, OSError):  # construct hides a full disk behind an error of its own
-                raise error.__context__ from None
-            raise FormatError(_problem(error), plain_path(getattr(error, "path", ""))) from error
-        except FormatError as error:
-            raise type(error)(error.problem, plain_path(error.path), tensor=error.tensor) from error.__cause__
         return obj
 
 
@@ -140,28 +132,17 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None) -> Record:
 
 def _located(error: Exception, format: Format, source: Source) -> FormatError:
     """Returns `error` as a FormatError that names field, offset and tensor, found by parsing once more with a trace."""
-    cause = error.__context__ if isinstance(error.__context__, FormatError) else error
-    known = cause if isinstance(cause, FormatError) else FormatError(_problem(error))
-    path = plain_path(known.path)
-    trace = Trace(path)
+    known = as_format_error(error)
+    trace = Trace(known.path)
     try:
         _run(format.struct, source, trace)
     except (*FOREIGN_ERRORS, FormatError):
         pass
-    path = path or trace.open[-1].path
+    path = known.path if isinstance(error, FormatError) and known.path else trace.open[-1].path
     place, name = trace.find(path), trace.find(f"{path.rpartition(' -> ')[0]} -> name")
     offset = known.offset if known.offset is not None or place is None else place.start
     tensor = known.tensor or (name.value if name and isinstance(name.value, str) else None)
     return type(known)(known.problem, path, offset, tensor)
-
-
-def _problem(error: Exception) -> str:
-    """Returns what `error` says, in a sentence of ours where construct's would not help."""
-    if isinstance(error, (construct.StringError, UnicodeError)):
-        return "expected UTF-8 text, found bytes or characters that are not"
-    if isinstance(error, construct.FormatFieldError):
-        return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
-    return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:

@@ -106,7 +106,11 @@ class Struct(construct.Struct):
         for field in self.subcons:
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
-            built = field._build(obj.get(field.name), stream, context, path)
+            try:
+                built = field._build(obj.get(field.name), stream, context, path)
+            except construct.ConstructError as error:
+                error.path = error.path or f"{path} -> {field.name}"
+                raise
             if field.name:
                 context[field.name] = built
         return context

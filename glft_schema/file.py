@@ -43,6 +43,9 @@ class File:
     def __getitem__(self, region: str) -> Any:
         return self._open_record[region]
 
+    __iter__ = None  # iterating could mean regions or tensors: say `regions` or `tensors`
+    __contains__ = None
+
     def __getattr__(self, region: str) -> Any:
         if region.startswith("_"):
             raise AttributeError(region)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from glft_schema.construct_errors import building
 from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import Struct
 from glft_schema.formats.format import Format
@@ -38,7 +39,8 @@ def place(
         raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
     head = Struct(*format.struct.subcons[:-1])
     before = {region: value for region, value in regions.items() if region != "data"}
-    start = end = len(head.build({**before, format.table: [{**row, "offset": 0} for row in rows]}))
+    with building():
+        start = end = len(head.build({**before, format.table: [{**row, "offset": 0} for row in rows]}))
     positions: dict[str, int] = {}
     for row in rows:
         name, shared = row["name"], (aliases or {}).get(row["name"])

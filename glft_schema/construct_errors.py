@@ -1,0 +1,45 @@
+"""Where construct's errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import construct
+
+from glft_schema.errors import FormatError, shown
+from glft_schema.trace import plain_path
+
+# What construct and the codecs below it raise for bytes, or values, that do not fit.
+FOREIGN_ERRORS = (construct.ConstructError, UnicodeError, OverflowError)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Turns whatever building raises into a FormatError with the field's path, but lets the system's errors through."""
+    try:
+        yield
+    except FOREIGN_ERRORS as error:
+        if isinstance(error.__context__, OSError):  # construct hides a full disk behind an error of its own
+            raise error.__context__ from None
+        raise as_format_error(error) from error
+    except FormatError as error:
+        error.path = plain_path(error.path)
+        raise
+
+
+def as_format_error(error: Exception) -> FormatError:
+    """Returns a FormatError that says what `error` does; the one behind it, where construct hides one of ours."""
+    cause = error.__context__ if isinstance(error.__context__, FormatError) else error
+    if isinstance(cause, FormatError):
+        return type(cause)(cause.problem, plain_path(cause.path), cause.offset, cause.tensor)
+    return FormatError(_problem(error), plain_path(getattr(error, "path", "")))
+
+
+def _problem(error: Exception) -> str:
+    """Returns what `error` says, in a sentence of ours where construct's would not help."""
+    if isinstance(error, (construct.StringError, UnicodeError)):
+        return "expected UTF-8 text, found bytes or characters that are not"
+    if isinstance(error, construct.FormatFieldError):
+        return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
+    return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)

@@ -1,0 +1,350 @@
+"""Writing files: schemes, what types cannot hold, tied weights, layout, and the old file's safety."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema.atomic
+from glft_schema import (
+    Container,
+    FormatError,
+    SchemeError,
+    TensorError,
+    fake_quantize,
+    load_file,
+    read_gguf_lite,
+    save_file,
+    write_gguf_lite,
+)
+from glft_schema.checkpoints import StoredTensor
+
+Q4, Q8 = "q4_per_group_64", "q8_per_channel"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf-lite"
+
+
+def types(path: Path) -> dict[str, str]:
+    with Container.parse_file(path) as file:
+        return {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+
+
+STATE = {
+    "emb.weight": torch.randn(10, 128),
+    "layers.0.fc1.weight": torch.randn(4, 64),
+    "layers.0.fc1.bias": torch.randn(4),
+    "layers.0.odd.weight": torch.randn(3, 10),
+    "layers.1.fc1.weight": torch.randn(4, 64).half(),
+}
+
+
+@pytest.mark.parametrize(
+    ("schemes", "expected"),
+    [
+        ({}, ["f32", "f32", "f32", "f32", "f16"]),
+        ({"*": Q4}, [Q4, Q4, "f32", "f32", Q4]),
+        ({"*": Q8, "layers.*": Q4}, [Q8, Q4, "f32", Q8, Q4]),
+        ({"layers.*": Q4, "*": Q8}, [Q8, Q8, "f32", Q8, Q8]),
+        ({"layers.0.fc1.weight": Q8, "layers.*": Q4}, ["f32", Q8, "f32", "f32", Q4]),
+        ({"*.bias": "f16", "*.fc[0-9].weight": Q4}, ["f32", Q4, "f16", "f32", Q4]),
+    ],
+)
+def test_schemes(path: Path, schemes: dict[str, str], expected: list[str]) -> None:
+    save_file(STATE, path, schemes=schemes)
+    assert list(types(path).values()) == expected
+
+
+def test_report_says_what_kept_its_type_and_why(path: Path) -> None:
+    notes = {tensor.name: tensor.note for tensor in save_file(STATE, path, schemes={"*": Q8, "layers.*": Q4}) if tensor.note}
+    assert notes == {
+        "layers.0.fc1.bias": (
+            f"not {Q4}: expected at least 2 dims [out, in], none of them 0, found [4]; "
+            f"not {Q8}: expected at least 2 dims [out, in], none of them 0, found [4]"
+        ),
+        "layers.0.odd.weight": f"not {Q4}: expected `in` to be a multiple of 64, found [3, 10]",
+    }
+
+
+@pytest.mark.parametrize(
+    ("schemes", "message"),
+    [
+        ({"layers.0.fc1.weihgt": Q4}, "did you mean 'layers.0.fc1.weight'?"),
+        ({"decoder.*": Q4}, "expected a tensor that matches 'decoder.*', found none"),
+        ({"*": "q4_0"}, f"expected one of f32, f16, {Q8}, {Q4}, found 'q4_0'"),
+    ],
+)
+def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], message: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        save_file(STATE, path, schemes=schemes)
+    assert message in str(caught.value)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "schemes", "message"),
+    [
+        (torch.ones(3, 10), {"w": Q4}, f"{Q4} cannot hold it: expected `in` to be a multiple of 64, found [3, 10]"),
+        (torch.ones(3, dtype=torch.int64), {}, "expected a float dtype, found torch.int64: leave it out or convert it"),
+        (torch.ones(3, dtype=torch.complex64), {}, "expected a float dtype, found torch.complex64"),
+        (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
+        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
+        (
+            torch.tensor([1.0, 1e300], dtype=torch.float64),
+            {"w": "f32"},
+            "at [1]: a finite number is too large for torch.float32",
+        ),
+        (torch.tensor([[0.0], [70000.0]]), {"w": "f16"}, "at [1, 0]: a finite number is too large for torch.float16"),
+        (torch.ones(2, device="meta"), {}, "expected a dense tensor with numbers in memory, found a meta one"),
+        (torch.eye(2).to_sparse(), {}, "found a torch.sparse_coo one"),
+        ([1.0], {}, "expected a torch.Tensor, found [1.0]"),
+    ],
+)
+def test_tensors_that_cannot_be_stored(path: Path, tensor: torch.Tensor, schemes: dict[str, str], message: str) -> None:
+    with pytest.raises(TensorError) as caught:
+        save_file({"w": tensor}, path, schemes=schemes)
+    assert message in str(caught.value)
+    assert caught.value.tensor == "w"
+    assert not list(path.parent.iterdir())
+
+
+def test_float_dtypes_are_kept_or_widened_exactly(path: Path) -> None:
+    special = torch.tensor([1.5, float("nan"), float("inf"), -0.0, 2.0**-130])
+    tensors = {
+        "f32": special,
+        "f16": special.half(),
+        "bf16": special.bfloat16(),
+        "f8": special[:4].to(torch.float8_e5m2),
+        "f64": special.double(),
+    }
+    written = save_file(tensors, path, schemes={"f64": "f32"})
+    loaded = load_file(path)
+    assert [loaded[name].dtype for name in tensors] == [torch.float32, torch.float16, *[torch.float32] * 3]
+    for name, tensor in tensors.items():
+        expected = tensor.to(loaded[name].dtype)
+        assert torch.equal(loaded[name].isnan(), expected.isnan())
+        assert torch.equal(loaded[name].nan_to_num(), expected.nan_to_num())
+    assert [tensor.note for tensor in written] == [
+        "",
+        "",
+        "torch.bfloat16 widened to F32, exactly",
+        "torch.float8_e5m2 widened to F32, exactly",
+        "",
+    ]
+
+
+def test_layouts_in_memory(path: Path) -> None:
+    base = torch.randn(64, 128)
+    tensors = {
+        "transposed": base.t(),
+        "strided": base[::2, ::3],
+        "expanded": base[:1].expand(5, 128),
+        "negative": torch.complex(base, base).conj().imag,
+        "parameter": torch.nn.Parameter(base),
+        "nothing": base[:0],
+        "scalar": base[0, 0],
+    }
+    save_file(tensors, path)
+    for name, tensor in load_file(path).items():
+        assert torch.equal(tensor, tensors[name])
+
+
+def test_tied_tensors_are_stored_once(path: Path) -> None:
+    base = torch.randn(4, 64)
+    tensors = {"a": base, "tied": base, "view": base[:], "part": base[:2], "transposed": base.t(), "none": base[:0]}
+    written = {tensor.name: tensor for tensor in save_file(tensors, path, schemes={"a": Q8, "tied": Q8})}
+    assert {name: tensor.alias_of for name, tensor in written.items() if tensor.alias_of} == {"tied": "a"}
+    assert written["tied"].nbytes == 0
+    with Container.parse_file(path) as file:
+        assert file.descriptors[0].offset == file.descriptors[1].offset
+        assert Container.build(file) == path.read_bytes()
+    loaded = load_file(path)
+    assert loaded["a"] is loaded["tied"]
+    assert torch.equal(loaded["transposed"], base.t())
+    assert torch.equal(loaded["part"], base[:2])
+
+
+def test_the_labs_two_functions(path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.LayerNorm(8))
+    write_gguf_lite(str(path), model, {"0.weight": Q4})
+    weights = read_gguf_lite(str(path))
+    assert list(weights) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert torch.equal(weights["0.weight"], fake_quantize(model[0].weight, Q4))
+    assert torch.equal(weights["0.bias"], model[0].bias)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 32, 4096])
+def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) -> None:
+    save_file({**STATE, "last": torch.zeros(0)}, path, {"k": "v"}, {"*": Q4}, alignment)
+    with Container.parse_file(path) as file:
+        assert all(tensor.position % alignment == 0 for tensor in file.tensors.values())
+        assert not any(any(file.tensors.gap_bytes(gap)) for gap in file.tensors.gaps)
+        if alignment == 1:
+            assert not file.tensors.gaps
+    with pytest.raises(SchemeError, match="expected an alignment of at least 1, found 0"):
+        save_file(STATE, path, alignment=0)
+
+
+def test_exclude(path: Path) -> None:
+    save_file({**STATE, "ids": torch.arange(3), "extra": object()}, path, exclude=["ids", "ext*"])
+    assert list(types(path)) == list(STATE)
+    with pytest.raises(SchemeError, match="expected a tensor that matches 'idz', found none; did you mean 'ids'"):
+        save_file({**STATE, "ids": torch.arange(3)}, path, exclude=["idz"])
+
+
+def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
+    bad = [
+        ({}, {"a": "1\nb=2"}, "metadata"),
+        ({"": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+        ({"\ud800": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+        ({"n" * 65536: torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+    ]
+    for tensors, metadata, field in bad:
+        with pytest.raises(FormatError) as caught:
+            save_file(tensors, path, metadata)
+        assert caught.value.path == field
+    with pytest.raises(TensorError, match="expected a name that is text"):
+        save_file({1: torch.ones(1)}, path)
+    assert not list(path.parent.iterdir())
+
+
+def test_same_input_same_bytes_whatever_the_hash_seed(path: Path) -> None:
+    code = (
+        "import sys, torch, glft_schema; torch.manual_seed(0);"
+        "state = torch.nn.TransformerEncoderLayer(64, 2).state_dict();"
+        "glft_schema.save_file(state, sys.argv[1], {'b': '1', 'a': '2'}, {'*.weight': 'q4_per_group_64'})"
+    )
+    stored = []
+    for seed in ("1", "2"):
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, path], env={**os.environ, "PYTHONHASHSEED": seed}, check=True
+        )
+        stored.append(path.read_bytes())
+    assert stored[0] == stored[1]
+
+
+def test_saving_over_the_file_that_the_tensors_are_mapped_from(path: Path) -> None:
+    save_file({"w": torch.arange(100_000).float()}, path)
+    loaded = load_file(path)
+    save_file({"first": torch.ones(7), **loaded}, path)
+    assert torch.equal(load_file(path)["w"], torch.arange(100_000).float())
+    assert torch.equal(loaded["w"], torch.arange(100_000).float())
+
+
+# Failures: the old file stays, and nothing else does.
+
+
+class InterruptedExportError(Exception):
+    """Raised by a source half way."""
+
+
+def assert_only(path: Path, content: bytes) -> None:
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("error", [InterruptedExportError, KeyboardInterrupt, MemoryError])
+def test_a_source_that_fails_half_way(path: Path, error: type[BaseException]) -> None:
+    path.write_bytes(b"old")
+
+    def load() -> torch.Tensor:
+        raise error
+
+    with pytest.raises(error):
+        save_file({"a": torch.ones(1 << 20), "b": StoredTensor("b", (4,), torch.float32, load)}, path)
+    assert_only(path, b"old")
+
+
+@pytest.mark.parametrize("found", [torch.ones(5), torch.ones(4, dtype=torch.float64)])
+def test_a_source_that_changed_since_it_was_planned(path: Path, found: torch.Tensor) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(TensorError, match=r"expected torch.float32 \[4\] as planned, found"):
+        save_file({"b": StoredTensor("b", (4,), torch.float32, lambda: found)}, path)
+    assert_only(path, b"old")
+
+
+def test_a_full_disk_is_the_systems_error(path: Path) -> None:
+    path.write_bytes(b"old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        for tensors, metadata in (({"a": torch.ones(1 << 20)}, {}), ({}, {"a": "x" * (1 << 21)})):
+            with pytest.raises(OSError, match="File too large"):
+                save_file(tensors, path, metadata)
+            assert_only(path, b"old")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_order_of_system_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def spy(name: str) -> None:
+        real = getattr(os, name)
+        monkeypatch.setattr(glft_schema.atomic.os, name, lambda *args, **more: (calls.append(name), real(*args, **more))[1])
+
+    for name in ("fsync", "replace"):
+        spy(name)
+    save_file({"a": torch.ones(3)}, path)
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_mode_follows_the_umask(path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        save_file({"a": torch.ones(3)}, path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_mode_of_a_replaced_file_and_symbolic_links_stay(path: Path, tmp_path: Path) -> None:
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    save_file({"a": torch.ones(3)}, link)
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(load_file(path)) == ["a"]
+
+
+def test_targets_that_are_no_files_are_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
+        with pytest.raises(OSError, match="is not a regular file; it is left alone"):
+            save_file({"a": torch.ones(3)}, target)
+    with pytest.raises(FileNotFoundError):
+        save_file({"a": torch.ones(3)}, tmp_path / "missing" / "file")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_peak_memory_is_two_tensors_and_a_constant(path: Path) -> None:
+    """Sixteen tensors of 32 MiB, made when asked for: half a GiB in all."""
+    code = """
+import resource, sys, torch
+from glft_schema import save_file
+from glft_schema.checkpoints import StoredTensor
+shape = (2048, 4096)
+make = lambda: torch.ones(shape)
+save_file({"w": torch.ones(64, 64)}, sys.argv[1], schemes={"*": sys.argv[2]})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+tensors = {f"{i}": StoredTensor(f"{i}", shape, torch.float32, make) for i in range(16)}
+save_file(tensors, sys.argv[1], schemes={"*": sys.argv[2]})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    for scheme in ("f32", Q8, Q4):
+        done = subprocess.run([sys.executable, "-c", code, path, scheme], check=True, capture_output=True, text=True)
+        assert int(done.stdout) < 2 * 32 * 1024 + 48 * 1024
