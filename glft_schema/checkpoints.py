@@ -20,6 +20,18 @@ INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
 NESTED_KEYS = ("state_dict", "model")  # where training scripts put the weights in a larger dict
 
+# What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
+# fmt: off
+SAFETENSORS_DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "BOOL": "bool", "C64": "complex64",
+}
+# fmt: on
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -106,9 +118,7 @@ def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
 
 def _dtype(code: str, name: str) -> torch.dtype:
     """Returns the torch dtype that safetensors calls `code`."""
-    names = {"F": "float", "I": "int", "U": "uint", "BF": "bfloat", "BOOL": "bool", "C": "complex"}
-    letters = code.rstrip("0123456789")
-    dtype = getattr(torch, names.get(letters, code.lower().replace("f8_", "float8_")) + code[len(letters) :], None)
+    dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
     if not isinstance(dtype, torch.dtype):
         raise TensorError(f"expected a dtype that torch has, found {code}", name)
     return dtype

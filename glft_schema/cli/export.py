@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, table
-from glft_schema.errors import SchemeError, shown
+from glft_schema.cli.terminal import Exclude, blame, progress_bar, safe, table
+from glft_schema.errors import SchemeError
 from glft_schema.export import WrittenTensor, save_file
 from glft_schema.schemes import leave_out
 
@@ -57,8 +57,8 @@ def report(written: list[WrittenTensor], out: Path) -> list[str]:
         by_type[tensor.type.name] = (count + 1, nbytes + tensor.nbytes)
     lines = [f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
     lines += table(("dtype", "tensors", "bytes"), [(name, f"{n}", f"{b:,}") for name, (n, b) in by_type.items()], right=2)
-    notes = [(shown(tensor.name), tensor.type.scheme, tensor.note) for tensor in written if tensor.note]
-    ties = [(shown(tensor.name), "tied", f"to {shown(tensor.alias_of)}") for tensor in written if tensor.alias_of is not None]
+    notes = [(safe(tensor.name), tensor.type.scheme, tensor.note) for tensor in written if tensor.note]
+    ties = [(safe(tensor.name), "tied", f"to {safe(tensor.alias_of)}") for tensor in written if tensor.alias_of is not None]
     return [*lines, *(["", *table(("tensor", "kept as", "why"), [*notes, *ties], right=0)] if notes or ties else [])]
 
 

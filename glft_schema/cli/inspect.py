@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import blame, table
+from glft_schema.cli.terminal import blame, safe, table
 from glft_schema.container import Container
 from glft_schema.describe.byte_counts import byte_counts
-from glft_schema.errors import shown
 from glft_schema.file import File
 
 
@@ -51,11 +50,11 @@ def as_data(file: File) -> dict[str, Any]:
 def as_text(file: File) -> str:
     """Returns the same for people."""
     header = ", ".join(f"{name} {value}" for name, value in file.header.items() if name != "magic")
-    lines = [f"{shown(file.name)}: {file.format.name}, {header}, {len(file.tensors)} tensors, {file.nbytes:,} bytes"]
+    lines = [f"{safe(file.name)}: {file.format.name}, {header}, {len(file.tensors)} tensors, {file.nbytes:,} bytes"]
     lines += ["", "metadata"] if file.metadata else []
-    lines += [f"  {key if key.isprintable() else shown(key)} = {shown(value)}" for key, value in file.metadata.items()]
+    lines += [f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items()]
     rows = [
-        (shown(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
+        (safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
         for tensor in file.tensors.values()
     ]
     lines += ["", *table(("tensor", "dtype", "dims", "bytes", "at byte"), rows, right=2)]

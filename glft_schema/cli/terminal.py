@@ -11,10 +11,11 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.errors import FormatError, SchemeError, TensorError
+from glft_schema.errors import FormatError, SchemeError, TensorError, shown
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
+SHOWN = 100  # characters of a text from a file
 
 Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
 
@@ -53,6 +54,11 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda text, done: bar.update(task, description=escape(f"{title}: {text[:50]}"), completed=done)
+
+
+def safe(text: str) -> str:
+    """Returns text from a file as it can be printed: as it is, or its repr where it is long or has control characters."""
+    return text if text.isprintable() and len(text) <= SHOWN else shown(text, SHOWN)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:

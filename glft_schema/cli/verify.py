@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, table
+from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
 from glft_schema.container import Container
-from glft_schema.errors import shown
 from glft_schema.file import File
 from glft_schema.schemes import leave_out
 from glft_schema.verify import Comparison, compare
@@ -37,7 +36,7 @@ def verify(
     failed = [result for result in results if result.problem or not result.error <= tolerance]
     worst = max((result.error for result in results), default=0.0)
     if failed:
-        rows = [(shown(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
+        rows = [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
         print("\n".join(table(("tensor", "dtype", "problem", "max error"), rows, right=1)))
         print(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")
         raise typer.Exit(FAILED)

@@ -1,0 +1,152 @@
+/* glft_read: a reader of GLFT v1 in plain C, written from docs/glft-v1.md and nothing else.
+ *
+ *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.gguf-lite
+ *
+ * Prints a line for each tensor: name, type, dims, and the CRC-32 of its numbers as little-endian float32. Exits with 2
+ * where the file is not GLFT v1 or lies about its sizes.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { F32, F16, Q8_PER_CHANNEL, Q4_PER_GROUP_64, TYPES };
+static const char *const TYPE_NAMES[TYPES] = {"F32", "F16", "Q8_per_channel", "Q4_per_group_64"};
+
+static const uint8_t *file; /* the whole file, its size, and how far it has been read */
+static uint64_t size, at;
+
+static void fail(const char *what) {
+    fprintf(stderr, "glft_read: at byte %llu: %s\n", (unsigned long long)at, what);
+    exit(2);
+}
+
+/* Returns the next n bytes, after making sure that they are there. */
+static const uint8_t *take(uint64_t n) {
+    if (n > size - at) fail("the file ends too early");
+    at += n;
+    return file + at - n;
+}
+
+/* Reads an integer of n bytes, the lowest first, whatever this machine's own order. */
+static uint64_t number(int n) {
+    const uint8_t *bytes = take((uint64_t)n);
+    uint64_t value = 0;
+    while (n--) value = value << 8 | bytes[n];
+    return value;
+}
+
+static float half(const uint8_t *bytes) {
+    int bits = bytes[0] | bytes[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float value = exponent == 31  ? (fraction ? NAN : INFINITY)
+                  : exponent == 0 ? ldexpf((float)fraction, -24)
+                                  : ldexpf((float)(fraction + 1024), exponent - 25);
+    return bits >> 15 ? -value : value;
+}
+
+static float single(const uint8_t *bytes) {
+    uint32_t bits = bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static uint32_t crc32(uint32_t crc, const uint8_t *bytes, int n) {
+    crc = ~crc;
+    while (n--) {
+        crc ^= *bytes++;
+        for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0xEDB88320u : 0);
+    }
+    return ~crc;
+}
+
+struct tensor {
+    const uint8_t *name;
+    uint64_t name_len, n_dims, dims[255], rows, columns, type, offset;
+};
+
+/* Returns the bytes of the payload, or fails where the type cannot hold these dims or 64 bits cannot count them. */
+static uint64_t payload_bytes(const struct tensor *t) {
+    if (t->rows > UINT32_MAX || t->columns > (UINT64_MAX >> 3) / (t->rows ? t->rows : 1)) fail("the tensor is too large");
+    uint64_t count = t->rows * t->columns;
+    if (t->type == F32) return 4 * count;
+    if (t->type == F16) return 2 * count;
+    if (t->n_dims < 2 || count == 0) fail("a quantized tensor needs dims [out, in]");
+    if (t->type == Q8_PER_CHANNEL) return 2 * t->rows + count;
+    if (t->columns % 64) fail("Q4 needs `in` to be a multiple of 64");
+    return 2 * (count / 64) + count / 2;
+}
+
+/* Returns number i of the tensor, in C order. */
+static float element(const struct tensor *t, const uint8_t *payload, uint64_t i) {
+    uint64_t count = t->rows * t->columns;
+    switch (t->type) {
+    case F32: return single(payload + 4 * i);
+    case F16: return half(payload + 2 * i);
+    case Q8_PER_CHANNEL: return half(payload + 2 * (i / t->columns)) * (float)(int8_t)payload[2 * t->rows + i];
+    default: {
+        uint8_t byte = payload[2 * (count / 64) + i / 2];
+        int code = i % 2 ? byte >> 4 : byte & 15; /* the low nibble is the even column */
+        return half(payload + 2 * (i / 64)) * (float)(code >= 8 ? code - 16 : code);
+    }
+    }
+}
+
+static void describe(struct tensor *t) {
+    t->name_len = number(2);
+    t->name = take(t->name_len);
+    t->n_dims = number(1);
+    t->rows = t->columns = 1;
+    for (uint64_t d = 0; d < t->n_dims; d++) {
+        t->dims[d] = number(4);
+        if (d == 0) t->rows = t->dims[d];
+        else if (t->dims[d] && t->columns > (UINT64_MAX >> 3) / t->dims[d]) fail("the tensor is too large");
+        else t->columns *= t->dims[d];
+    }
+    t->type = number(1);
+    if (t->type >= TYPES) fail("unknown type");
+    t->offset = number(8);
+}
+
+static void print(const struct tensor *t, uint64_t data) {
+    uint64_t nbytes = payload_bytes(t);
+    if (t->offset > size - data || nbytes > size - data - t->offset) fail("a payload lies outside the file");
+    uint32_t crc = 0;
+    for (uint64_t i = 0; i < t->rows * t->columns; i++) {
+        float value = element(t, file + data + t->offset, i);
+        uint32_t bits;
+        memcpy(&bits, &value, 4);
+        uint8_t bytes[4] = {bits & 255, bits >> 8 & 255, bits >> 16 & 255, bits >> 24};
+        crc = crc32(crc, bytes, 4);
+    }
+    fwrite(t->name, 1, t->name_len, stdout);
+    printf(" %s [", TYPE_NAMES[t->type]);
+    for (uint64_t d = 0; d < t->n_dims; d++) printf("%s%llu", d ? ", " : "", (unsigned long long)t->dims[d]);
+    printf("] %08x\n", crc);
+}
+
+int main(int argc, char **argv) {
+    FILE *stream = argc == 2 ? fopen(argv[1], "rb") : NULL;
+    if (!stream || fseek(stream, 0, SEEK_END)) return fprintf(stderr, "usage: glft_read FILE\n"), 2;
+    size = (uint64_t)ftell(stream);
+    rewind(stream);
+    uint8_t *bytes = malloc(size ? size : 1);
+    if (!bytes || fread(bytes, 1, size, stream) != size) return fprintf(stderr, "glft_read: cannot read\n"), 2;
+    fclose(stream);
+    file = bytes;
+
+    if (number(4) != 0x474C4654) fail("not GLFT, or not little-endian");
+    if (number(4) != 1) fail("not version 1");
+    uint64_t n_tensors = number(4), metadata_len = number(4);
+    take(metadata_len);
+    if (n_tensors > (size - at) / 12) fail("more tensors than the file has bytes for"); /* a descriptor has 12 at least */
+    struct tensor *tensors = calloc(n_tensors ? n_tensors : 1, sizeof *tensors);
+    if (!tensors) fail("out of memory");
+    for (uint64_t i = 0; i < n_tensors; i++) describe(&tensors[i]);
+    uint64_t data = at; /* offsets count from the end of the descriptors */
+    for (uint64_t i = 0; i < n_tensors; i++) print(&tensors[i], data);
+    free(tensors);
+    free(bytes);
+    return 0;
+}

@@ -1,0 +1,149 @@
+"""The command line, run as a user runs it: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from glft_schema import load_file
+from tests.golden import golden
+
+STATE = {"fc.weight": torch.randn(4, 128), "fc.bias": torch.randn(4), "tied": torch.zeros(0)}
+
+
+def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def four_types(tmp_path: Path) -> Path:
+    (tmp_path / "four.gguf-lite").write_bytes(golden("four_types"))
+    return tmp_path / "four.gguf-lite"
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("glft: ")
+    for part in parts:
+        assert part in done.stderr
+
+
+def test_export_inspect_verify(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf-lite"
+    options = ["--scheme", "q8_per_channel", "--scheme", "fc.*=q4_per_group_64", "--metadata", "arch=a=b", "--alignment", 64]
+    done = glft("export", source, out, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Q4_per_group_64" in done.stdout
+    assert "expected at least 2 dims" in done.stdout
+    assert list(load_file(out)) == ["fc.bias", "fc.weight", "tied"]
+
+    inspected = glft("inspect", out)
+    assert inspected.returncode == 0
+    for part in ("GLFT, version 1, 3 tensors", "arch = a=b", "  fc.weight  ", "[4, 128]", "Q4_per_group_64 nibbles"):
+        assert part in inspected.stdout
+
+    verified = glft("verify", out, "--against", source)
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "3 tensors are what" in verified.stdout
+    assert "max error 0" in verified.stdout
+
+
+def test_inspect_as_json(four_types: Path) -> None:
+    data = json.loads(glft("inspect", "--json", four_types).stdout)
+    assert (data["format"], data["bytes"], data["metadata"]) == ("GLFT", 168, {"arch": "toy", "note": "a=b üß"})
+    assert data["tensors"][2] == {
+        "name": "fc1",
+        "dims": [2, 3],
+        "dtype": "Q8_per_channel",
+        "offset": 10,
+        "position": 124,
+        "nbytes": 10,
+    }
+    assert sum(data["byte_counts"].values()) == 168
+    assert data["byte_counts"]["Q8_per_channel scales"] == 4
+
+
+def test_verify_tells_what_is_not_as_it_should_be(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf-lite"
+    glft("export", source, out, "--scheme", "q8_per_channel", "--exclude", "tied")
+    other = tmp_path / "other.safetensors"
+    changed = {**STATE, "fc.weight": STATE["fc.weight"] + torch.eye(4, 128), "fc.bias": torch.zeros(5)}
+    safetensors.torch.save_file(changed, other)
+    done = glft("verify", out, "--against", other)
+    assert done.returncode == 1
+    for part in ("differs", "[5] in the source, [4] in the file", "not in the file", "3 of 3 tensors are not what"):
+        assert part in done.stdout
+    changed = {"fc.weight": STATE["fc.weight"]}
+    safetensors.torch.save_file(changed, other)
+    done = glft("verify", out, "--against", other)
+    assert (done.returncode, "not in the source" in done.stdout) == (1, True)
+
+
+def test_verify_tolerance(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.gguf-lite"
+    glft("export", source, out)
+    nearly = {name: tensor + 1e-3 for name, tensor in STATE.items()}
+    safetensors.torch.save_file(nearly, source)
+    assert glft("verify", out, "--against", source).returncode == 1
+    assert glft("verify", out, "--against", source, "--tolerance", 0.01).returncode == 0
+
+
+def test_verify_reports_bytes_of_no_tensor(tmp_path: Path) -> None:
+    (tmp_path / "loose").write_bytes(golden("loose_layout"))
+    assert "5 bytes belong to no tensor, 2 of them after the last payload" in glft("verify", tmp_path / "loose").stdout
+    assert "2 bytes follow the last payload" in glft("inspect", tmp_path / "loose").stdout
+
+
+def test_bad_files_are_one_line_with_file_field_and_offset(four_types: Path) -> None:
+    four_types.write_bytes(golden("four_types")[:150])
+    for verb in ("inspect", "verify"):
+        done = glft(verb, four_types)
+        assert_refused(done, str(four_types), "data -> 'fc2' -> nibbles: expected 32 bytes, found 14", "at byte 136")
+
+
+def test_bad_requests_are_one_line(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert_refused(glft("inspect", tmp_path / "missing"), "missing: No such file or directory")
+    assert_refused(glft("inspect", tmp_path), "is not a regular file")
+    assert_refused(glft("export", tmp_path / "missing", out), "missing: No such file or directory")
+    assert_refused(glft("export", source, tmp_path / "no" / "out"), "No such file or directory")
+    assert_refused(glft("export", source, out, "--scheme", "fc.wieght=f16"), "did you mean 'fc.weight'")
+    assert_refused(glft("export", source, out, "--scheme", "fc.*=q5"), "expected one of f32, f16")
+    assert_refused(glft("export", source, out, "--metadata", "novalue"), "expected K=V, found 'novalue'")
+    assert_refused(glft("export", source, out, "--metadata", "=v"), "metadata: expected a key")
+    assert_refused(glft("verify", source, "--against", source), "header -> magic: expected")
+    assert not out.exists()
+
+
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.full((1, 64), 1e-9)}, tmp_path / "model.safetensors")
+    done = glft("export", tmp_path / "model.safetensors", tmp_path / "out", "--scheme", "q4_per_group_64")
+    assert done.returncode == 0
+    assert done.stderr.startswith("glft: warning: tensor 'w': 64 non-zero weights are stored as 0")
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_names_the_verbs_without_importing_torch() -> None:
+    code = """
+import sys
+from glft_schema.cli import app
+app(["--help"], standalone_mode=False)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for verb in ("export", "inspect", "lab", "verify"):
+        assert verb in done.stdout
