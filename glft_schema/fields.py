@@ -102,7 +102,8 @@ class Struct(construct.Struct):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
         if unknown := [name for name in obj if name not in self._subcons]:
             raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
-        context.update(dict(obj))
+        obj = dict(obj)  # of a record, its fields without its counts
+        context.update(obj)
         for field in self.subcons:
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
