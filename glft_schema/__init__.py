@@ -13,7 +13,7 @@ from glft_schema.errors import (
 from glft_schema.export import save_file, write_gguf_lite
 from glft_schema.file import File
 from glft_schema.load import load_file, read_gguf_lite
-from glft_schema.tensor_types.symmetric import (
+from glft_schema.quantize import (
     Quantized,
     dequantize_symmetric,
     fake_quantize,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.lazy import torch
+from glft_schema.names import leave_out
 from glft_schema.source import StrPath, open_regular
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
-NESTED_KEYS = ("state_dict", "model")  # where training scripts put the weights in a larger dict
+NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 # What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
 # fmt: off
@@ -38,14 +38,12 @@ class StoredTensor:
     """A tensor to be exported.
 
     Attributes:
-        name: its name.
         shape: its sizes.
         dtype: its torch dtype.
         load: gives its numbers; called when they are written, and not kept.
         identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
     """
 
-    name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     load: Callable[[], torch.Tensor]
@@ -73,32 +71,49 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
         return tensor
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
-        kind = "meta" if tensor.is_meta else "quantized" if tensor.is_quantized else tensor.layout
-        raise TensorError(f"expected a dense tensor with numbers in memory, found a {kind} one", name)
+    if not is_dense(tensor):
+        kind = "meta" if tensor.is_meta else str(tensor.layout)
+        raise TensorError(f"expected a dense tensor with numbers in memory, found a {type(tensor).__name__} ({kind})", name)
     place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
-    return StoredTensor(name, tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
 
 
-def open_checkpoint(path: StrPath) -> dict[str, StoredTensor]:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tells whether the tensor has its numbers in memory, one after another by strides."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+        return False
+    try:
+        tensor.data_ptr()
+    except (RuntimeError, ValueError):  # of tensors that only stand for others
+        return False
+    return True
+
+
+def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
     """Opens a checkpoint: a safetensors file, a folder of them with its index, or a torch file that holds only tensors.
 
     A torch file is read with ``weights_only=True``: it can run no code. Tensors of a safetensors file are read one by one.
 
+    Args:
+        path: the file or folder.
+        exclude: names or fnmatch patterns of entries to leave out; they need not be tensors.
+
     Raises:
         OSError: where a file cannot be opened.
         FormatError: where it is not a checkpoint.
+        TensorError: for an entry that is no tensor.
+        SchemeError: for a pattern that matches nothing.
     """
     if os.path.isdir(path):
-        return _open_folder(Path(path))
+        return leave_out(_open_folder(Path(path)), exclude)
     fd = open_regular(path)
     try:
         magic = os.read(fd, 4)
     finally:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
-        return in_memory(_load_torch(path))
-    return _open_safetensors(path)
+        return in_memory(leave_out(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), exclude))
+    return leave_out(_open_safetensors(path), exclude)
 
 
 def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
@@ -110,7 +125,7 @@ def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
         for name in list(file.keys()):
             part = file.get_slice(name)
             shape, dtype = tuple(part.get_shape()), _dtype(part.get_dtype(), name)
-            stored[name] = StoredTensor(name, shape, dtype, partial(file.get_tensor, name))
+            stored[name] = StoredTensor(shape, dtype, partial(file.get_tensor, name))
     except SafetensorError as error:
         raise FormatError(f"expected a safetensors or torch file, found {error}") from error
     return stored
@@ -149,11 +164,13 @@ def _open_folder(folder: Path) -> dict[str, StoredTensor]:
     return {name: opened[shard][name] for name, shard in places.items()}
 
 
-def _load_torch(path: StrPath) -> dict[str, Any]:
+def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error
     for key in NESTED_KEYS:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -161,8 +178,3 @@ def _load_torch(path: StrPath) -> dict[str, Any]:
     if not isinstance(found, dict) or not found:
         raise FormatError(f"expected a dict of tensors, found {shown(found)}")
     return dict(found)
-
-
-def _is_zip(path: StrPath) -> bool:
-    with open(path, "rb") as stream:
-        return stream.read(4) == TORCH_MAGICS[0]

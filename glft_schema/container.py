@@ -7,12 +7,13 @@ construct's errors become ours.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import construct
 
 from glft_schema.atomic import atomic_write
-from glft_schema.construct_errors import FOREIGN_ERRORS, as_format_error, building
+from glft_schema.construct_errors import as_format_error, building, inside
 from glft_schema.errors import FormatError, shown
 from glft_schema.fields import Record, Struct
 from glft_schema.file import File
@@ -68,11 +69,12 @@ class ContainerConstruct(construct.Construct):
             self.build_stream(obj, stream)
 
     def _parse(self, stream: Any, context: Any, path: str) -> File:
-        return parse_source(BytesSource(stream.read()))
+        with inside(path):
+            return parse_source(BytesSource(stream.read()))
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         format, regions = _regions(obj)
-        with building():
+        with inside(path), building():
             format.struct._build(place(format, regions), stream, context, "(building)")
         return obj
 
@@ -105,14 +107,16 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     magic = bytes(source.view(0, min(4, source.size)))
     candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
     if not candidates:
-        known = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
-        raise FormatError(f"expected {known}, found {magic!r}", "header -> magic", 0)
+        expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
+        raise FormatError(f"expected {expected}, found {magic!r}", "header -> magic", 0, file=source.name)
     format = candidates[0]
     try:
         record = _run(format.struct, source)
-    except (*FOREIGN_ERRORS, FormatError) as error:
-        raise _located(error, format, source) from error
-    return File(format, record, source, device)
+    except (construct.ConstructError, FormatError) as error:
+        known = as_format_error(error)
+    else:
+        return File(format, record, source, device)
+    raise _located(known, format, source)  # here, where nothing of the first parse is held any more
 
 
 def trace_regions(file: File) -> list[Span]:
@@ -130,19 +134,17 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None) -> Record:
     return record
 
 
-def _located(error: Exception, format: Format, source: Source) -> FormatError:
-    """Returns `error` as a FormatError that names field, offset and tensor, found by parsing once more with a trace."""
-    known = as_format_error(error)
+def _located(known: FormatError, format: Format, source: Source) -> FormatError:
+    """Returns `known` with field, offset and tensor, found by parsing once more with a trace."""
     trace = Trace(known.path)
-    try:
+    with suppress(construct.ConstructError, FormatError):
         _run(format.struct, source, trace)
-    except (*FOREIGN_ERRORS, FormatError):
-        pass
-    path = known.path if isinstance(error, FormatError) and known.path else trace.open[-1].path
-    place, name = trace.find(path), trace.find(f"{path.rpartition(' -> ')[0]} -> name")
+    path = known.path or (trace.open[-1].path if trace.open else "")
+    place = trace.find(path) or (trace.open[-1] if trace.open else None)
+    name = trace.find(f"{path.rpartition(' -> ')[0]} -> name")
     offset = known.offset if known.offset is not None or place is None else place.start
     tensor = known.tensor or (name.value if name and isinstance(name.value, str) else None)
-    return type(known)(known.problem, path, offset, tensor)
+    return type(known)(known.problem, path, offset, tensor, source.name)
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 def shown(value: object, limit: int = 80) -> str:
     """Returns the repr of `value`, cut to about `limit` characters; control and direction characters come out escaped."""
+    if isinstance(value, (str, bytes)) and len(value) > limit:
+        return f"{value[: limit - 12]!r}... ({len(value)} in all)"
     text = repr(value)
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit - 12]}... ({len(text)} characters)"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 class FormatError(ValueError):
@@ -34,14 +34,18 @@ class FormatError(ValueError):
         path: the field, such as ``descriptors -> 3 -> dims``; empty where no field is to blame.
         offset: where that field begins, in bytes from the start of the container; None while building.
         tensor: the name of the tensor concerned, or None.
+        file: where the bytes came from, or None; not a part of the text.
     """
 
-    def __init__(self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None) -> None:
-        super().__init__(problem, path, offset, tensor)
+    def __init__(
+        self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None, file: str | None = None
+    ) -> None:
+        super().__init__(problem, path, offset, tensor, file)
         self.problem = problem
         self.path = path
         self.offset = offset
         self.tensor = tensor
+        self.file = file
 
     def __str__(self) -> str:
         where = []

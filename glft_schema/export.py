@@ -12,7 +12,8 @@ from glft_schema.errors import TensorError
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
-from glft_schema.schemes import Choice, choose_types, leave_out
+from glft_schema.names import leave_out
+from glft_schema.schemes import Choice, choose_types
 from glft_schema.source import StrPath
 from glft_schema.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
@@ -54,7 +55,8 @@ def save_file(
     """Writes tensors to a GLFT file.
 
     The file at `path` is replaced at the end, or left as it was where anything fails. Tensors that are one and the same, as
-    tied weights are, are stored once. Peak memory is that of the largest tensor, twice, and a constant.
+    tied weights are, are stored once. Peak memory is that of the largest tensor as float32, twice, and a constant; of a tensor
+    that is a single row, three times.
 
     Args:
         tensors: by name; torch tensors, or `StoredTensor`s that are loaded when their turn comes.
@@ -63,7 +65,7 @@ def save_file(
         schemes: names or fnmatch patterns -> ``f32``, ``f16``, ``q8_per_channel`` or ``q4_per_group_64``; see
             `glft_schema.schemes.choose_types`. Tensors that none names keep their type.
         alignment: payloads begin at multiples of it; 64 lets every float tensor be read in place, at its best speed.
-        exclude: fnmatch patterns of tensors that are not to be written.
+        exclude: names or fnmatch patterns of tensors that are not to be written.
         progress: called with name and payload bytes after each tensor.
 
     Returns:
@@ -74,13 +76,17 @@ def save_file(
         TensorError: for a tensor that cannot be stored as asked.
         FormatError: for names, shapes or metadata that the format cannot hold.
         OSError: from the system.
+
+    Warns:
+        QuantizationWarning: where weights are so small that their scale rounds to zero.
     """
     stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, GLFT.types)
     aliases = _tied(stored, choices)
     rows = [{"name": name, "dims": list(stored[name].shape), "dtype": choice.type} for name, choice in choices.items()]
     regions = place(GLFT, {"metadata": metadata or {}, GLFT.table: rows}, alignment, aliases)
-    regions["data"] = {name: _Planned(stored[name], choice.type, progress) for name, choice in choices.items()}
+    planned = {name: _Planned(name, stored[name], choice.type, progress) for name, choice in choices.items()}
+    regions["data"] = {name: planned[aliases.get(name, name)] for name in planned}
     Container.build_file(regions, path)
     return [
         WrittenTensor(
@@ -96,16 +102,24 @@ def save_file(
 
 
 def write_gguf_lite(
-    path: StrPath, model: torch.nn.Module, schemes: Mapping[str, str], metadata: Mapping[str, str] | None = None
+    path: StrPath,
+    model: torch.nn.Module,
+    schemes: Mapping[str, str],
+    metadata: Mapping[str, str] | None = None,
+    exclude: Iterable[str] = (),
 ) -> list[WrittenTensor]:
-    """Writes the parameters and buffers of `model` to a GLFT file: the lab's writer. See `save_file`."""
-    return save_file(model.state_dict(), path, metadata, schemes)
+    """Writes the parameters and buffers of `model` to a GLFT file: the lab's writer.
+
+    Integer buffers, such as the counters of batch norms, cannot be held: `exclude` them. Returns and raises as `save_file`.
+    """
+    return save_file(model.state_dict(), path, metadata, schemes, exclude=exclude)
 
 
 @dataclass(frozen=True)
 class _Planned:
     """A payload that is made when it is written."""
 
+    name: str
     stored: StoredTensor
     type: TensorType
     progress: Progress | None
@@ -114,15 +128,15 @@ class _Planned:
         tensor = self.stored.load()
         if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
             planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(f"expected {planned} as planned, found {found}", self.stored.name)
+            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
         if self.type.exact and self.type.dtype == tensor.dtype:
             yield tensor_bytes(tensor)
         else:
-            fields = self.type.encode(tensor, self.stored.name)
+            fields = self.type.encode(tensor, self.name)
             del tensor
             yield from map(tensor_bytes, fields.values())
         if self.progress:
-            self.progress(self.stored.name, self.type.nbytes(self.stored.shape))
+            self.progress(self.name, self.type.nbytes(self.stored.shape))
 
 
 def _tied(stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> dict[str, str]:

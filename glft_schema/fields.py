@@ -4,7 +4,7 @@
 `Struct`       construct's, whose result is a `Record` and whose fields can be traced to their bytes
 `Table`        an array of Structs that numbers its rows in error paths
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
-`Rule`         a sentence that the fields around it must satisfy, parsing and building
+`Rule`         a sentence that the fields around it must satisfy, parsing and building; a kind of `Check`
 `TypeCode`     an integer that stands for a tensor type
 `f16[a, b]`    an array of numbers as a torch tensor, in C order, little-endian; also `f32`, `i8`, `u8`
 =============  =====================================================================================================
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import construct
@@ -21,35 +22,36 @@ from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.lazy import torch
-from glft_schema.source import Cursor, Source
-from glft_schema.tensor_bytes import tensor_bytes, tensor_over
+from glft_schema.source import Cursor
+from glft_schema.tensor_bytes import tensor_bytes, tensor_over, write_all
 from glft_schema.trace import Trace
 
+NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
 
 
 class Record(Mapping[str, Any]):
     """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
 
-    Counts can be read (``header.n_tensors``), but are no part of the value: they follow from what they count.
+    Attributes:
+        counts: what follows from the fields, such as ``n_tensors``. Counts can be read as attributes too, but are no part of
+            the value.
     """
 
-    __slots__ = ("_counts", "_fields")
+    __slots__ = ("_fields", "counts")
 
     def __init__(self, fields: dict[str, Any], counts: dict[str, int] | None = None) -> None:
         object.__setattr__(self, "_fields", fields)
-        object.__setattr__(self, "_counts", counts)
+        object.__setattr__(self, "counts", counts or NO_COUNTS)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._fields and self._counts:
-            return self._counts[name]
         return self._fields[name]
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}") from None
+        for values in (self._fields, self.counts):
+            if name in values:
+                return values[name]
+        raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a parsed record is read-only; build from a mapping with another {name!r}")
@@ -61,13 +63,13 @@ class Record(Mapping[str, Any]):
         return len(self._fields)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._fields, *(self._counts or ())]
+        return [*super().__dir__(), *self._fields, *self.counts]
 
     def __repr__(self) -> str:
         return f"Record({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Record, (self._fields, self._counts)
+        return Record, (self._fields, dict(self.counts))
 
 
 class Struct(construct.Struct):
@@ -93,7 +95,7 @@ class Struct(construct.Struct):
             if field.name:
                 context[field.name] = value
                 (counts if _is_count(field) else fields)[field.name] = value
-        return Record(fields, counts or None)
+        return Record(fields, counts)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         context = self._nested(context, stream)
@@ -102,8 +104,7 @@ class Struct(construct.Struct):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
         if unknown := [name for name in obj if name not in self._subcons]:
             raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
-        obj = dict(obj)  # of a record, its fields without its counts
-        context.update(obj)
+        context.update(dict(obj))
         for field in self.subcons:
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
@@ -154,33 +155,23 @@ def _is_count(field: construct.Construct) -> bool:
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)
 
 
-class Rule(construct.Construct):
-    """A sentence that must hold where it stands in a `Struct`: parsing, building and computing sizes. Takes no bytes.
+class Check(construct.Construct):
+    """Something that must hold where it stands in a `Struct`: parsing, building and computing sizes. Takes no bytes.
 
     Attributes:
         id: its stable name.
         field: the field that it guards.
-        holds: tells whether it does, from the fields parsed so far.
-        expected: the sentence's end: what the field is expected to be.
-        error: what is raised where it does not hold.
     """
 
-    def __init__(
-        self, id: str, field: str, holds: Callable[[Any], object], expected: str, error: type[FormatError] = FormatError
-    ) -> None:
+    def __init__(self, id: str, field: str) -> None:
         super().__init__()
         self.id = id
         self.field = field
-        self.holds = holds
-        self.expected = expected
-        self.error = error
         self.flagbuildnone = True
 
     def check(self, context: Any, path: str) -> None:
-        """Raises `error` where the rule does not hold in `context`."""
-        if not self.holds(context):
-            found = context[self.field] if self.field in context else context._params[self.field]
-            raise self.error(f"expected {self.expected}, found {shown(found)}", f"{path} -> {self.field}")
+        """Raises FormatError where it does not hold in `context`."""
+        raise NotImplementedError
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
         self.check(context, path)
@@ -193,6 +184,29 @@ class Rule(construct.Construct):
         return 0
 
 
+class Rule(Check):
+    """A `Check` that is one sentence.
+
+    Attributes:
+        holds: tells whether it does, from the fields parsed so far.
+        expected: the sentence's end: what the field is expected to be.
+        error: what is raised where it is not.
+    """
+
+    def __init__(
+        self, id: str, field: str, holds: Callable[[Any], object], expected: str, error: type[FormatError] = FormatError
+    ) -> None:
+        super().__init__(id, field)
+        self.holds = holds
+        self.expected = expected
+        self.error = error
+
+    def check(self, context: Any, path: str) -> None:
+        if not self.holds(context):
+            found = context[self.field] if self.field in context else context._params[self.field]
+            raise self.error(f"expected {self.expected}, found {shown(found)}", f"{path} -> {self.field}")
+
+
 class Table(construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
@@ -201,7 +215,7 @@ class Table(construct.Array):
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
         count = evaluate(self.count, context)
-        left = stream.left if isinstance(stream, Cursor) else construct.stream_size(stream) - stream.tell()
+        left = bytes_left(stream)
         if left > SHORT_TABLE and count * (least := least_size(self.subcon)) > left:
             raise TruncatedError(f"expected {count} rows of at least {least} bytes, found {left} bytes", path)
         return [self.subcon._parsereport(stream, context, f"{path} -> {i}") for i in range(count)]
@@ -210,13 +224,18 @@ class Table(construct.Array):
         return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
 
 
+def bytes_left(stream: Any) -> int:
+    """Returns the bytes between here and the end of any seekable stream."""
+    return stream.left if isinstance(stream, Cursor) else int(construct.stream_size(stream)) - int(stream.tell())
+
+
 def least_size(field: construct.Construct) -> int:
     """Returns the fewest bytes that `field` can take, from its declaration alone."""
     if isinstance(field, (construct.Struct, construct.FocusedSeq)):
         return sum(least_size(part) for part in field.subcons)
     if isinstance(field, construct.Prefixed):
         return least_size(field.lengthfield)
-    if isinstance(field, (construct.Array, Rule)):
+    if isinstance(field, (construct.Array, Check)):
         return 0
     if isinstance(field, construct.Subconstruct):
         return least_size(field.subcon)
@@ -267,17 +286,19 @@ class TensorField(construct.Construct):
         return f"{self.number.name}[{', '.join(str(dim) for dim in self.dims)}]"
 
     def shape(self, context: Any) -> list[int]:
-        """Returns the dims as integers."""
-        return [int(evaluate(dim, context)) for dim in self.dims]
-
-    def numbers(self, source: Source, start: int, first: int, last: int) -> torch.Tensor:
-        """Returns the numbers `first` to `last`, counted in C order, of an array that begins at byte `start`."""
-        size = self.number.itemsize
-        return tensor_over(source.view(start + first * size, (last - first) * size), self.number.dtype, [last - first])
+        """Returns the dims as integers; one that stands for several is spread."""
+        sizes: list[int] = []
+        for dim in self.dims:
+            size = evaluate(dim, context)
+            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
+        return sizes
 
     def _parse(self, stream: Any, context: Any, path: str) -> torch.Tensor:
         nbytes = self._sizeof(context, path)
-        view = stream.view(nbytes) if isinstance(stream, Cursor) else memoryview(construct.stream_read(stream, nbytes, path))
+        if isinstance(stream, Cursor):
+            view = stream.private(nbytes)
+        else:
+            view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
         return tensor_over(view, self.number.dtype, self.shape(context))
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
@@ -286,7 +307,7 @@ class TensorField(construct.Construct):
             raise FormatError(f"expected a torch.Tensor, found {shown(obj)}", path)
         if obj.dtype != dtype or list(obj.shape) != shape:
             raise FormatError(f"expected {dtype} {shape}, found {obj.dtype} {list(obj.shape)}", path)
-        stream.write(tensor_bytes(obj))
+        write_all(stream, tensor_bytes(obj))
         return obj
 
     def _sizeof(self, context: Any, path: str) -> int:

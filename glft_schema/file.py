@@ -6,7 +6,7 @@ from collections.abc import KeysView
 from types import TracebackType
 from typing import Any
 
-from glft_schema.errors import ClosedError, shown
+from glft_schema.errors import shown
 from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
@@ -21,7 +21,7 @@ class File:
     """A weights file, parsed; its payloads are cut from it when asked for.
 
     The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
-    would be built into the same bytes. A file pickles as its path, or as its bytes where it has none. It is a context manager;
+    have the same bytes. A file pickles as its path, or as its bytes where it has none. It is a context manager;
     after `close` every access raises ClosedError, while tensors handed out before stay valid.
 
     Attributes:
@@ -34,11 +34,9 @@ class File:
     def __init__(self, format: Format, record: Record, source: Source, device: str | torch.device = "cpu") -> None:
         self.format = format
         self.name = source.name
-        self.device = device
-        self._record = record
         self.source = source
-        for tensor in record.data.values():
-            tensor.device = device
+        self._record = record
+        self.device = device
 
     def __getitem__(self, region: str) -> Any:
         return self._open_record[region]
@@ -47,17 +45,16 @@ class File:
     __contains__ = None
 
     def __getattr__(self, region: str) -> Any:
-        if region.startswith("_"):
-            raise AttributeError(region)
-        return getattr(self._open_record, region)
+        if region.startswith("_") or region not in self._record:
+            raise AttributeError(f"no region {region!r}; the regions are {', '.join(self._record)}")
+        return self._open_record[region]
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._record]
 
     @property
     def _open_record(self) -> Record:
-        if self.source.closed:
-            raise ClosedError(f"{self.name} is closed")
+        self.source.check_open()
         return self._record
 
     @property
@@ -71,6 +68,16 @@ class File:
         tensors = self._open_record.data
         assert isinstance(tensors, TensorMap)
         return tensors
+
+    @property
+    def device(self) -> str | torch.device:
+        """Where tensors go unless told otherwise."""
+        device: str | torch.device = self._record.data.device
+        return device
+
+    @device.setter
+    def device(self, device: str | torch.device) -> None:
+        self._record.data.device = device
 
     @property
     def nbytes(self) -> int:
@@ -110,8 +117,6 @@ class File:
             return False
         step = 1 << 20
         return all(self._bytes(start, step) == other._bytes(start, step) for start in range(0, max(self.nbytes, 1), step))
-
-    __hash__ = object.__hash__
 
     def _bytes(self, start: int, nbytes: int) -> bytes:
         return bytes(self.source.view(start, min(nbytes, self.nbytes - start)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glft_schema.construct_errors import building
@@ -26,12 +26,9 @@ def place(
         FormatError: where a row does not fit the format, or only some have an offset.
         SchemeError: for an alignment below 1.
     """
-    if alignment < 1:
-        raise SchemeError(f"expected an alignment of at least 1, found {alignment}")
-    rows = regions.get(format.table, [])
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise FormatError(f"expected a mapping with the row's fields, found {shown(row)}", f"{format.table} -> {i}")
+    if not isinstance(alignment, int) or alignment < 1:
+        raise SchemeError(f"expected an alignment of at least 1, found {shown(alignment)}")
+    rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     given = sum("offset" in row for row in rows)
     if given == len(rows):
         return {"data": {}, **regions, format.table: rows}
@@ -50,3 +47,20 @@ def place(
         positions[name] = -(-end // alignment) * alignment
         end = positions[name] + format.types[row["dtype"]].nbytes(row["dims"])
     return {"data": {}, **regions, format.table: [{**row, "offset": positions[row["name"]] - start} for row in rows]}
+
+
+def _sequence(value: Any, path: str) -> Sequence[Any]:
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise FormatError(f"expected a sequence, found {shown(value)}", path)
+    return value
+
+
+def _checked(row: Any, format: Format, number: int) -> Any:
+    """Returns `row`, after making sure that what is computed from it before it is built can be."""
+    path = f"{format.table} -> {number}"
+    if not isinstance(row, Mapping):
+        raise FormatError(f"expected a mapping with the row's fields, found {shown(row)}", path)
+    for size in _sequence(row.get("dims", []), f"{path} -> dims"):
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise FormatError(f"expected integers, found {shown(size)}", f"{path} -> dims")
+    return row

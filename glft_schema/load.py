@@ -5,6 +5,7 @@ from __future__ import annotations
 from glft_schema.container import open
 from glft_schema.lazy import torch
 from glft_schema.source import StrPath
+from glft_schema.tensor_data import Place
 
 
 def load_file(
@@ -26,16 +27,14 @@ def load_file(
         FormatError: where it is no file of a known format.
     """
     with open(path, device, mmap) as file:
-        made: dict[tuple[object, ...], torch.Tensor] = {}
-        loaded = {}
+        made: dict[Place, torch.Tensor] = {}
         for name, tensor in file.tensors.items():
-            payload = (tensor.offset, tensor.dtype, tensor.dims)
-            if payload not in made:
-                made[payload] = tensor.dequantize(dtype)
-            loaded[name] = made[payload]
-        return loaded
+            place = file.tensors.place(name)
+            if place not in made:
+                made[place] = tensor.dequantize(dtype)
+        return {name: made[file.tensors.place(name)] for name in file.tensors}
 
 
 def read_gguf_lite(path: StrPath) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a GLFT file as float32: the lab's reader. See `load_file`."""
+    """Returns all tensors of a GLFT file as float32: the lab's reader. Raises as `load_file`."""
     return load_file(path, dtype=torch.float32)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from typing import TypeVar
 
-from glft_schema.checkpoints import StoredTensor
-from glft_schema.errors import SchemeError, TensorError
+from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor
+from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.lazy import torch
+from glft_schema.names import matching
 from glft_schema.tensor_types import TensorType, TypeTable
 
-T = TypeVar("T")
+# Numbers of one element each that float32 or float64 holds.
+FLOATS = [name for name in SAFETENSORS_DTYPES.values() if "float" in name]
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,9 @@ class Choice:
 def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str], types: TypeTable) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
-    An exact name wins over a pattern, and the last matching pattern whose type can hold the tensor over earlier ones. A tensor
-    that no scheme names, or none can hold, keeps its own type; bfloat16 and narrower floats are widened to F32, exactly.
+    A key that is a tensor's name stands for that tensor alone. A name wins over a pattern, and the last matching pattern whose
+    type can hold the tensor over earlier ones. A tensor that no scheme names, or none can hold, keeps its own type; bfloat16
+    and narrower floats are widened to F32, exactly.
 
     Args:
         tensors: what is to be written.
@@ -39,23 +39,14 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
         SchemeError: for a scheme that names no type or matches no tensor.
         TensorError: for an exact name whose type cannot hold the tensor, and for a tensor of no type of the format.
     """
-    wanted = {key: _type(scheme, types) for key, scheme in schemes.items()}
-    for key in wanted:
-        if key not in tensors and not any(fnmatchcase(name, key) for name in tensors):
-            raise SchemeError(f"expected a tensor that matches {key!r}, found none{_suggestion(key, tensors)}")
-    return {name: _choose(tensor, wanted, types) for name, tensor in tensors.items()}
-
-
-def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:
-    """Returns the tensors that no pattern matches. Raises SchemeError for a pattern that matches none."""
-    kept = dict(tensors)
-    for pattern in patterns:
-        matched = [name for name in tensors if fnmatchcase(name, pattern)]
-        if not matched:
-            raise SchemeError(f"expected a tensor that matches {pattern!r}, found none{_suggestion(pattern, tensors)}")
-        for name in matched:
-            kept.pop(name, None)
-    return kept
+    if not isinstance(schemes, Mapping):
+        raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
+    wanted: dict[str, list[tuple[str, TensorType]]] = {}
+    for key, scheme in schemes.items():
+        type_ = _type(scheme, types)
+        for name in matching(key, tensors):
+            wanted.setdefault(name, []).append((key, type_))
+    return {name: _choose(name, tensor, wanted.get(name, []), types) for name, tensor in tensors.items()}
 
 
 def _type(scheme: str, types: TypeTable) -> TensorType:
@@ -65,32 +56,26 @@ def _type(scheme: str, types: TypeTable) -> TensorType:
     raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in types)}, found {scheme!r}")
 
 
-def _suggestion(key: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(key, list(names), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _choose(tensor: StoredTensor, wanted: dict[str, TensorType], types: TypeTable) -> Choice:
-    if not tensor.dtype.is_floating_point:
-        raise TensorError(f"expected a float dtype, found {tensor.dtype}: leave it out or convert it", tensor.name)
-    if exact := wanted.get(tensor.name):
-        if refusal := exact.refusal(tensor.shape):
-            raise TensorError(f"{exact.scheme} cannot hold it: {refusal}", tensor.name)
-        return Choice(exact)
+def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable) -> Choice:
+    """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
+    if str(tensor.dtype).removeprefix("torch.") not in FLOATS:
+        raise TensorError(f"expected a float dtype, found {tensor.dtype}: leave it out or convert it", name)
     refusals: list[str] = []
-    for pattern, type_ in reversed(wanted.items()):
-        if fnmatchcase(tensor.name, pattern):
-            refusal = type_.refusal(tensor.shape)
-            if refusal is None:
-                return Choice(type_, "; ".join(refusals))
-            refusals.append(f"not {type_.scheme}: {refusal}")
-    return Choice(*_own_type(tensor, types, refusals))
+    by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
+    for key, type_ in by_name + by_pattern:
+        refusal = type_.refusal(tensor.shape)
+        if refusal is None:
+            return Choice(type_, "; ".join(refusals))
+        if key == name:
+            raise TensorError(f"{type_.scheme} cannot hold it: {refusal}", name)
+        refusals.append(f"not {type_.scheme}: {refusal}")
+    return Choice(*_own_type(name, tensor, types, refusals))
 
 
-def _own_type(tensor: StoredTensor, types: TypeTable, notes: list[str]) -> tuple[TensorType, str]:
+def _own_type(name: str, tensor: StoredTensor, types: TypeTable, notes: list[str]) -> tuple[TensorType, str]:
     for type_ in types:
         if type_.exact and type_.dtype == tensor.dtype:
             return type_, "; ".join(notes)
     if tensor.dtype == torch.float64:
-        raise TensorError("no type holds float64 unchanged; name it in a scheme, such as f32, to have it rounded", tensor.name)
+        raise TensorError("no type holds float64 unchanged; name it in a scheme, such as f32, to have it rounded", name)
     return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])

@@ -9,7 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-import weakref
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from glft_schema.errors import ClosedError, TruncatedError
@@ -26,35 +28,66 @@ class Readable(Protocol):
 class Source:
     """A number of bytes that can be viewed anywhere, any number of times, from any thread.
 
+    Subclasses give `_view`, and what else differs.
+
     Attributes:
         name: the path, or ``<bytes>``.
         size: bytes in all.
-        window: bytes that a `Cursor` fetches at least; the whole where a view costs nothing.
+        mapped: views cost nothing, however many bytes they span.
+        closed: no more views are given.
     """
 
-    def __init__(self, name: str, size: int, window: int) -> None:
+    mapped = False
+
+    def __init__(self, name: str, size: int) -> None:
         self.name = name
         self.size = size
-        self.window = window
         self.closed = False
+        self._readers = 0
+        self._lock = threading.Lock()
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Returns `nbytes` bytes from `start` on. A writable view is private: writing to it changes no file.
+        """Returns `nbytes` bytes from `start` on, not to be written to.
 
         Raises:
             ClosedError: after `close`.
             TruncatedError: where the bytes are not all there (any more).
         """
+        with self._reading(start, nbytes):
+            return self._view(start, nbytes)
+
+    def private(self, start: int, nbytes: int) -> memoryview:
+        """Like `view`, but may be written to: that changes no file, nothing that `view` shows, and no caller's bytes."""
+        with self._reading(start, nbytes):
+            return self._private(start, nbytes)
+
+    def check_open(self) -> None:
+        """Raises ClosedError after `close`."""
         if self.closed:
             raise ClosedError(f"{self.name} is closed")
-        left = max(self._size_now() - start, 0)
-        if nbytes > left:
-            raise TruncatedError(f"expected {nbytes} bytes, found {left}", offset=start)
-        return self._view(start, nbytes)
 
     def close(self) -> None:
-        """Ends access. Tensors that were handed out before stay valid."""
-        self.closed = True
+        """Ends access, and gives the file back once reads under way have ended. Tensors handed out before stay valid."""
+        with self._lock:
+            ended, self.closed = self.closed, True
+            if not ended and not self._readers:
+                self._release()
+
+    @contextmanager
+    def _reading(self, start: int, nbytes: int) -> Iterator[None]:
+        with self._lock:
+            self.check_open()
+            self._readers += 1
+        try:
+            left = max(self._size_now() - start, 0)
+            if nbytes > left:
+                raise TruncatedError(f"expected {nbytes} bytes, found {left}", offset=start, file=self.name)
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if self.closed and not self._readers:
+                    self._release()
 
     def _size_now(self) -> int:
         return self.size
@@ -62,49 +95,57 @@ class Source:
     def _view(self, start: int, nbytes: int) -> memoryview:
         raise NotImplementedError
 
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return memoryview(bytearray(self._view(start, nbytes)))
+
+    def _release(self) -> None:
+        """Gives back what the system lent; called once, when nobody reads."""
+
 
 class BytesSource(Source):
-    """Bytes in memory, as they are: views are read-only, whatever was passed in."""
+    """Bytes in memory."""
 
     def __init__(self, data: bytes | bytearray | memoryview, name: str = "<bytes>") -> None:
         self._bytes = memoryview(data).toreadonly().cast("B")
-        super().__init__(name, len(self._bytes), window=len(self._bytes))
+        super().__init__(name, len(self._bytes))
 
     def _view(self, start: int, nbytes: int) -> memoryview:
         return self._bytes[start : start + nbytes]
 
 
 class MappedSource(Source):
-    """A mapped file. Pages are private and copied on write, so tensors over them may be written to without touching the file.
+    """A mapped file, once to be read and once copied on write for private views.
 
     The file's size is looked up again at each view: a file cut short since it was opened is an error here. What is cut off
     while a view is in use no map can protect against; `FileSource` can.
     """
 
+    mapped = True
+
     def __init__(self, path: StrPath) -> None:
         fd = open_regular(path)
         try:
             size = os.fstat(fd).st_size
-            self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY) if size else None
+            self._maps = [mmap.mmap(fd, size, access=way) for way in (mmap.ACCESS_READ, mmap.ACCESS_COPY) if size]
         finally:
             os.close(fd)
-        super().__init__(os.fspath(path), size, window=size)
+        super().__init__(os.fspath(path), size)
 
     def _size_now(self) -> int:
-        return min(self.size, self._map.size()) if self._map is not None else 0
+        return min(self.size, self._maps[0].size()) if self._maps else 0
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        if self._map is None:
-            return memoryview(b"")
-        return memoryview(self._map)[start : start + nbytes]
+        return memoryview(self._maps[0])[start : start + nbytes] if self._maps else memoryview(b"")
 
-    def close(self) -> None:
-        super().close()
-        if self._map is not None:
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return memoryview(self._maps[1])[start : start + nbytes] if self._maps else memoryview(b"")
+
+    def _release(self) -> None:
+        for held in self._maps:
             try:
-                self._map.close()
-            except BufferError:  # tensors still look into the map; it goes when the last of them goes
-                self._map = None
+                held.close()
+            except BufferError:  # tensors still look into it: it goes when the last of them goes
+                continue
 
 
 class FileSource(Source):
@@ -112,8 +153,7 @@ class FileSource(Source):
 
     def __init__(self, path: StrPath) -> None:
         self._fd = open_regular(path)
-        self._release = weakref.finalize(self, os.close, self._fd)
-        super().__init__(os.fspath(path), os.fstat(self._fd).st_size, window=1 << 16)
+        super().__init__(os.fspath(path), os.fstat(self._fd).st_size)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size)
@@ -124,18 +164,24 @@ class FileSource(Source):
         while got < nbytes:
             n = os.preadv(self._fd, [view[got:]], start + got)
             if n == 0:
-                raise TruncatedError(f"expected {nbytes} bytes, found {got}", offset=start)
+                raise TruncatedError(f"expected {nbytes} bytes, found {got}", offset=start, file=self.name)
             got += n
         return view
 
-    def close(self) -> None:
-        super().close()
-        self._release()
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return self._view(start, nbytes)
+
+    def _release(self) -> None:
+        os.close(self._fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.close()
 
 
 def open_regular(path: StrPath) -> int:
     """Opens a regular file for reading and returns its descriptor; refuses pipes and devices without waiting on them."""
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(f"{os.fspath(path)!r} is not a regular file")
@@ -152,12 +198,14 @@ def open_source(path: StrPath, mmap: bool = True) -> Source:
 
 
 class Cursor:
-    """A stream over a `Source`, for construct: `read`, `seek`, `tell`; and `view`, which does not copy."""
+    """A stream over a `Source`, for construct: `read`, `seek`, `tell`."""
+
+    WINDOW = 1 << 16  # bytes fetched at a time, at least
 
     def __init__(self, source: Source, position: int = 0) -> None:
         self.source = source
         self._position = position
-        self._window = memoryview(b"")
+        self._window = b""  # a copy, so that a cursor in some traceback does not keep a map open
         self._window_start = 0
 
     @property
@@ -174,14 +222,14 @@ class Cursor:
         size = self.left if size < 0 else size
         start = self._position - self._window_start
         if start < 0 or start + size > len(self._window):
-            fetch = max(size, min(self.source.window, self.left))
-            self._window, self._window_start, start = self.source.view(self._position, fetch), self._position, 0
+            fetch = max(size, min(self.WINDOW, self.left))
+            self._window, self._window_start, start = bytes(self.source.view(self._position, fetch)), self._position, 0
         self._position += size
-        return bytes(self._window[start : start + size])
+        return self._window[start : start + size]
 
-    def view(self, nbytes: int) -> memoryview:
-        """Like `read`, without a copy where the source allows it."""
-        view = self.source.view(self._position, nbytes)
+    def private(self, nbytes: int) -> memoryview:
+        """Returns the next bytes to be written to, see `Source.private`."""
+        view = self.source.private(self._position, nbytes)
         self._position += nbytes
         return view
 

@@ -1,26 +1,37 @@
-"""The one place where bytes become torch tensors, and tensors bytes. Little-endian hosts only, like the stored numbers."""
+"""The one place where bytes become torch tensors, and tensors bytes. Numbers are stored as little-endian machines hold them."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from typing import Any
 
 from glft_schema.lazy import torch
 
+if sys.byteorder != "little":
+    raise ImportError("glft_schema views stored numbers as they are, and needs a little-endian machine")
+
 
 def tensor_over(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """Returns a tensor of `shape` over the bytes of `view`, in C order.
-
-    A writable view is taken as it is, a read-only one is copied: writing into the result never changes what was read.
-    """
+    """Returns a tensor of `shape` over the bytes of a writable `view`, in C order."""
     if math.prod(shape) == 0:
-        return torch.empty(*shape, dtype=dtype)
-    if view.readonly:
-        view = memoryview(bytearray(view))
-    return torch.frombuffer(view, dtype=dtype).view(*shape)
+        return torch.empty(list(shape), dtype=dtype)
+    return torch.frombuffer(view, dtype=dtype).view(list(shape))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the elements of `tensor` in C order as bytes, without a copy where it lies so in main memory already."""
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def write_all(stream: Any, data: bytes | memoryview) -> int:
+    """Writes all of `data`, in as many calls as the stream takes, and returns how many bytes that were."""
+    left = memoryview(data).cast("B")
+    while left:
+        written = stream.write(left)
+        if not written:
+            raise OSError("the stream takes no more bytes")
+        left = left[written:]
+    return len(data) if isinstance(data, bytes) else data.nbytes

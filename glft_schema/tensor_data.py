@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import construct
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.fields import Rule
+from glft_schema.fields import Check
+from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor, Source
+from glft_schema.tensor_bytes import write_all
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensors import Tensor
 
 COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-bit integer can count
 
 
-class TensorFits(Rule):
+class TensorFits(Check):
     """The rule that a row's type can hold its dims, and that its bytes can be counted."""
-
-    def __init__(self, id: str, field: str) -> None:
-        super().__init__(id, field, lambda row: True, "sizes that the type can hold and 64 bits can count")
 
     def check(self, context: Any, path: str) -> None:
         dims = context[self.field]
@@ -30,18 +31,29 @@ class TensorFits(Rule):
             raise FormatError(f"expected bytes that 64 bits can count, found {shown(list(dims))}", f"{path} -> {self.field}")
 
 
-class NamesOnce(Rule):
+class NamesOnce(Check):
     """The rule that no two rows of a table have the same name."""
-
-    def __init__(self, id: str, table: str) -> None:
-        super().__init__(id, table, lambda file: True, "each name once")
 
     def check(self, context: Any, path: str) -> None:
         seen: dict[str, int] = {}
         for i, row in enumerate(context[self.field]):
-            if (first := seen.setdefault(row["name"], i)) != i:
+            if (first := seen.setdefault(row.name, i)) != i:
                 where = f"{path} -> {self.field} -> {i} -> name"
-                raise FormatError(f"expected {self.expected}, found that of row {first} again", where)
+                raise FormatError(f"expected each name once, found that of row {first} again", where)
+
+
+class Place(NamedTuple):
+    """Where a row's payload lies in the region, and what it is: rows of equal places share one payload."""
+
+    offset: int
+    nbytes: int
+    dtype: TensorType
+    dims: tuple[int, ...]
+
+    @classmethod
+    def of(cls, row: Any) -> Place:
+        """Returns the place of a row of the table."""
+        return cls(row.offset, row.dtype.nbytes(row.dims), row.dtype, tuple(row.dims))
 
 
 class Gap(NamedTuple):
@@ -57,24 +69,27 @@ class TensorMap(Mapping[str, Tensor]):
     Attributes:
         start: where the region begins, in bytes from the start of the container.
         size: bytes of the region.
-        gaps: bytes that belong to no tensor, in order; they are kept when the file is built again.
+        gaps: bytes that belong to no tensor, in order; kept where the file is built again with the same table.
+        device: where the tensors go unless told otherwise.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], source: Source, start: int, gaps: Sequence[Gap]) -> None:
-        self._tensors = tensors
+    def __init__(self, rows: Sequence[Any], source: Source, start: int, gaps: Sequence[Gap]) -> None:
+        self._rows = {row.name: row for row in rows}
         self._source = source
         self.start = start
         self.size = source.size - start
         self.gaps = tuple(gaps)
+        self.device: str | torch.device = "cpu"
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        row = self._rows[name]
+        return Tensor(name, row.dims, row.dtype, row.offset, self._source, self.start, self.device)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._rows)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._rows)
 
     def __repr__(self) -> str:
         return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
@@ -85,6 +100,10 @@ class TensorMap(Mapping[str, Tensor]):
         last = self.gaps[-1] if self.gaps else Gap(0, 0)
         return last.nbytes if sum(last) == self.size else 0
 
+    def place(self, name: str) -> Place:
+        """Returns where a tensor's payload lies. Raises KeyError where there is none."""
+        return Place.of(self._rows[name])
+
     def gap_bytes(self, gap: Gap) -> memoryview:
         """Returns what stands in a gap."""
         return self._source.view(self.start + gap.offset, gap.nbytes)
@@ -93,9 +112,9 @@ class TensorMap(Mapping[str, Tensor]):
 class TensorData(construct.Construct):
     """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
 
-    Gaps, other orders and exact aliases (same offset, type and dims) are legal; other overlaps, and payloads that reach
-    outside the file, are not. Parses into a `TensorMap` without reading a payload; builds from a mapping of names to
-    payloads: a `Tensor`, the fields of its type, bytes, or anything with ``pieces()``. No size of its own.
+    Gaps, other orders and exact aliases (equal `Place`s) are legal; other overlaps, and payloads that reach outside the file,
+    are not. Parses into a `TensorMap` without reading a payload; builds from a mapping of names to payloads: a `Tensor`, the
+    fields of its type, bytes, or anything with ``pieces()``. No size of its own.
     """
 
     def __init__(self, table: str) -> None:
@@ -105,77 +124,114 @@ class TensorData(construct.Construct):
     def _parse(self, stream: Any, context: Any, path: str) -> TensorMap:
         if not isinstance(stream, Cursor):
             stream = Cursor(BytesSource(stream.read()))
-        source, start = stream.source, stream.tell()
-        rows = context[self.table]
-        tensors = [Tensor(row.name, row.dims, row.dtype, row.offset, source, start) for row in rows]
-        gaps = self._gaps(tensors, source.size - start, path)
+        source, start, rows = stream.source, stream.tell(), context[self.table]
+        size, end, gaps = source.size - start, 0, []
+        for i, place in self._in_order(rows, path):
+            where = self._offset_path(path, i)
+            if place.offset > size:
+                raise FormatError(f"expected at most {size}, the bytes of the region, found {place.offset}", where)
+            if place.offset + place.nbytes > size:
+                raise self._cut_off(rows[i], start, size, path)
+            if place.offset > end and place.nbytes:
+                gaps.append(Gap(end, place.offset - end))
+            end = max(end, place.offset + place.nbytes) if place.nbytes else end
         stream.seek(source.size)
-        return TensorMap({tensor.name: tensor for tensor in tensors}, source, start, gaps)
+        return TensorMap(rows, source, start, [*gaps, Gap(end, size - end)] if size > end else gaps)
 
-    def _gaps(self, tensors: Sequence[Tensor], size: int, path: str) -> list[Gap]:
-        """Returns the bytes between the tensors of a region of `size`; raises FormatError where they do not lie well."""
-        gaps, end, before = [], 0, None
-        for i, tensor in sorted(enumerate(tensors), key=lambda item: (item[1].offset, item[1].nbytes)):
-            where = f"{path.rpartition(' -> ')[0]} -> {self.table} -> {i} -> offset"
-            if tensor.offset > size:
-                raise FormatError(f"expected at most {size}, the bytes of the region, found {tensor.offset}", where)
-            if not tensor.nbytes:
-                continue
-            if before is not None and tensor.offset < end:
-                same = (tensor.offset, tensor.dtype, tensor.dims) == (before.offset, before.dtype, before.dims)
-                if not same:
-                    raise FormatError(f"expected no overlap, found bytes shared with tensor {shown(before.name)}", where)
-            elif tensor.offset > end:
-                gaps.append(Gap(end, tensor.offset - end))
-            if tensor.offset + tensor.nbytes > size:
-                raise self._cut_off(tensor, size, path)
-            end, before = tensor.offset + tensor.nbytes, tensor
-        return [*gaps, Gap(end, size - end)] if size > end else gaps
+    def _in_order(self, rows: Sequence[Any], path: str) -> list[tuple[int, Place]]:
+        """Returns the rows' numbers and places in the order of their offsets; raises FormatError where payloads overlap."""
+        places = sorted(((i, Place.of(row)) for i, row in enumerate(rows)), key=lambda item: item[1][:2])
+        end, before = 0, None
+        for i, place in places:
+            if place.nbytes:
+                if before is not None and place.offset < end and place != before[1]:
+                    problem = f"expected no overlap, found bytes shared with tensor {shown(rows[before[0]].name)}"
+                    raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
+                end, before = place.offset + place.nbytes, (i, place)
+        return places
 
-    def _cut_off(self, tensor: Tensor, size: int, path: str) -> TruncatedError:
+    def _offset_path(self, path: str, row: int) -> str:
+        return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
+
+    def _cut_off(self, row: Any, start: int, size: int, path: str) -> TruncatedError:
         """Returns the error for a payload that goes past the end, naming the first field of it that does."""
-        left = size - tensor.offset
-        for field, (start, nbytes) in tensor.dtype.places(tensor.dims).items():
-            if start + nbytes > left:
-                problem, where = (
-                    f"expected {nbytes} bytes, found {max(left - start, 0)}",
-                    f"{path} -> {shown(tensor.name)} -> {field}",
-                )
-                return TruncatedError(problem, where, tensor.position + start, tensor.name)
-        raise AssertionError("a payload that ends past the region has a field that does")
+        left = size - row.offset
+        places = row.dtype.places(row.dims).items()
+        field, (at, nbytes) = next((field, place) for field, place in places if sum(place) > left)
+        problem = f"expected {nbytes} bytes, found {max(left - at, 0)}"
+        return TruncatedError(problem, f"{path} -> {shown(row.name)} -> {field}", start + row.offset + at, row.name)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        pieces: dict[tuple[int, int], tuple[str, Iterable[memoryview | bytes]]] = {}
-        for row in context[self.table]:
-            nbytes = row.dtype.nbytes(row.dims)
+        rows = context[self.table]
+        if not isinstance(obj, Mapping):
+            raise FormatError(f"expected a mapping of names to payloads, found {shown(obj)}", path)
+        if unknown := [name for name in obj if name not in {row.name for row in rows}]:
+            raise FormatError(f"expected payloads of tensors in the table, found {shown(unknown[0])}", path)
+        gaps: list[tuple[int, memoryview]] = []
+        if isinstance(obj, TensorMap) and self._is_table_of(obj, rows):
+            gaps = [(gap.offset, obj.gap_bytes(gap)) for gap in obj.gaps]
+        end, written = 0, dict[Place, Any]()
+        for i, place in self._in_order(rows, path):
+            row, where = rows[i], f"{path} -> {shown(rows[i].name)}"
             if row.name not in obj:
-                raise FormatError(f"expected a payload for tensor {shown(row.name)}, found none", path)
-            pieces.setdefault((row.offset, nbytes), (row.name, payload_pieces(obj[row.name], row)))
-        if isinstance(obj, TensorMap):
-            pieces |= {(gap.offset, gap.nbytes): ("", [obj.gap_bytes(gap)]) for gap in obj.gaps}
-        end = 0
-        for (offset, nbytes), (name, parts) in sorted(pieces.items(), key=lambda item: item[0]):
-            if nbytes and offset < end:
-                raise FormatError(f"expected no overlap, found tensor {shown(name)} at {offset}, before {end}", path)
-            write_zeros(stream, offset - end)
-            written = sum(stream.write(part) for part in parts)
-            if written != nbytes:
-                raise FormatError(f"expected {nbytes} bytes, found {written}", path, tensor=name)
-            end = max(end, offset + nbytes)
+                raise FormatError("expected a payload, found none", where, tensor=row.name)
+            payload = obj[row.name]
+            if place in written:
+                if place.nbytes and not same_payload(payload, written[place], row):
+                    raise FormatError("expected the payload that stands at its place", where, tensor=row.name)
+                continue
+            written[place] = payload
+            while gaps and gaps[0][0] < place.offset:
+                end += write_all(stream, gaps.pop(0)[1])
+            end += write_zeros(stream, place.offset - end)
+            end += write_payload(payload, row, stream, where)
+            if place.nbytes and end != place.offset + place.nbytes:
+                found = end - place.offset
+                raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
+        for _, stored in gaps:
+            write_all(stream, stored)
         return obj
 
+    def _is_table_of(self, tensors: TensorMap, rows: Sequence[Any]) -> bool:
+        places = {row.name: Place.of(row) for row in rows}
+        return list(places) == list(tensors) and all(tensors.place(name) == place for name, place in places.items())
 
-def payload_pieces(payload: Any, row: Any) -> Iterable[memoryview | bytes]:
-    """Returns the bytes of one payload, in pieces: of whatever `TensorData` builds from."""
+
+def write_payload(payload: Any, row: Any, stream: Any, path: str) -> int:
+    """Writes one payload, of whatever `TensorData` builds from, and returns its bytes.
+
+    Raises:
+        FormatError: where it is not one of the row's type and dims.
+    """
+    if isinstance(payload, Tensor) and (payload.dtype, payload.dims) != (row.dtype, tuple(row.dims)):
+        found = f"{payload.dtype} {list(payload.dims)}"
+        raise FormatError(f"expected {row.dtype} {list(row.dims)}, found {found}", path, tensor=row.name)
     if hasattr(payload, "pieces"):
-        pieces: Iterable[memoryview | bytes] = payload.pieces()
-        return pieces
+        return sum(write_all(stream, piece) for piece in payload.pieces())
     if isinstance(payload, (bytes, bytearray, memoryview)):
-        return [bytes(payload)]
-    return [row.dtype.build(payload, row.dims)]
+        return write_all(stream, bytes(payload))
+    try:
+        row.dtype.write(payload, stream, row.dims, path)
+    except FormatError as error:
+        error.tensor = row.name
+        raise
+    return int(row.dtype.nbytes(row.dims))
 
 
-def write_zeros(stream: Any, nbytes: int) -> None:
-    """Writes padding."""
+def same_payload(one: Any, other: Any, row: Any) -> bool:
+    """Tells whether two payloads of a row are the same bytes."""
+    if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_same_place(other)):
+        return True
+    written = []
+    for payload in (one, other):
+        stream = io.BytesIO()
+        write_payload(payload, row, stream, "")
+        written.append(stream.getvalue())
+    return written[0] == written[1]
+
+
+def write_zeros(stream: Any, nbytes: int) -> int:
+    """Writes padding, and returns its bytes."""
     for start in range(0, nbytes, 1 << 20):
-        stream.write(bytes(min(nbytes - start, 1 << 20)))
+        write_all(stream, bytes(min(nbytes - start, 1 << 20)))
+    return max(nbytes, 0)

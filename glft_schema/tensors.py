@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
 
@@ -30,16 +31,23 @@ class Tensor:
         device: where `dequantize` and slices put their result unless told otherwise.
     """
 
-    __slots__ = ("_source", "device", "dims", "dtype", "name", "nbytes", "offset", "position")
-
-    def __init__(self, name: str, dims: Sequence[int], dtype: TensorType, offset: int, source: Source, data_start: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        dims: Sequence[int],
+        dtype: TensorType,
+        offset: int,
+        source: Source,
+        data_start: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
         self.name = name
         self.dims = tuple(dims)
         self.dtype = dtype
         self.offset = offset
         self.position = data_start + offset
         self.nbytes = dtype.nbytes(dims)
-        self.device: str | torch.device = "cpu"
+        self.device = device
         self._source = source
 
     def __repr__(self) -> str:
@@ -50,14 +58,21 @@ class Tensor:
         """The sizes in torch's order."""
         return self.dims
 
+    def is_same_place(self, other: Tensor) -> bool:
+        """Tells whether the payload is the same bytes of the same open file as that of `other`."""
+        return (self._source, self.position, self.nbytes) == (other._source, other.position, other.nbytes)
+
     @property
     def raw(self) -> memoryview:
-        """The payload as it is in the file, read-only."""
+        """The payload as it is in the file, read-only. Raises as `dequantize`."""
         return self._source.view(self.position, self.nbytes).toreadonly()
 
     @property
     def payload(self) -> Record:
-        """The payload's fields as torch tensors, such as ``payload.scales``; views of the mapped file where it is one."""
+        """The payload's fields as torch tensors, such as ``payload.scales``; views of the mapped file where it is one.
+
+        Raises as `dequantize`.
+        """
         return self.dtype.parse(Cursor(self._source, self.position), self.dims)
 
     def pieces(self) -> Iterator[memoryview]:
@@ -73,12 +88,13 @@ class Tensor:
             device: where to put them; the file's device unless given.
 
         Returns:
-            A tensor of `shape`. Floats kept in their dtype on the CPU are a view of the mapped file, which writing into them
-            does not change.
+            A tensor of `shape`. Floats kept in their dtype on the CPU are a view of the mapped file. Writing into them changes
+            neither the file nor what is built from it, but other views of the same open file.
 
         Raises:
             ClosedError: after the file was closed.
             TruncatedError: where the file has become shorter since it was opened.
+            ValueError: where `dtype` is not a float dtype.
         """
         out, columns = matrix(self.dims)
         return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
@@ -86,14 +102,16 @@ class Tensor:
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
         """Returns a part of the tensor, as indexing a torch tensor with integers, slices and ``...`` does.
 
-        Reads no bytes before the first number asked for in a row, nor after the last, but for those that share a scale.
+        Reads, in each row asked for, the bytes from the first number to the last, and those that share a scale with them.
 
         Raises:
             IndexError: as torch does; for a step below 1, and for other kinds of index, too.
+            ClosedError, TruncatedError: as `dequantize`.
         """
+        self._source.check_open()
         ranges, dropped = self._ranges(index)
         kept = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
-        if 0 in kept or 0 in self.dims:
+        if 0 in kept:
             return torch.empty(kept, dtype=self.dtype.dtype, device=self.device)
         rows, inner = (ranges[0], ranges[1:]) if ranges else (range(1), [])
         strides = [matrix(self.dims[axis:])[1] for axis in range(1, len(self.dims))]
@@ -101,34 +119,38 @@ class Tensor:
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
         unit = self.dtype.unit(self.dims)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
-        block = self._numbers(range(rows[0], rows[-1] + 1), columns, None, None)
+        block = self._numbers(rows, columns, None, None)
         down, across = block.stride()
-        steps = [down * rows.step, *(across * stride * part.step for part, stride in zip(inner, strides, strict=True))]
+        steps = [down, *(across * stride * part.step for part, stride in zip(inner, strides, strict=True))]
         steps = [step for step, drop in zip(steps, dropped, strict=False) if not drop]
         part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
-        return part if part.numel() == block.numel() or self.dtype.exact else part.clone()
+        is_view = self._source.mapped and self.dtype.exact is not None
+        return part if is_view or part.numel() == block.numel() else part.clone()
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
         """Returns the numbers asked for along each dim, and whether the dim goes from the result."""
         parts = list(index) if isinstance(index, tuple) else [index]
-        if parts.count(...) > 1:
+        ellipses = [at for at, part in enumerate(parts) if part is ...] or [len(parts)]
+        if len(ellipses) > 1:
             raise IndexError("an index can have a single ellipsis ('...')")
-        if ... not in parts:
-            parts.append(...)
-        if len(parts) - 1 > len(self.dims):
+        missing = len(self.dims) - sum(part is not ... for part in parts)
+        if missing < 0:
             raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.dims)} dims")
-        at = parts.index(...)
-        parts[at : at + 1] = [slice(None)] * (len(self.dims) - len(parts) + 1)
+        parts[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
         ranges = []
         for axis, (part, size) in enumerate(zip(parts, self.dims, strict=True)):
             if isinstance(part, slice) and (part.step is None or part.step > 0):
                 ranges.append(range(size)[part])
-            elif isinstance(part, int) and not isinstance(part, bool):
-                if not -size <= part < size:
-                    raise IndexError(f"index {part} is out of bounds for dim {axis} of size {size}")
-                ranges.append(range(part % size, part % size + 1))
-            else:
+                continue
+            try:
+                at = None if isinstance(part, (bool, slice, EllipsisType)) else operator.index(part)  # numpy's, too
+            except TypeError:
+                at = None
+            if at is None:
                 raise IndexError(f"expected integers, slices with a step above 0, and ..., found {shown(part)}")
+            if not -size <= at < size:
+                raise IndexError(f"index {at} is out of bounds for dim {axis} of size {size}")
+            ranges.append(range(at % size, at % size + 1))
         return ranges, [not isinstance(part, slice) for part in parts]
 
     def _numbers(

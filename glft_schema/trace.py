@@ -15,7 +15,8 @@ ROOTS = ("(parsing)", "(building)", "(sizeof)")
 
 def plain_path(path: str | None) -> str:
     """Returns construct's path without its root: ``(parsing) -> header -> version`` becomes ``header -> version``."""
-    return " -> ".join(part for part in (path or "").split(" -> ") if part and part not in ROOTS)
+    root, _, rest = (path or "").partition(" -> ")
+    return rest if root in ROOTS else path or ""  # a root alone has no rest
 
 
 @dataclass

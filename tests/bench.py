@@ -78,7 +78,7 @@ def measure(threads: int) -> list[dict[str, object]]:
         fields = type_.encode(weights, "w")
         seconds = best_seconds(lambda f=fields, t=type_: dequantize_chunks(t.dequantize, f, out))
         add(f"{type_} dequantize", type_, seconds, best_seconds(lambda f=fields, n=naive_dequantize: n(**f)))
-        seconds = best_seconds(lambda f=fields, t=type_: quantize_chunks(t.quantize, weights, f, torch.float32))
+        seconds = best_seconds(lambda f=fields, t=type_: quantize_chunks(t.quantize, weights, f, torch.float32, t.faults, "w"))
         add(f"{type_} quantize", type_, seconds, best_seconds(lambda n=naive_quantize_: n(weights)))
     return rows
 

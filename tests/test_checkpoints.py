@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from random import Random
 
 import pytest
 import safetensors.torch
@@ -90,11 +92,28 @@ def test_folders_without_one_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: {"model_state_dict": s}]
+)
 @pytest.mark.parametrize("zipped", [True, False])
 def test_torch_files(tmp_path: Path, wrap: object, zipped: bool) -> None:
     torch.save(wrap(STATE), tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
     assert_state(tmp_path / "model.pt")
+
+
+def test_mutated_files_raise_what_is_documented(tmp_path: Path) -> None:
+    random = Random(0)
+    torch.save(STATE, tmp_path / "model.pt")
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    for name in ("model.pt", "model.safetensors"):
+        good = (tmp_path / name).read_bytes()
+        for _ in range(300):
+            bad = bytearray(good)
+            for _ in range(random.randint(1, 8)):
+                bad[random.randrange(len(bad))] = random.randrange(256)
+            (tmp_path / "bad").write_bytes(bad)
+            with contextlib.suppress(FormatError, TensorError):
+                open_checkpoint(tmp_path / "bad")
 
 
 def test_tied_tensors_of_a_torch_file_stay_tied(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,13 @@ def test_export_inspect_verify(source: Path, tmp_path: Path) -> None:
 
     inspected = glft("inspect", out)
     assert inspected.returncode == 0
-    for part in ("GLFT, version 1, 3 tensors", "arch = a=b", "  fc.weight  ", "[4, 128]", "Q4_per_group_64 nibbles"):
+    for part in (
+        "GLFT, 512 bytes, version 1, n_tensors 3, metadata_len 8",
+        "arch = a=b",
+        "  fc.weight  ",
+        "[4, 128]",
+        "Q4_per_group_64 nibbles",
+    ):
         assert part in inspected.stdout
 
     verified = glft("verify", out, "--against", source)
@@ -147,3 +154,71 @@ assert "torch" not in sys.modules
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for verb in ("export", "inspect", "lab", "verify"):
         assert verb in done.stdout
+
+
+def test_lab(tmp_path: Path) -> None:
+    done = glft("lab", "--out", tmp_path / "out", "--steps", 1, "--tied")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "q4_per_group_64" in done.stdout
+    assert (tmp_path / "out" / "minigpt.gguf-lite").exists()
+    assert_refused(glft("lab", "--out", "/dev/null/x", "--steps", 1), "Not a directory")
+
+
+def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
+    code = """
+import sys
+from glft_schema.lab import run
+run.LEAST_SAVING["q8_per_channel"] = 5.0
+from glft_schema.cli import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, "lab", "--out", tmp_path, "--steps", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("glft: q8_per_channel: expected a file at least 5 times smaller, found 3.")
+
+
+def test_a_bar_where_there_is_a_terminal(source: Path, tmp_path: Path) -> None:
+    code = """
+import pty, sys
+command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *sys.argv[1:]]
+sys.exit(pty.spawn(command) >> 8)
+"""
+    command = [sys.executable, "-c", code, "export", source, tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=True)
+    assert "writing out" in done.stdout
+
+
+def test_names_that_the_terminal_does_not_have(four_types: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", "inspect", four_types]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert r"note = a=b \xfc\xdf" in done.stdout
+
+
+def test_the_source_is_not_written_over(source: Path) -> None:
+    before = source.read_bytes()
+    assert_refused(glft("export", source, source), "expected another file to write to")
+    assert source.read_bytes() == before
+
+
+def test_the_file_to_blame(source: Path, four_types: Path, tmp_path: Path) -> None:
+    assert_refused(glft("export", source, "/dev/full"), "glft: /dev/full: '/dev/full' is not a regular file")
+    (tmp_path / "cut").write_bytes(golden("four_types")[:60])
+    assert_refused(glft("verify", tmp_path / "cut", "--against", source), "cut: descriptors")
+    done = glft("verify", four_types, "--against", tmp_path / "missing.safetensors")
+    assert (done.returncode, "missing.safetensors: No such file" in done.stderr) == (2, True)
+
+
+def test_a_reader_that_stops_early(four_types: Path) -> None:
+    command = f"{sys.executable} -c 'from glft_schema.cli import main; main()' inspect {four_types} | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+
+
+def test_entries_of_a_torch_file_that_are_no_tensors(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "step": 3}, tmp_path / "model.pt")
+    assert_refused(glft("export", tmp_path / "model.pt", tmp_path / "out"), "tensor 'step': expected a torch.Tensor, found 3")
+    assert glft("export", tmp_path / "model.pt", tmp_path / "out", "--exclude", "step").returncode == 0
+    assert glft("verify", tmp_path / "out", "--against", tmp_path / "model.pt", "--exclude", "step").returncode == 0

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import pickle
 import re
 import subprocess
 import sys
+import time
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import construct
+import numpy as np
 import pytest
 import torch
 
@@ -40,9 +43,9 @@ class RecordingSource(BytesSource):
         super().__init__(data)
         self.asked: list[tuple[int, int]] = []
 
-    def view(self, start: int, nbytes: int) -> memoryview:
+    def private(self, start: int, nbytes: int) -> memoryview:
         self.asked.append((start, nbytes))
-        return super().view(start, nbytes)
+        return super().private(start, nbytes)
 
 
 def test_regions_by_attribute_and_by_key(path: Path) -> None:
@@ -55,7 +58,12 @@ def test_regions_by_attribute_and_by_key(path: Path) -> None:
         assert list(file.keys()) == ["a", "b", "fc1", "fc2"]
         assert file.info("fc2").nbytes == 34
         assert {"header", "metadata", "n_tensors"} <= {*dir(file), *dir(file.header)}
-        with pytest.raises(AttributeError, match="no field 'headers'; the fields are header, metadata, descriptors, data"):
+        assert "n_tensors" not in file.header
+        assert file.header.get("n_tensors") is None
+        assert file.header.counts == {"n_tensors": 4, "metadata_len": 22}
+        with pytest.raises(AttributeError, match="no field 'magics'; the fields are magic, version"):
+            _ = file.header.magics
+        with pytest.raises(AttributeError, match="no region 'headers'; the regions are header, metadata, descriptors, data"):
             _ = file.headers
         with pytest.raises(KeyError):
             file.get_tensor("fc3")
@@ -181,7 +189,7 @@ def test_slice_reads_only_its_bytes() -> None:
                 {"name": "q8", "dims": [6, 64], "dtype": "Q8_per_channel"},
                 {"name": "q4", "dims": [6, 256], "dtype": "Q4_per_group_64"},
             ],
-            "data": {"f32": {"weights": q8}, "q8": bytes(12 + 384), "q4": bytes(48 + 768)},
+            "data": {"f32": {"weights": q8.view(6, 2, 32)}, "q8": bytes(12 + 384), "q4": bytes(48 + 768)},
         }
     )
     source = RecordingSource(built)
@@ -190,7 +198,8 @@ def test_slice_reads_only_its_bytes() -> None:
     cases = [
         ("f32", (3,), [(f32 + 3 * 256, 256)]),
         ("f32", (3, 1, 30), [(f32 + 3 * 256 + 62 * 4, 4)]),
-        ("f32", (slice(1, 3), 0), [(f32 + 256, 256 + 128)]),
+        ("f32", (slice(1, 3), 0), [(f32 + 256, 128), (f32 + 512, 128)]),
+        ("f32", (slice(0, 6, 4),), [(f32, 256), (f32 + 4 * 256, 256)]),
         ("q8", (slice(3, 5),), [(q8_start + 6, 4), (q8_start + 12 + 3 * 64, 128)]),
         ("q8", (2, 7), [(q8_start + 4, 2), (q8_start + 12 + 2 * 64 + 7, 1)]),
         ("q4", (5, 100), [(q4 + 2 * (5 * 4 + 1), 2), (q4 + 48 + 5 * 128 + 32, 32)]),
@@ -287,3 +296,113 @@ def test_threads_share_an_open_file(path: Path) -> None:
 
 def test_file_is_exported() -> None:
     assert isinstance(Container.parse(FOUR_TYPES), File)
+
+
+def test_numpys_integers_are_indices_and_its_arrays_are_not() -> None:
+    tensor = Container.parse(FOUR_TYPES).tensors["fc1"]
+    assert torch.equal(tensor[np.int64(1)], tensor[1])
+    with pytest.raises(IndexError, match="expected integers, slices with a step above 0"):
+        tensor[np.array([0, 1])]
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_closing_while_others_read(path: Path, mmap: bool) -> None:
+    """A read gets the right numbers or ClosedError, also where the system reuses the file's descriptor at once."""
+    expected = Container.parse(FOUR_TYPES).get_tensor("fc2")
+
+    def read(tensor: glft_schema.Tensor) -> int:
+        reads = 0
+        with contextlib.suppress(ClosedError):
+            while reads < 10_000:
+                assert torch.equal(tensor.dequantize(), expected)
+                reads += 1
+        return reads
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(30):
+            file = glft_schema.open(path, mmap=mmap)
+            reading = pool.submit(read, file.tensors["fc2"])
+            time.sleep(0.002)
+            file.close()
+            others = [os.open("/dev/zero", os.O_RDONLY) for _ in range(3)]
+            assert reading.result() < 10_000
+            for other in others:
+                os.close(other)
+
+
+def test_writing_into_a_view_changes_nothing_that_is_built(path: Path) -> None:
+    with glft_schema.open(path) as file:
+        file.get_tensor("a").zero_()
+        file.tensors["fc1"].payload.codes.zero_()
+        assert Container.build(file) == FOUR_TYPES
+        assert file == Container.parse(FOUR_TYPES)
+        assert bytes(file.tensors["a"].raw) == bytes.fromhex("0000C0BF")
+
+
+def test_a_small_slice_of_a_file_read_in_pieces_keeps_little(tmp_path: Path) -> None:
+    save_file({"w": torch.randn(64, 1000), "q": torch.randn(64, 1024)}, tmp_path / "f", schemes={"q": "q4_per_group_64"})
+    with glft_schema.open(tmp_path / "f", mmap=False) as file, glft_schema.open(tmp_path / "f") as mapped:
+        for name, index in (("w", (slice(None), 0)), ("w", slice(None, None, 32)), ("q", (slice(0, 64, 32), slice(70, 80)))):
+            part = file.get_slice(name)[index]
+            assert torch.equal(part, mapped.get_slice(name)[index])
+            assert torch.equal(part, mapped.get_tensor(name)[index])
+            assert part.untyped_storage().nbytes() < 10_000
+
+
+def test_a_device_of_ones_own(path: Path) -> None:
+    with glft_schema.open(path, device="meta") as file:
+        assert file.device == "meta"
+        assert file.get_tensor("a").device.type == "meta"
+        file.device = "cpu"
+        assert file.tensors["a"].dequantize().device.type == "cpu"
+
+
+class Failing(BytesSource):
+    """Fails at the first reading, as a connection may."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.failed = False
+
+    def view(self, start: int, nbytes: int) -> memoryview:
+        if start and not self.failed:
+            self.failed = True
+            raise TruncatedError("expected more, found a lost connection")
+        return super().view(start, nbytes)
+
+
+def test_a_source_that_fails_once() -> None:
+    data = FOUR_TYPES + bytes(1 << 17)
+    data = data[:8] + (1 << 20).to_bytes(4, "little") + data[12:]
+    with pytest.raises(TruncatedError):
+        parse_source(Failing(data))
+
+
+def test_errors_inside_other_constructs_have_the_whole_path() -> None:
+    package = construct.Struct("weights" / Container)
+    with pytest.raises(FormatError) as caught:
+        package.parse(FOUR_TYPES[:20])
+    assert caught.value.path == "weights -> metadata"
+    with pytest.raises(FormatError) as caught:
+        package.build({"weights": {"metadata": {"": ""}}})
+    assert caught.value.path == "weights -> metadata"
+
+
+def test_an_error_says_which_file(path: Path) -> None:
+    path.write_bytes(FOUR_TYPES[:20])
+    with pytest.raises(FormatError) as caught:
+        glft_schema.open(path)
+    assert caught.value.file == str(path)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.file, again.offset) == (str(caught.value), str(path), 16)
+
+
+def test_many_bad_files_leave_no_descriptors_behind(path: Path) -> None:
+    path.write_bytes(FOUR_TYPES[:150])
+    before, kept = len(os.listdir("/proc/self/fd")), []
+    for mmap in (True, False):
+        for _ in range(20):
+            with pytest.raises(FormatError) as caught:
+                glft_schema.open(path, mmap=mmap)
+            kept.append(caught)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import struct
+from pathlib import Path
 
 import pytest
+import torch
 
 from glft_schema import Container, FormatError, LimitError, TruncatedError
 from tests import reference
@@ -265,21 +268,67 @@ UNBUILDABLE = {
         {"descriptors": [{"name": "a", "dims": [], "dtype": 0, "offset": 0}, {"name": "b", "dims": [], "dtype": 0}]},
         "expected an offset in every row or in none, found 1 in 2 rows",
     ),
-    "no payload": ({"descriptors": [{"name": "w", "dims": [], "dtype": 0}]}, "expected a payload for tensor 'w', found none"),
+    "no payload": (
+        {"descriptors": [{"name": "w", "dims": [], "dtype": 0}]},
+        "data -> 'w': expected a payload, found none",
+    ),
     "short payload": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": b"123"}},
-        "expected 4 bytes, found 3",
+        "data -> 'w': expected 4 bytes, found 3",
     ),
     "payload of no tensor": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": {"weights": [1.0]}}},
         "expected a torch.Tensor, found",
+    ),
+    "rows that are no sequence": ({"descriptors": None}, "descriptors: expected a sequence, found None"),
+    "dims that are no sequence": (
+        {"descriptors": [{"name": "w", "dims": 3, "dtype": 0}]},
+        "descriptors -> 0 -> dims: expected a sequence, found 3",
+    ),
+    "dims that are no integers": (
+        {"descriptors": [{"name": "w", "dims": [1.0], "dtype": 0}]},
+        "descriptors -> 0 -> dims: expected integers, found 1.0",
+    ),
+    "a name that is no text": ({"descriptors": [{"name": 3, "dims": [], "dtype": 0}]}, "descriptors -> 0 -> name: expected"),
+    "a type that is no type": ({"descriptors": [{"name": "w", "dims": [], "dtype": True}]}, "expected a GLFT type"),
+    "a type that cannot be looked up": ({"descriptors": [{"name": "w", "dims": [], "dtype": []}]}, "expected a GLFT type"),
+    "metadata that is no mapping": ({"metadata": "a=1"}, "metadata: expected a mapping of text to text, found 'a=1'"),
+    "payloads that are no mapping": ({"data": None}, "data: expected a mapping of names to payloads, found None"),
+    "a payload of no row": ({"data": {"w": b""}}, "data: expected payloads of tensors in the table, found 'w'"),
+    "one place, two types": (
+        {
+            "descriptors": [{"name": n, "dims": [d], "dtype": t, "offset": 0} for n, d, t in (("a", 1, 0), ("b", 2, 1))],
+            "data": {"a": bytes(4), "b": bytes(4)},
+        },
+        "descriptors -> 1 -> offset: expected no overlap",
+    ),
+    "one place, two payloads": (
+        {
+            "descriptors": [{"name": n, "dims": [], "dtype": 0, "offset": 0} for n in "ab"],
+            "data": {"a": b"1111", "b": b"2222"},
+        },
+        "data -> 'b': expected the payload that stands at its place (tensor 'b')",
+    ),
+    "fields of the wrong type": (
+        {
+            "descriptors": [{"name": "w", "dims": [2], "dtype": 0}],
+            "data": {"w": {"weights": torch.zeros(2, dtype=torch.float16)}},
+        },
+        "data -> 'w' -> weights: expected torch.float32 [2], found torch.float16 [2] (tensor 'w')",
+    ),
+    "a tensor of another type": (
+        {
+            "descriptors": [{"name": "b", "dims": [1], "dtype": 0}],
+            "data": {"b": Container.parse(golden("four_types")).tensors["b"]},
+        },
+        "data -> 'b': expected F32 [1], found F16 [3] (tensor 'b')",
     ),
     "overlap": (
         {
             "descriptors": [{"name": n, "dims": [], "dtype": 0, "offset": o} for n, o in (("a", 0), ("b", 2))],
             "data": {"a": bytes(4), "b": bytes(4)},
         },
-        "expected no overlap, found tensor 'b' at 2, before 4",
+        "descriptors -> 1 -> offset: expected no overlap, found bytes shared with tensor 'a'",
     ),
 }
 
@@ -290,6 +339,52 @@ def test_values_that_are_no_file(case: str) -> None:
     with pytest.raises(FormatError) as caught:
         Container.build(value)
     assert message in str(caught.value)
+
+
+def test_rebuilding_with_another_table_drops_the_gaps() -> None:
+    file = Container.parse(golden("loose_layout"))
+    rows = [{"name": row.name, "dims": row.dims, "dtype": row.dtype} for row in file.descriptors]
+    relaid = Container.parse(Container.build({"descriptors": rows, "data": file.tensors}))
+    assert not relaid.tensors.gaps
+    assert {name: bytes(tensor.raw) for name, tensor in relaid.tensors.items()} == {
+        name: bytes(tensor.raw) for name, tensor in file.tensors.items()
+    }
+    part = [row for row in file.descriptors if row.name == "y"]
+    kept = Container.parse(Container.build({"descriptors": part, "data": {"y": file.tensors["y"]}}))
+    assert kept.tensors["y"].dequantize().tolist() == [1, 2]
+    assert kept.tensors.size == 6
+
+
+def test_changing_only_the_metadata_keeps_gaps_and_trailing_bytes() -> None:
+    file = Container.parse(golden("loose_layout"))
+    changed = Container.parse(Container.build({**file.regions, "metadata": {"other": "text"}}))
+    assert [bytes(changed.tensors.gap_bytes(gap)) for gap in changed.tensors.gaps] == [b"\xaa\xbb", b"\xcc", b"\xdd\xee"]
+
+
+def test_aliases_build_from_equal_payloads() -> None:
+    rows = [{"name": name, "dims": [], "dtype": 0, "offset": 0} for name in "ab"]
+    built = Container.build({"descriptors": rows, "data": {"a": b"1234", "b": bytearray(b"1234")}})
+    assert Container.parse(built).tensors.size == 4
+
+
+def test_a_stream_that_takes_a_little_at_a_time() -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: bytes) -> int:
+            return super().write(bytes(data[:8]))
+
+    stream = Slow()
+    Container.build_stream(Container.parse(golden("four_types")), stream)
+    assert stream.getvalue() == golden("four_types")
+
+
+def test_metadata_beyond_the_limit_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    size = (1 << 28) + 1
+    with path.open("wb") as stream:
+        stream.write(struct.pack("<IIII", 0x474C4654, 1, 0, size))
+        stream.truncate(16 + size)
+    with pytest.raises(LimitError, match="metadata: expected at most 268435456 bytes, a limit of this reader, found 268435457"):
+        Container.parse_file(path)
 
 
 def test_hostile_names_are_shown_escaped_and_short() -> None:

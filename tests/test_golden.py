@@ -81,7 +81,7 @@ def test_values_build_the_golden_file() -> None:
                 {"name": "fc2", "dims": [1, 64], "dtype": "Q4_per_group_64"},
             ],
             "data": {
-                "a": {"weights": torch.tensor([[-1.5]])},
+                "a": {"weights": torch.tensor(-1.5)},
                 "b": bytes.fromhex("003C 0100 007E"),
                 "fc1": {"scales": torch.tensor([0.5, -2.0], dtype=torch.float16), "codes": codes},
                 "fc2": {"scales": torch.tensor([[0.25]], dtype=torch.float16), "nibbles": nibbles},

@@ -96,6 +96,9 @@ def test_report_answers_the_three_questions_from_the_numbers(out: Path, manifest
         f"| Q4_per_group_64 nibbles | {q4['bytes']['Q4_per_group_64 nibbles']:,} |",
         f"{manifest['torch_save_bytes']:,}",
         "The round trip costs nothing",
+        "- 3 times, which the lab asks of q8_per_channel, needs all up to",
+        "- 6 times, which the lab asks of q4_per_group_64, needs all up to `and the token embedding and the head`.",
+        "`layers.N.ln1.weight`",
         "| layers.1.mlp.fc2 | 0 | 0 |",
         "![Bytes of the files, to scale](bytes.svg)",
     ):

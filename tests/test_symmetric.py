@@ -107,14 +107,15 @@ def test_scale_that_underflows_gives_zeros_and_a_warning_with_the_name() -> None
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
-        (float("nan"), "NaN cannot be quantized"),
-        (float("inf"), "an infinity cannot be quantized"),
-        (float("-inf"), "an infinity cannot be quantized"),
+        (float("nan"), "NaN and infinities cannot be quantized"),
+        (float("inf"), "NaN and infinities cannot be quantized"),
+        (float("-inf"), "NaN and infinities cannot be quantized"),
     ],
 )
 def test_nan_and_infinities_are_refused_at_the_first_index(type_: object, bad: float, problem: str) -> None:
     w = torch.ones(3, 2, 64)
-    w[1, 1, 5] = w[2, 0, 0] = bad
+    w[1, 1, 5] = bad
+    w[2, 0, 0] = float("nan")
     with pytest.raises(TensorError, match=problem) as caught:
         type_.encode(w, "layers.0")
     assert (caught.value.tensor, caught.value.index) == ("layers.0", (1, 1, 5))
@@ -186,7 +187,7 @@ def test_nibbles_pack_low_first_in_twos_complement() -> None:
         (torch.ones(4), r"expected float weights \[out, in\], found torch.float32 \[4\]"),
         (torch.ones(2, 4, dtype=torch.int32), r"found torch.int32 \[2, 4\]"),
         (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
-        (torch.ones(2, 66), "expected rows that are a multiple of 64 long, found 66"),
+        (torch.ones(2, 66), "expected rows that are whole groups of 64, found 66 weights"),
     ],
 )
 def test_tensors_that_cannot_be_quantized(w: torch.Tensor, message: str) -> None:
@@ -199,8 +200,13 @@ def test_fake_quantize_knows_the_schemes() -> None:
     assert torch.equal(fake_quantize(w, "f32"), w)
     assert torch.equal(fake_quantize(w, "f16"), w.half().float())
     for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
-        with pytest.raises(SchemeError, match=f"expected f32, f16, q8_per_channel or q4_per_group_N, found '{scheme}'"):
+        with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
             fake_quantize(w, scheme)
+    with pytest.raises(TensorError, match="a finite number is too large"):
+        fake_quantize(torch.tensor([[7e4]]), "f16")
+    for group in (0, -4):
+        with pytest.raises(TensorError, match=f"expected rows that are whole groups of {group}, found 64 weights"):
+            quantize_symmetric_per_group(torch.ones(1, 64), group)
 
 
 @pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64])

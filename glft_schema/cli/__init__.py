@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 
@@ -25,6 +26,9 @@ for verb in (export, inspect, lab, verify):
 def main() -> None:
     """Runs the command line."""
     warnings.showwarning = _one_line
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding does not have
     app()
 
 

@@ -11,7 +11,6 @@ from glft_schema.checkpoints import open_checkpoint
 from glft_schema.cli.terminal import Exclude, blame, progress_bar, safe, table
 from glft_schema.errors import SchemeError
 from glft_schema.export import WrittenTensor, save_file
-from glft_schema.schemes import leave_out
 
 
 def export(
@@ -33,9 +32,12 @@ def export(
     later patterns over earlier ones.
     """
     with blame(source):
+        if out.exists() and out.samefile(source):
+            raise SchemeError("expected another file to write to, found the one to be read")
+        stored = open_checkpoint(source, exclude or [])
+    with blame(out):
         schemes = _pairs(scheme or [], "*")
         entries = _pairs(metadata or [], None)
-        stored = leave_out(open_checkpoint(source), exclude or [])
         total = sum(tensor.numel for tensor in stored.values()) or 1
         done = 0
         with progress_bar(f"writing {out.name}") as bar:

@@ -29,7 +29,7 @@ def as_data(file: File) -> dict[str, Any]:
         "file": file.name,
         "format": file.format.name,
         "bytes": file.nbytes,
-        "header": dict(file.header),
+        "header": {**file.header, **file.header.counts},
         "metadata": dict(file.metadata),
         "tensors": [
             {
@@ -49,8 +49,9 @@ def as_data(file: File) -> dict[str, Any]:
 
 def as_text(file: File) -> str:
     """Returns the same for people."""
-    header = ", ".join(f"{name} {value}" for name, value in file.header.items() if name != "magic")
-    lines = [f"{safe(file.name)}: {file.format.name}, {header}, {len(file.tensors)} tensors, {file.nbytes:,} bytes"]
+    fields = {**file.header, **file.header.counts}
+    header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
+    lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}"]
     lines += ["", "metadata"] if file.metadata else []
     lines += [f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items()]
     rows = [

@@ -22,11 +22,14 @@ Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leav
 
 @contextmanager
 def blame(path: os.PathLike[str]) -> Iterator[None]:
-    """Turns an error about `path` into one line on stderr and exit code 2."""
+    """Turns an error about `path`, or about the file that it names itself, into one line on stderr and exit code 2."""
     try:
         yield
     except (FormatError, TensorError, SchemeError) as error:
         reason = str(error)
+        path = Path(getattr(error, "file", None) or path)
+    except BrokenPipeError:
+        raise  # whoever reads our output has had enough
     except OSError as error:
         reason = error.strerror or str(error)
         path = Path(error.filename) if isinstance(error.filename, str) else path

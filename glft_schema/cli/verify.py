@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glft_schema.checkpoints import open_checkpoint
+from glft_schema.checkpoints import StoredTensor, open_checkpoint
 from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
 from glft_schema.container import Container
 from glft_schema.file import File
-from glft_schema.schemes import leave_out
 from glft_schema.verify import Comparison, compare
 
 
@@ -32,7 +32,8 @@ def verify(
         if against is None:
             return
         with blame(against):
-            results = _compare(parsed, against, exclude or [])
+            source = open_checkpoint(against, exclude or [])
+        results = _compare(parsed, source)
     failed = [result for result in results if result.problem or not result.error <= tolerance]
     worst = max((result.error for result in results), default=0.0)
     if failed:
@@ -43,8 +44,7 @@ def verify(
     print(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
 
 
-def _compare(file: File, against: Path, exclude: list[str]) -> list[Comparison]:
-    source = leave_out(open_checkpoint(against), exclude)
+def _compare(file: File, source: Mapping[str, StoredTensor]) -> list[Comparison]:
     results = []
     with progress_bar("comparing") as bar:
         for result in compare(file, source):

@@ -14,13 +14,9 @@ def byte_counts(file: File) -> dict[str, int]:
     """
     counts = {span.path: span.end - span.start for span in trace_regions(file) if span.end is not None}
     del counts["data"]
-    shared = set()
-    for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.offset):
-        for field, (start, nbytes) in tensor.dtype.places(tensor.dims).items():
-            place = (tensor.offset + start, nbytes)
-            if place not in shared and nbytes:
-                shared.add(place)
-                key = f"{tensor.dtype} {field}"
-                counts[key] = counts.get(key, 0) + nbytes
+    for place in sorted({file.tensors.place(name) for name in file.tensors}, key=lambda place: place.offset):
+        for field, (_, nbytes) in place.dtype.places(place.dims).items():
+            if nbytes:
+                counts[f"{place.dtype} {field}"] = counts.get(f"{place.dtype} {field}", 0) + nbytes
     counts["gaps"] = sum(gap.nbytes for gap in file.tensors.gaps)
     return counts

@@ -7,15 +7,17 @@ One after another without padding. DATA begins where the last descriptor ends, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 import construct
 from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, PrefixedArray, len_, this
 
 from glft_schema.errors import FormatError, LimitError, shown
-from glft_schema.fields import Count, Rule, Struct, Table, TypeCode
+from glft_schema.fields import Count, Rule, Struct, Table, TypeCode, bytes_left
 from glft_schema.formats.format import Format
+from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types import TypeTable
 from glft_schema.tensor_types.plain import F16, F32
@@ -25,20 +27,33 @@ MAGIC = 0x474C4654  # stored little-endian: the file starts with 54 46 4C 47
 SWAPPED_MAGIC = 0x54464C47  # what a reader of the right file in the wrong byte order sees
 VERSION = 1
 MAX_DIMS = 64  # numpy's own limit
+MAX_METADATA = 1 << 28  # bytes; a file with more wants memory, not text
 
 TYPES = TypeTable("GLFT", F32, F16, Q8_PER_CHANNEL, Q4_PER_GROUP_64)
 
 
-class Metadata(dict[str, str]):
-    """The metadata's keys and values, in file order.
+class Metadata(Mapping[str, str]):
+    """The metadata's keys and values, in file order. Read-only: build from a mapping with other ones.
 
     Attributes:
         trailing_newline: the last line ends with a newline, which the format allows and `build` gives back.
     """
 
     def __init__(self, entries: Mapping[str, str] | None = None, trailing_newline: bool = False) -> None:
-        super().__init__(entries or {})
+        self._entries = dict(entries or {})
         self.trailing_newline = trailing_newline
+
+    def __getitem__(self, key: str) -> str:
+        return self._entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return repr(self._entries)
 
 
 class KeyValueLines(construct.Construct):
@@ -54,31 +69,37 @@ class KeyValueLines(construct.Construct):
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
-        start, stored = stream.tell(), construct.stream_read(stream, self.size(context), path)
+        start, size = stream.tell(), self.size(context)
+        if MAX_METADATA < size <= bytes_left(stream):
+            raise LimitError(f"expected at most {MAX_METADATA} bytes, a limit of this reader, found {size}", path)
+        stored = construct.stream_read(stream, size, path)
         lines = stored.split(b"\n")
-        entries = Metadata(trailing_newline=len(lines) > 1 and not lines[-1])
-        for number, line in enumerate(lines[: -1 if entries.trailing_newline else None] if stored else []):
+        ended = len(lines) > 1 and not lines[-1]
+        entries: dict[str, str] = {}
+        for number, line in enumerate(lines[: -1 if ended else None] if stored else []):
             where = f"{path} -> line {number + 1}"
+            if line.find(b"=") < 1:
+                raise FormatError(f"expected key=value, found {shown(line)}", where, start)
             try:
-                key, equals, value = line.decode("utf-8").partition("=")
+                key, _, value = line.decode("utf-8").partition("=")
             except UnicodeDecodeError as error:
                 raise FormatError(f"expected UTF-8, found {shown(line[error.start :])}", where, start + error.start) from None
-            if not equals or not key:
-                raise FormatError(f"expected key=value, found {shown(line)}", where, start)
             if key in entries:
                 raise FormatError(f"expected each key once, found {shown(key)} again", where, start)
             entries[key] = value
             start += len(line) + 1
-        return entries
+        return Metadata(entries, ended)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        stream.write(self.encode(obj, path))
+        write_all(stream, self.encode(obj, path))
         return obj
 
     @staticmethod
     def encode(entries: Mapping[str, str] | None, path: str = "metadata") -> bytes:
         """Returns the lines. Raises FormatError for whatever would not read back equal."""
         lines = []
+        if not isinstance(entries, (Mapping, NoneType)):
+            raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)
         for key, value in (entries or {}).items():
             if not isinstance(key, str) or not isinstance(value, str):
                 raise FormatError(f"expected text for key and value, found {shown(key)}: {shown(value)}", path)
@@ -106,7 +127,7 @@ Header = Struct(
     "version"      / Default(Int32ul, VERSION)                      * "1; a file with another number is another format",
     Rule("glft-version", "version", this.version == VERSION, f"{VERSION}"),
     "n_tensors"    / Count(Int32ul, len_(this._.descriptors))       * "number of descriptors",
-    "metadata_len" / Count(Int32ul, metadata_len)                  * "bytes of METADATA",
+    "metadata_len" / Count(Int32ul, metadata_len)                   * "bytes of METADATA",
 )
 
 Descriptor = Struct(
@@ -120,10 +141,10 @@ Descriptor = Struct(
 )
 
 GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
-    "header"      / Header                                          * "what the file is, and how much of it",
-    "metadata"    / KeyValueLines(this.header.metadata_len)         * "key=value lines",
-    "descriptors" / Table(this.header.n_tensors, Descriptor)        * "one row a tensor",
+    "header"      / Header                                                * "what the file is, and how much of it",
+    "metadata"    / KeyValueLines(lambda file: file.header.metadata_len)  * "key=value lines",
+    "descriptors" / Table(lambda file: file.header.n_tensors, Descriptor) * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
-    "data"        / TensorData("descriptors")                       * "the payloads, each at its offset",
+    "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
 ))
 # fmt: on

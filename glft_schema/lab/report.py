@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         worst=lambda errors: f"{max(errors.values()):g}",
         exact=max(*q8["tensor_errors"].values(), *q4["tensor_errors"].values()) == 0,
         kept=q4["kept"],
+        kept_kinds=", ".join(f"`{kind}`" for kind in dict.fromkeys(re.sub(r"\b\d+\b", "N", name) for name in q4["kept"])),
+        needed={
+            scheme: _needed(measured, manifest["limits"]["saving"][scheme]) for scheme, measured in manifest["files"].items()
+        },
         largest=max(q4["bytes"], key=q4["bytes"].__getitem__),
         codes_alone=manifest["parameters"] // 2,
         table_bytes=sum(q4["bytes"][region] for region in ("header", "metadata", "descriptors")),
@@ -44,6 +49,14 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
     for name, text in (("README.md", readme), ("bytes.svg", picture)):
         with atomic_write(out / name) as stream:
             stream.write(text.encode())
+
+
+def _needed(measured: Mapping[str, Any], least: float) -> str:
+    """Returns from which step of the widening on the file is small enough, as the end of a sentence."""
+    for label, saving in measured["widening"].items():
+        if saving >= least:
+            return f"needs {label} quantized" if label == next(iter(measured["widening"])) else f"needs all up to `{label}`"
+    return "is not reached"
 
 
 def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

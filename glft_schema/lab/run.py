@@ -27,7 +27,7 @@ from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.report import write_report
 from glft_schema.lab.training import corpus, held_back_loss, train
 from glft_schema.load import read_gguf_lite
-from glft_schema.tensor_types.symmetric import fake_quantize
+from glft_schema.quantize import fake_quantize
 from glft_schema.verify import max_error
 
 TENSOR_LIMIT = 1e-6  # max |reloaded - fake-quantized| of a tensor; we expect 0
@@ -37,10 +37,10 @@ LEAST_SAVING = {"q8_per_channel": 3.0, "q4_per_group_64": 6.0}  # torch.save(sta
 
 # How much is quantized, from the linear layers of the MLPs alone to every matrix.
 WIDENING = {
-    "MLP layers": ("*.mlp.*",),
-    "and attention layers": ("*.mlp.*", "*.attn.*"),
-    "and the head": ("*.mlp.*", "*.attn.*", "head.weight"),
-    "and both embeddings": ("*",),
+    "the MLP layers": ("*.mlp.*",),
+    "and the attention layers": ("*.mlp.*", "*.attn.*"),
+    "and the position embedding": ("*.mlp.*", "*.attn.*", "position_embedding.*"),
+    "and the token embedding and the head": ("*",),
 }
 
 

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glft_schema.errors import QuantizationWarning, TensorError
 from glft_schema.lazy import torch
 
+# What a formula may lose: whether that is fatal, in words, and of which elements, as a mask over the chunk [rows, in].
+Fault = tuple[bool, str, "torch.Tensor"]
+
 CHUNK = 1 << 19  # numbers in a chunk: 2 MiB as float32
 
 
@@ -33,6 +36,8 @@ def quantize_chunks(
     weights: torch.Tensor,
     out: Mapping[str, torch.Tensor],
     dtype: torch.dtype | None,
+    faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]],
+    name: str,
 ) -> None:
     """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
 
@@ -41,31 +46,29 @@ def quantize_chunks(
         weights: a tensor of at least one dim.
         out: the fields, by name.
         dtype: what each chunk is converted to before the formula sees it; None leaves it as it is.
-    """
-    for rows in row_chunks(len(weights), weights[:1].numel(), whole=weights.is_cuda):
-        chunk = weights[rows].detach().reshape(rows.stop - rows.start, -1)
-        for name, field in formula(chunk if dtype is None else chunk.to(dtype)).items():
-            out[name][rows] = field
-
-
-def report_faults(faults: Iterable[tuple[bool, str, torch.Tensor]], name: str, shape: Sequence[int]) -> None:
-    """Raises at the first fatal fault, and warns of the others; see `TensorType.faults`.
-
-    Args:
-        faults: what a formula lost, each with a mask over the matrix [out, in].
-        name: the tensor's.
-        shape: the tensor's.
+        faults: what the formula loses of a chunk.
+        name: the tensor's, for errors and warnings.
 
     Raises:
-        TensorError: with the index of the first element concerned.
+        TensorError: at the first fatal fault, with the index of its first element.
     """
-    for fatal, problem, mask in faults:
-        count = int(mask.sum())
-        if count and fatal:
-            row, column = divmod(int(mask.flatten().to(torch.uint8).argmax()), mask.shape[1])
-            raise TensorError(problem, name, _index(row, column, shape))
-        if count:
-            warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=2)
+    lost: dict[str, int] = {}
+    columns = weights[:1].numel()
+    for rows in row_chunks(len(weights), columns, whole=weights.is_cuda):
+        chunk = weights[rows].detach().reshape(rows.stop - rows.start, columns)
+        chunk = chunk if dtype is None else chunk.to(dtype)
+        made = formula(chunk)
+        for fatal, problem, mask in faults(chunk, made):
+            count = int(mask.sum())
+            if count and fatal:
+                row, column = divmod(int(mask.flatten().to(torch.uint8).argmax()), mask.shape[1])
+                raise TensorError(problem, name, _index(rows.start + row, column, weights.shape))
+            if count:
+                lost[problem] = lost.get(problem, 0) + count
+        for key, field in made.items():
+            out[key][rows] = field
+    for problem, count in lost.items():
+        warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=3)
 
 
 def _index(row: int, column: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from glft_schema.fields import Struct, f16, f32
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.tensor_type import IN, OUT, Fault, TensorType
+from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
 
 def as_stored(weights: torch.Tensor) -> torch.Tensor:
@@ -27,11 +28,12 @@ def to_f16(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 def overflow(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
     """Finds finite numbers that became infinite. NaN and infinities are stored as they are."""
     stored = fields["weights"]
-    if stored.dtype != weights.dtype:
-        yield True, f"a finite number is too large for {stored.dtype}", stored.isinf() & weights.isfinite()
+    if torch.finfo(weights.dtype).max > torch.finfo(stored.dtype).max:
+        wide = weights if weights.dtype.itemsize > 1 else weights.to(torch.float32)  # torch's float8 knows no isfinite
+        yield True, f"a finite number is too large for {stored.dtype}", stored.isinf() & wide.isfinite()
 
 
 # fmt: off
-F32 = TensorType("F32", 0, Struct("weights" / f32[OUT, IN] * "IEEE 754 single"), as_stored, to_f32, overflow, "float32")
-F16 = TensorType("F16", 1, Struct("weights" / f16[OUT, IN] * "IEEE 754 half"),   as_stored, to_f16, overflow, "float16")
+F32 = TensorType("F32", 0, Struct("weights" / f32[DIMS] * "IEEE 754 single"), as_stored, to_f32, overflow, "float32")
+F16 = TensorType("F16", 1, Struct("weights" / f16[DIMS] * "IEEE 754 half"),   as_stored, to_f16, overflow, "float16")
 # fmt: on

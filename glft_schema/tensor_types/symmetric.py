@@ -9,14 +9,12 @@ The scale is rounded to float16 before the codes are computed with it, so that w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from glft_schema.errors import SchemeError, TensorError
 from glft_schema.fields import Rule, Struct, f16, i8, u8
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks, report_faults
-from glft_schema.tensor_types.plain import F16, F32
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Fault, TensorType, matrix
+from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
 Q8_MAX = 127
@@ -90,16 +88,16 @@ def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
 def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
     """Finds what no scale can carry: NaN, infinities, a scale beyond its dtype, and groups that a zero scale loses."""
     scales = fields["scales"]
+    low, high = (float(extreme) for extreme in scales.aminmax())  # NaN, where there is one
+    if low > 0 and high < float("inf"):
+        return
     group = weights.shape[1] // scales.shape[1]
-    if not bool(scales.isfinite().all()):
-        yield True, "NaN cannot be quantized", weights.isnan()
-        yield True, "an infinity cannot be quantized", weights.isinf()
-        largest = torch.finfo(scales.dtype).max
-        unscaled = scales.isinf().repeat_interleave(group, 1)
-        yield True, f"max|w| is too large for a {scales.dtype} scale (at most {largest:g})", unscaled
-    if bool((scales == 0).any()):
-        lost = (scales == 0).repeat_interleave(group, 1) & (weights != 0)
-        yield False, f"non-zero weights are stored as 0, because their {scales.dtype} scale underflows", lost
+    yield True, "NaN and infinities cannot be quantized", ~weights.isfinite()
+    largest = torch.finfo(scales.dtype).max
+    unscaled = scales.isinf().repeat_interleave(group, 1)
+    yield True, f"max|w| is too large for a {scales.dtype} scale (at most {largest:g})", unscaled
+    lost = (scales == 0).repeat_interleave(group, 1) & (weights != 0)
+    yield False, f"non-zero weights are stored as 0, because their {scales.dtype} scale underflows", lost
 
 
 # The types, as docs/glft-v1.md has them.
@@ -126,103 +124,3 @@ Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
     "nibbles" / u8[OUT, IN // 2]      * "two 4-bit codes a byte, two's complement, [-8, 7]; low nibble: even column",
 ), dequantize_q4, quantize_q4, scale_faults)
 # fmt: on
-
-
-# The same for whole tensors, general in the group's size.
-
-
-class Quantized(NamedTuple):
-    """A quantized tensor: int8 `codes` of its shape, and `scales` [out] per channel or [out, in / group_size] per group."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-
-def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype | None = None, name: str = "w") -> Quantized:
-    """Quantizes to int8, one scale max|row| / 127 per row.
-
-    Args:
-        w: any float tensor [out, ...] of at least two dims, of any strides, on any device; the rest of the dims is one row.
-        scale_dtype: what the scales are rounded to before the codes are computed; float16, as in a file, unless given.
-        name: how errors and warnings call the tensor.
-
-    Returns:
-        codes int8 of `w`'s shape, in [-128, 127]; scales [out].
-
-    Raises:
-        TensorError: for NaN, an infinity, or a row whose scale overflows; with the first index.
-    """
-    codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
-    return Quantized(codes, scales.reshape(-1))
-
-
-def quantize_symmetric_per_group(
-    w: torch.Tensor, group_size: int = GROUP, *, scale_dtype: torch.dtype | None = None, name: str = "w"
-) -> Quantized:
-    """Quantizes to int4, one scale max|group| / 7 per `group_size` neighbours in a row.
-
-    Args:
-        w: as for `quantize_symmetric_per_channel`; its rows must be whole groups.
-        group_size: weights that share a scale.
-        scale_dtype: as there.
-        name: as there.
-
-    Returns:
-        codes int8 of `w`'s shape, in [-8, 7]; scales [out, in / group_size].
-
-    Raises:
-        TensorError: as there, or where `group_size` does not divide a row.
-    """
-    return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
-
-
-def _quantize(
-    w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if w.dim() < 2 or not w.numel() or not w.is_floating_point():
-        raise TensorError(f"expected float weights [out, in], found {w.dtype} {list(w.shape)}", name)
-    columns = matrix(w.shape)[1]
-    if columns % (group or columns):
-        raise TensorError(f"expected rows that are a multiple of {group} long, found {columns}", name)
-
-    rows, scale_dtype = w.shape[0], scale_dtype or torch.float16
-    codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
-    scales = torch.empty(rows, columns // (group or columns), dtype=scale_dtype, device=w.device)
-    made = {"scales": scales, "codes": codes}
-
-    def formula(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return symmetric_codes(rows, group or columns, largest, scales.dtype)
-
-    quantize_chunks(formula, w, made, torch.float32)
-    report_faults(scale_faults(w.detach().reshape(rows, columns), made), name, w.shape)
-    return codes.reshape(w.shape), scales
-
-
-def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns codes times scales, as `Quantized` has them, in `dtype` (float32 unless given), of the codes' shape."""
-    rows = codes.shape[0]
-    out = torch.empty(rows, matrix(codes.shape)[1], dtype=dtype or torch.float32, device=codes.device)
-    dequantize_chunks(symmetric_weights, {"scales": scales.reshape(rows, -1), "codes": codes.reshape(rows, -1)}, out)
-    return out.reshape(codes.shape)
-
-
-def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns `w` as float32 after a round trip through `scheme`: exactly what a file written with it gives back.
-
-    Args:
-        w: the weights.
-        scheme: ``f32``, ``f16``, ``q8_per_channel``, or ``q4_per_group_N`` for groups of N (a file has N = 64).
-        scale_dtype: what scales are rounded to; float16, as in a file, unless given.
-
-    Raises:
-        SchemeError: for another scheme.
-        TensorError: where the scheme cannot hold `w`.
-    """
-    if scheme in (F32.scheme, F16.scheme):
-        return w.detach().to(F16.dtype if scheme == F16.scheme else F32.dtype).to(torch.float32)
-    if scheme == Q8_PER_CHANNEL.scheme:
-        return dequantize_symmetric(*quantize_symmetric_per_channel(w, scale_dtype=scale_dtype))
-    prefix, _, size = scheme.rpartition("_")
-    if prefix == "q4_per_group" and size.isdecimal() and int(size) > 0:
-        return dequantize_symmetric(*quantize_symmetric_per_group(w, int(size), scale_dtype=scale_dtype))
-    raise SchemeError(f"expected f32, f16, q8_per_channel or q4_per_group_N, found {scheme!r}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import construct
@@ -14,15 +16,13 @@ from glft_schema.errors import FormatError
 from glft_schema.fields import Record, Struct, TensorField
 from glft_schema.lazy import torch
 from glft_schema.source import Cursor, Source
-from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks, report_faults
+from glft_schema.tensor_bytes import tensor_over
+from glft_schema.tensor_types.chunks import Fault, dequantize_chunks, quantize_chunks
 
 # What a payload's fields and rules may refer to: the dims as stored, and the tensor seen as a matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
-
-# What a formula may find wrong with its input: fatal or only to be warned of, in words, and which elements [rows, in].
-Fault = tuple[bool, str, "torch.Tensor"]
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -90,7 +90,7 @@ class TensorType:
         Raises:
             FormatError: where the type cannot hold such dims; the text says why.
         """
-        return int(self.payload.sizeof(**_params(dims)))
+        return _nbytes(self, tuple(dims))
 
     def refusal(self, dims: Sequence[int]) -> str | None:
         """Returns why the type cannot hold a tensor of `dims`, or None where it can."""
@@ -108,7 +108,13 @@ class TensorType:
 
     def build(self, fields: Mapping[str, torch.Tensor], dims: Sequence[int]) -> bytes:
         """Returns the payload's bytes. Raises FormatError where a field is not of its declared type and shape."""
-        return bytes(self.payload.build(fields, **_params(dims)))
+        stream = io.BytesIO()
+        self.write(fields, stream, dims)
+        return stream.getvalue()
+
+    def write(self, fields: Mapping[str, torch.Tensor], stream: Any, dims: Sequence[int], path: str = "(building)") -> None:
+        """Writes the payload field by field. Raises FormatError as `build`."""
+        self.payload._build(fields, stream, _context(dims), path)
 
     def encode(self, tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
@@ -125,10 +131,9 @@ class TensorType:
         rows, context = tensor.detach() if tensor.dim() else tensor.detach().reshape(1), _context(tensor.shape)
         fields = {}
         for key, field in self._fields():
-            shape = field.shape(context)
-            fields[key] = torch.empty(shape[0], math.prod(shape[1:]), dtype=field.number.dtype, device=tensor.device)
-        quantize_chunks(self.quantize, rows, fields, None if self.exact else torch.float32)
-        report_faults(self.faults(rows.reshape(matrix(tensor.shape)), fields), name, tensor.shape)
+            shape = matrix(tensor.shape)[0], _pitch(field, context)
+            fields[key] = torch.empty(shape, dtype=field.number.dtype, device=tensor.device)
+        quantize_chunks(self.quantize, rows, fields, None if self.exact else torch.float32, self.faults, name)
         return fields
 
     def decode(self, fields: Mapping[str, torch.Tensor], columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -146,6 +151,10 @@ class TensorType:
         dequantize_chunks(self.dequantize, fields, out)
         return out
 
+    def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Returns what a file gives back of `tensor`: its numbers after encoding and decoding. Raises as `encode` does."""
+        return self.decode(self.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
+
     def places(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns where each field of a payload lies: its first byte, counted from the payload's, and its bytes."""
         context, start, places = _context(dims), 0, {}
@@ -156,34 +165,64 @@ class TensorType:
 
     def unit(self, dims: Sequence[int]) -> int:
         """Returns how many neighbours in a row share a stored number: a cut may begin only at a multiple of it."""
-        _, columns = matrix(dims)
-        pitches = [math.prod(field.shape(_context(dims))[1:]) for _, field in self._fields() if len(field.dims) > 1]
+        columns, context = matrix(dims)[1], _context(dims)
+        pitches = [_pitch(field, context) for _, field in self._fields() if not _per_row(field)]
         return math.lcm(*(columns // (math.gcd(columns, pitch) or 1) for pitch in pitches)) or 1
 
     def cut(self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range) -> dict[str, torch.Tensor]:
-        """Returns the payload's fields [rows, numbers per row] for a part of the matrix, and touches no byte of the rest.
+        """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
+
+        Reads, of each row that is asked for, the bytes from the first number to the last. Of a mapped file they are views.
 
         Args:
             source: where the payload lies.
             start: its first byte.
             dims: of the whole tensor.
-            rows: in steps of 1.
+            rows: in any steps.
             columns: in steps of 1, from a multiple of `unit` to one.
         """
         context, width, fields = _context(dims), matrix(dims)[1], {}
         places = self.places(dims)
         for name, field in self._fields():
-            pitch = math.prod(field.shape(context)[1:])
-            low, high = 0, pitch
-            if len(field.dims) > 1 and width:
-                low, high = columns.start * pitch // width, columns.stop * pitch // width
-            first, last = rows.start * pitch + low, (rows.stop - 1) * pitch + high
-            numbers = field.numbers(source, start + places[name][0], first, max(first, last))
-            fields[name] = numbers.as_strided((len(rows), high - low), (pitch, 1))
+            pitch = _pitch(field, context)
+            part = range(pitch)
+            if not _per_row(field) and width:
+                part = range(columns.start * pitch // width, columns.stop * pitch // width)
+            fields[name] = _read_rows(source, start + places[name][0], field, rows, pitch, part)
         return fields
 
     def _fields(self) -> Iterator[tuple[str, TensorField]]:
         return ((field.name, field.subcon) for field in self.payload.subcons if field.name)
+
+
+@lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
+def _nbytes(type_: TensorType, dims: tuple[int, ...]) -> int:
+    return int(type_.payload.sizeof(**_params(dims)))
+
+
+def _per_row(field: TensorField) -> bool:
+    """Tells whether the field has numbers for a row as a whole, so that no cut within the row divides them."""
+    return len(field.dims) == 1 and field.dims[0] is OUT
+
+
+def _pitch(field: TensorField, context: Any) -> int:
+    """Returns how many numbers of the field belong to each row."""
+    return math.prod(field.shape(context)) // max(int(context["out"]), 1)
+
+
+def _read_rows(source: Source, start: int, field: TensorField, rows: range, pitch: int, part: range) -> torch.Tensor:
+    """Returns the numbers `part` of each of `rows`, of a field that begins at byte `start` and has `pitch` numbers a row."""
+    dtype, size = field.number.dtype, field.number.itemsize
+
+    def numbers(first: int, last: int) -> torch.Tensor:
+        return tensor_over(source.private(start + first * size, (last - first) * size), dtype, [last - first])
+
+    if not rows or not part:
+        return torch.empty(len(rows), len(part), dtype=dtype)
+    if source.mapped or len(rows) == 1 or (rows.step == 1 and len(part) == pitch):
+        span = numbers(rows[0] * pitch + part.start, rows[-1] * pitch + part.stop)
+        return span.as_strided((len(rows), len(part)), (rows.step * pitch, 1))
+    return torch.stack([numbers(row * pitch + part.start, row * pitch + part.stop) for row in rows])
 
 
 def _named(name: str) -> TensorType:
@@ -212,6 +251,9 @@ class TypeTable:
             self._known |= {type_.code: type_, type_.name: type_, type_.scheme: type_, type_: type_}
 
     def __getitem__(self, key: object) -> TensorType:
+        """Raises KeyError where there is no such type."""
+        if not isinstance(key, (int, str, TensorType)) or isinstance(key, bool):
+            raise KeyError(key)
         return self._known[key]
 
     def __iter__(self) -> Iterator[TensorType]:

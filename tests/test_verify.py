@@ -1,0 +1,39 @@
+"""Comparing a file with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from glft_schema import Container, save_file
+from glft_schema.checkpoints import in_memory
+from glft_schema.verify import compare, max_error
+
+INF, NAN = float("inf"), float("nan")
+
+
+def test_what_is_compared(tmp_path: Path) -> None:
+    state = {"q": torch.ones(1, 64), "f": torch.tensor([1.0, NAN, INF]), "shape": torch.ones(2), "extra": torch.ones(1)}
+    save_file(state, tmp_path / "f", schemes={"q": "q4_per_group_64"})
+    bad = torch.ones(1, 64)
+    bad[0, 3] = NAN
+    source = in_memory({"q": bad, "f": state["f"], "shape": torch.ones(3), "missing": torch.ones(1)})
+    with Container.parse_file(tmp_path / "f") as file:
+        found = {result.name: (result.error, result.problem) for result in compare(file, source)}
+    assert found == {
+        "q": (INF, "NaN and infinities cannot be quantized"),
+        "f": (0.0, ""),
+        "shape": (INF, "[3] in the source, [2] in the file"),
+        "extra": (INF, "not in the source"),
+        "missing": (INF, "not in the file"),
+    }
+
+
+def test_max_error() -> None:
+    special = torch.tensor([NAN, INF, -INF, 0.0])
+    assert max_error(special, special.double()) == 0
+    assert max_error(torch.tensor([1.0, NAN]), torch.tensor([1.5, NAN])) == 0.5
+    assert max_error(torch.tensor([1.0]), torch.tensor([NAN])) == INF
+    assert max_error(torch.tensor([INF]), torch.tensor([-INF])) == INF
+    assert max_error(torch.zeros(0), torch.zeros(0)) == 0
