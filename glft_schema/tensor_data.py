@@ -165,7 +165,8 @@ class TensorData(construct.Construct):
         rows = context[self.table]
         if not isinstance(obj, Mapping):
             raise FormatError(f"expected a mapping of names to payloads, found {shown(obj)}", path)
-        if unknown := [name for name in obj if name not in {row.name for row in rows}]:
+        names = {row.name for row in rows}
+        if unknown := [name for name in obj if name not in names]:
             raise FormatError(f"expected payloads of tensors in the table, found {shown(unknown[0])}", path)
         gaps: list[tuple[int, memoryview]] = []
         if isinstance(obj, TensorMap) and self._is_table_of(obj, rows):

@@ -85,6 +85,16 @@ def test_tensors_to_file_to_tensors(made: dict[str, object], alignment: int) -> 
             assert torch.equal(loaded[tensor.name], expected)
 
 
+def test_many_tensors() -> None:
+    """As a model of many experts has; anything that grows with their square would be noticed."""
+    rows = [Row(f"layers.{i}.weight", [1], reference.F16, i.to_bytes(2, "little")) for i in range(20_000)]
+    stored = reference.back_to_back(b"", rows)
+    file = Container.parse(stored)
+    assert len(file.tensors) == 20_000
+    assert file.tensors["layers.19999.weight"].raw == (19_999).to_bytes(2, "little")
+    assert Container.build(file) == stored
+
+
 @given(strategies.files(), st.data())
 def test_changed_bytes_are_refused_or_kept(made: tuple[bytes, dict[str, str], list[Row]], data: st.DataObject) -> None:
     stored = bytearray(made[0])

@@ -15,7 +15,7 @@ from glft_schema.lazy import torch
 # What a formula may lose: whether that is fatal, in words, and of which elements, as a mask over the chunk [rows, in].
 Fault = tuple[bool, str, "torch.Tensor"]
 
-CHUNK = 1 << 19  # numbers in a chunk: 2 MiB as float32
+CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 
 
 def row_chunks(rows: int, columns: int, whole: bool) -> Iterator[slice]:

@@ -17,7 +17,8 @@ from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
-Q8_MAX = 127
+INT8_MAX = 127
+Q8_MAX = INT8_MAX
 Q4_MAX = 7
 
 
@@ -39,8 +40,11 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
     groups = weights.reshape(weights.shape[0], -1, group)
     scales = (groups.abs().amax(-1) / largest).to(scale_dtype)
     divisor = torch.where(scales == 0, 1.0, scales.to(torch.float32))
-    codes = (groups / divisor.unsqueeze(-1)).round_().clamp_(-largest - 1, largest)
-    return {"scales": scales, "codes": codes.to(torch.int8).reshape(weights.shape)}
+    codes = (groups / divisor.unsqueeze(-1)).round_()
+    if largest > INT8_MAX / 1.5:  # a subnormal scale, rounded down by up to a third, can give codes that int8 does not have
+        codes.clamp_(-largest - 1, largest)
+    codes = codes.to(torch.int8).clamp_(-largest - 1, largest)
+    return {"scales": scales, "codes": codes.reshape(weights.shape)}
 
 
 def symmetric_weights(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
