@@ -22,6 +22,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
+from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
 
 FORMATS = (GLFT,)
@@ -75,7 +76,7 @@ class ContainerConstruct(construct.Construct):
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         format, regions = _regions(obj)
         with inside(path), building():
-            format.struct._build(place(format, regions), stream, context, "(building)")
+            format.struct._build(place(format, regions), Sink(stream), context, "(building)")
         return obj
 
 

@@ -26,6 +26,17 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
+class Sink:
+    """A stream that writes all that it is given: what construct's fields expect of any."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Writes all of `data`. Raises OSError, from the system or where the stream takes no more."""
+        return write_all(self._stream, data)
+
+
 def write_all(stream: Any, data: bytes | memoryview) -> int:
     """Writes all of `data`, in as many calls as the stream takes, and returns how many bytes that were."""
     left = memoryview(data).cast("B")

@@ -40,6 +40,13 @@ def test_every_dtype_of_safetensors_that_torch_has(tmp_path: Path) -> None:
     }
 
 
+def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    with pytest.raises(TensorError, match="tensor 'w': expected a dtype that torch has, found F6_E2M3"):
+        open_checkpoint(tmp_path)
+
+
 def write_shards(folder: Path, index: object) -> None:
     names = list(STATE)
     for shard, part in (("model-1.safetensors", names[:2]), ("model-2.safetensors", names[2:])):

@@ -372,6 +372,19 @@ def test_folders_that_cannot_be_synced(path: Path, monkeypatch: pytest.MonkeyPat
     assert list(load_file(path)) == ["a"]
 
 
+def test_folders_that_may_be_written_but_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def open_(name: str, flags: int, *more: int) -> int:
+        if Path(name) == path.parent:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(name, flags, *more)
+
+    monkeypatch.setattr(glft_schema.atomic.os, "open", open_)
+    save_file({"a": torch.ones(3)}, path)
+    assert list(load_file(path)) == ["a"]
+
+
 @pytest.mark.parametrize("which", ["file", "folder"])
 def test_a_sync_that_fails_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
     path.write_bytes(b"old")

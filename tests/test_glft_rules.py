@@ -370,7 +370,7 @@ def test_aliases_build_from_equal_payloads() -> None:
 def test_a_stream_that_takes_a_little_at_a_time() -> None:
     class Slow(io.BytesIO):
         def write(self, data: bytes) -> int:
-            return super().write(bytes(data[:8]))
+            return super().write(bytes(data[:3]))
 
     stream = Slow()
     Container.build_stream(Container.parse(golden("four_types")), stream)
