@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
@@ -113,16 +114,17 @@ class Tensor:
         kept = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if 0 in kept:
             return torch.empty(kept, dtype=self.dtype.dtype, device=self.device)
-        rows, inner = (ranges[0], ranges[1:]) if ranges else (range(1), [])
-        strides = [matrix(self.dims[axis:])[1] for axis in range(1, len(self.dims))]
+        has_rows = len(ranges) > 1  # otherwise all is one row, see `matrix`
+        rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
+        strides = [math.prod(self.dims[axis + 1 :]) for axis in range(has_rows, len(self.dims))]
         first = sum(part[0] * stride for part, stride in zip(inner, strides, strict=True))
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
         unit = self.dtype.unit(self.dims)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
         block = self._numbers(rows, columns, None, None)
         down, across = block.stride()
-        steps = [down, *(across * stride * part.step for part, stride in zip(inner, strides, strict=True))]
-        steps = [step for step, drop in zip(steps, dropped, strict=False) if not drop]
+        steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
+        steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
         part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
         is_view = self._source.mapped and self.dtype.exact is not None
         return part if is_view or part.numel() == block.numel() else part.clone()

@@ -38,6 +38,7 @@ def quantize_chunks(
     dtype: torch.dtype | None,
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]],
     name: str,
+    shape: Sequence[int] | None = None,
 ) -> None:
     """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
 
@@ -48,6 +49,7 @@ def quantize_chunks(
         dtype: what each chunk is converted to before the formula sees it; None leaves it as it is.
         faults: what the formula loses of a chunk.
         name: the tensor's, for errors and warnings.
+        shape: the tensor's, for errors, where `weights` was given another one.
 
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
@@ -61,8 +63,8 @@ def quantize_chunks(
         for fatal, problem, mask in faults(chunk, made):
             count = int(mask.sum())
             if count and fatal:
-                row, column = divmod(int(mask.flatten().to(torch.uint8).argmax()), mask.shape[1])
-                raise TensorError(problem, name, _index(rows.start + row, column, weights.shape))
+                first = rows.start * columns + int(mask.flatten().to(torch.uint8).argmax())
+                raise TensorError(problem, name, _index(first, weights.shape if shape is None else shape))
             if count:
                 lost[problem] = lost.get(problem, 0) + count
         for key, field in made.items():
@@ -71,10 +73,10 @@ def quantize_chunks(
         warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=3)
 
 
-def _index(row: int, column: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the index in a tensor of `shape` of an element of its matrix [out, in]."""
-    inner = []
-    for size in reversed(shape[1:]):
-        column, place = divmod(column, size)
-        inner.append(place)
-    return (row, *reversed(inner))
+def _index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the index of an element of a tensor of `shape`, from its number in C order."""
+    index = []
+    for size in reversed(shape):
+        number, place = divmod(number, size)
+        index.append(place)
+    return tuple(reversed(index))

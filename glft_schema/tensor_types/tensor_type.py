@@ -26,8 +26,8 @@ IN = this._params["in"]
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Returns `dims` as [out, in]: the first dim and the product of the rest. A tensor without dims is 1 x 1."""
-    return (dims[0] if dims else 1), math.prod(dims[1:])
+    """Returns `dims` as [out, in]: the first dim and the product of the rest. With fewer than two dims there is one row."""
+    return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
 
 
 _NAMED: dict[str, TensorType] = {}  # for pickle and copy, which hand on the name
@@ -128,12 +128,13 @@ class TensorType:
             TensorError: where its numbers would lose their meaning.
         """
         self.nbytes(tensor.shape)
-        rows, context = tensor.detach() if tensor.dim() else tensor.detach().reshape(1), _context(tensor.shape)
+        rows, context = tensor.detach() if tensor.dim() > 1 else tensor.detach().reshape(1, -1), _context(tensor.shape)
         fields = {}
         for key, field in self._fields():
             shape = matrix(tensor.shape)[0], _pitch(field, context)
             fields[key] = torch.empty(shape, dtype=field.number.dtype, device=tensor.device)
-        quantize_chunks(self.quantize, rows, fields, None if self.exact else torch.float32, self.faults, name)
+        dtype = None if self.exact else torch.float32
+        quantize_chunks(self.quantize, rows, fields, dtype, self.faults, name, tensor.shape)
         return fields
 
     def decode(self, fields: Mapping[str, torch.Tensor], columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
