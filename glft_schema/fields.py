@@ -6,7 +6,7 @@
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
 `Rule`         a sentence that the fields around it must satisfy, parsing and building; a kind of `Check`
 `TypeCode`     an integer that stands for a tensor type
-`f16[a, b]`    an array of numbers as a torch tensor, in C order, little-endian; also `f32`, `i8`, `u8`
+`f16[a, b]`    an array of numbers as a torch tensor, in C order, little-endian; also `f32`, `i16`, `i8`, `u8`
 =============  =====================================================================================================
 """
 
@@ -339,5 +339,6 @@ class Number:
 
 f32 = Number("f32", "float32", 4)
 f16 = Number("f16", "float16", 2)
+i16 = Number("i16", "int16", 2)
 i8 = Number("i8", "int8", 1)
 u8 = Number("u8", "uint8", 1)

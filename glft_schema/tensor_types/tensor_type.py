@@ -53,6 +53,7 @@ class TensorType:
         quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name.
         faults: (numbers, the fields made of them) -> what was lost.
         exact: the torch dtype, by name, that the payload holds unchanged; None for quantized types.
+        block: the fields of a block, where the payload is one block after another.
     """
 
     name: str
@@ -62,6 +63,7 @@ class TensorType:
     quantize: Callable[[torch.Tensor], dict[str, torch.Tensor]]
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     exact: str | None = None
+    block: Struct | None = None
 
     def __post_init__(self) -> None:
         _NAMED[self.name] = self
@@ -167,8 +169,8 @@ class TensorType:
     def unit(self, dims: Sequence[int]) -> int:
         """Returns how many neighbours in a row share a stored number: a cut may begin only at a multiple of it."""
         columns, context = matrix(dims)[1], _context(dims)
-        pitches = [_pitch(field, context) for _, field in self._fields() if not _per_row(field)]
-        return math.lcm(*(columns // (math.gcd(columns, pitch) or 1) for pitch in pitches)) or 1
+        across = [field.shape(context)[1] for _, field in self._fields() if len(field.dims) > 1]
+        return math.lcm(*(columns // parts for parts in across if parts)) or 1
 
     def cut(self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range) -> dict[str, torch.Tensor]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.

@@ -1,0 +1,204 @@
+"""ggml's i-quants: super-blocks of 256 weights, cut into short vectors that are entries of a fixed grid.
+
+The grids lie in ``ggml_grids.bin``, which `Grids` below declares: each entry as the numbers of its values in a short list.
+
+Source: the block structs and grids of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them
+bit by bit.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from glft_schema.fields import Record, Struct, f16, u8
+from glft_schema.lazy import torch
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.k_quants import scaled
+
+# fmt: off
+Grids = Struct(
+    "iq2_xxs" / u8[256, 2]  * "256 entries of 8 values, 2 bits each, the lowest first",
+    "iq2_xs"  / u8[512, 2]  * "512 entries of 8 values, 2 bits each",
+    "iq2_s"   / u8[1024, 2] * "1024 entries of 8 values, 2 bits each",
+    "iq3_xxs" / u8[256, 2]  * "256 entries of 4 values, 4 bits each",
+    "iq3_s"   / u8[512, 2]  * "512 entries of 4 values, 4 bits each",
+    "iq1_s"   / u8[2048, 2] * "2048 entries of 8 values, 2 bits each",
+)
+
+VALUES = {
+    "iq2_xxs": (8, 25, 43),
+    "iq2_xs":  (8, 25, 43),
+    "iq2_s":   (8, 25, 43),
+    "iq3_xxs": (4, 12, 20, 28, 36, 44, 52, 62),
+    "iq3_s":   (1, 3, 5, 7, 9, 11, 13, 15),
+    "iq1_s":   (-1, 0, 1),
+}
+# fmt: on
+
+
+_LOADED: dict[tuple[str, str], torch.Tensor] = {}
+
+
+def grid(name: str, device: torch.device) -> torch.Tensor:
+    """Returns a grid as float32 [entries, values], made at its first use on a device.
+
+    torch.compile cannot trace the making: call a formula once before compiling it.
+    """
+    if (name, str(device)) not in _LOADED:
+        packed, values = _packed_grids()[name], VALUES[name]
+        width = 2 if len(values) <= 4 else 4
+        numbers = torch.stack([packed >> shift & (1 << width) - 1 for shift in range(0, 8, width)], 2).flatten(1)
+        _LOADED[name, str(device)] = torch.tensor(values, dtype=torch.float32)[numbers.to(torch.int32)].to(device)
+    return _LOADED[name, str(device)]
+
+
+def _packed_grids() -> Record:
+    grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
+    assert isinstance(grids, Record)
+    return grids
+
+
+def entries(name: str, index: torch.Tensor) -> torch.Tensor:
+    """Returns the grid's entries for indices [blocks, vectors], as float32 [blocks, 256]."""
+    return grid(name, index.device)[index.to(torch.int32)].flatten(1)
+
+
+def words(fields: torch.Tensor, size: int) -> torch.Tensor:
+    """Reads little-endian integers of `size` bytes: u8 [blocks, size k] -> int64 [blocks, k]."""
+    parts = fields.to(torch.int64).reshape(fields.shape[0], -1, size)
+    word = parts[..., 0]
+    for i in range(1, size):
+        word = word | parts[..., i] << 8 * i
+    return word
+
+
+def signs(bits: torch.Tensor) -> torch.Tensor:
+    """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> float32 [blocks, 8 vectors]."""
+    return 1 - 2 * torch.stack([bits >> bit & 1 for bit in range(8)], 2).flatten(1).to(torch.float32)
+
+
+def even_signs(seven: torch.Tensor) -> torch.Tensor:
+    """Completes seven sign bits by an eighth that makes their number even."""
+    parity = seven ^ seven >> 4
+    parity = parity ^ parity >> 2
+    return seven | ((parity ^ parity >> 1) & 1) << 7
+
+
+def sevens(word: torch.Tensor) -> torch.Tensor:
+    """Takes four sign bytes from the low 28 bits of each word: int64 [blocks, k] -> [blocks, 4 k]."""
+    return even_signs(torch.stack([word >> 7 * part & 127 for part in range(4)], 2).flatten(1))
+
+
+def nibbles(scales: torch.Tensor) -> torch.Tensor:
+    """u8 [blocks, k] -> [blocks, 2 k], the low nibble of each byte first."""
+    return torch.stack((scales & 15, scales >> 4), 2).flatten(1)
+
+
+def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+    """d * (scale + 1/2) / 4 * entry, signed: per 32 weights four indices of a byte, then 4 x 7 sign bits and a 4-bit scale."""
+    pairs = qs.reshape(qs.shape[0], 8, 8)
+    index, word = pairs[:, :, :4].flatten(1), words(pairs[:, :, 4:].flatten(1), 4)
+    factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.25
+    return scaled(entries("iq2_xxs", index), factor) * signs(sevens(word))
+
+
+def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 9-bit index and 7 sign bits, per 16 weights a 4-bit scale."""
+    word = words(qs, 2)
+    factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
+    return scaled(entries("iq2_xs", word & 511), factor) * signs(even_signs(word >> 9))
+
+
+def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and a sign byte."""
+    high = torch.stack([qh >> 2 * part & 3 for part in range(4)], 2).flatten(1).to(torch.int32)
+    factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
+    return scaled(entries("iq2_s", qs | high << 8), factor) * signs(sign_bits)
+
+
+def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -> torch.Tensor:
+    """d * (scale + 1/2) / 2 * entry, signed: per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale."""
+    word = words(scales_and_signs, 4)
+    factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.5
+    return scaled(entries("iq3_xxs", qs), factor) * signs(sevens(word))
+
+
+def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
+    high = torch.stack([qh >> bit & 1 for bit in range(8)], 2).flatten(1).to(torch.int32)
+    factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
+    return scaled(entries("iq3_s", qs | high << 8), factor) * signs(sign_bits)
+
+
+DELTA = 0.125  # by which all eight values of an i1-quant's vector are shifted, up or down
+
+
+def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> torch.Tensor:
+    """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
+    word = words(qh, 2)
+    high = torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1)
+    factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
+    shift = torch.where(word & 0x8000 != 0, -DELTA, DELTA).repeat_interleave(32, 1)
+    return scaled(entries("iq1_s", qs | high << 8) + shift, factor)
+
+
+def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the shift's sign.
+
+    Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
+    """
+    word = words(scales, 2)
+    bits = word[:, 0] >> 12 | word[:, 1] >> 12 << 4 | word[:, 2] >> 12 << 8 | word[:, 3] >> 12 << 12
+    d = bits.to(torch.int32).to(torch.int16).view(torch.float16).to(torch.float32).unsqueeze(1)
+    factor = d * (2 * torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
+    high = nibbles(qh).to(torch.int32)
+    shift = torch.where(high & 8 != 0, -DELTA, DELTA).repeat_interleave(8, 1)
+    return scaled(entries("iq1_s", qs | (high & 7) << 8) + shift, factor)
+
+
+# fmt: off
+IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(
+    "d"      / f16[1]  * "scale of the scales",
+    "qs"     / u8[64]  * "per 32 weights: four indices, then a word of 4 x 7 sign bits and a 4-bit scale",
+), iq2_xxs)
+
+IQ2_XS = block_type("IQ2_XS", 17, 256, Struct(
+    "d"      / f16[1]  * "scale of the scales",
+    "qs"     / u8[64]  * "per 8 weights a word: 9 bits of index, 7 sign bits",
+    "scales" / u8[8]   * "a nibble for 16 weights each",
+), iq2_xs)
+
+IQ3_XXS = block_type("IQ3_XXS", 18, 256, Struct(
+    "d"                / f16[1] * "scale of the scales",
+    "qs"               / u8[64] * "an index for 4 weights each",
+    "scales_and_signs" / u8[32] * "per 32 weights a word: 4 x 7 sign bits and a 4-bit scale",
+), iq3_xxs)
+
+IQ1_S = block_type("IQ1_S", 19, 256, Struct(
+    "d"      / f16[1]  * "scale of the scales",
+    "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
+    "qh"     / u8[16]  * "per 32 weights a word: 4 x 3 high bits of indices, a 3-bit scale, the sign of the shift",
+), iq1_s)
+
+IQ3_S = block_type("IQ3_S", 21, 256, Struct(
+    "d"         / f16[1]  * "scale of the scales",
+    "qs"        / u8[64]  * "the low eight bits of an index for 4 weights each",
+    "qh"        / u8[8]   * "the high bits of eight indices each",
+    "sign_bits" / u8[32]  * "the signs of 8 weights each",
+    "scales"    / u8[4]   * "a nibble for 32 weights each",
+), iq3_s)
+
+IQ2_S = block_type("IQ2_S", 22, 256, Struct(
+    "d"         / f16[1]  * "scale of the scales",
+    "qs"        / u8[32]  * "the low eight bits of an index for 8 weights each",
+    "sign_bits" / u8[32]  * "the signs of 8 weights each",
+    "qh"        / u8[8]   * "the high two bits of four indices each",
+    "scales"    / u8[8]   * "a nibble for 16 weights each",
+), iq2_s)
+
+IQ1_M = block_type("IQ1_M", 29, 256, Struct(
+    "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
+    "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
+    "scales" / u8[8]   * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
+), iq1_m)
+# fmt: on

@@ -1,0 +1,51 @@
+"""ggml's ternary types: weights of -1, 0 and 1 times a float16 scale.
+
+Source: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them bit by
+bit.
+"""
+
+from __future__ import annotations
+
+from glft_schema.fields import Struct, f16, u8
+from glft_schema.lazy import torch
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.k_quants import planes
+
+
+def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    """Unpacks `count` base-3 digits of each byte, the most significant first: u8 [blocks, k] -> [blocks, count, k].
+
+    A byte is its digits' number times 256 / 243, rounded up: a fixed-point fraction, of which multiplying by 3 pushes digit
+    after digit out of the top.
+    """
+    digits = []
+    for digit in range(count):
+        fraction = packed * 3**digit  # modulo 256
+        digits.append(fraction.to(torch.int16) * 3 >> 8)
+    return torch.stack(digits, 1)
+
+
+def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """d * (digit - 1): five digits a byte in qs, in runs of 32 and of 16 bytes, and four in qh."""
+    parts = (trits(qs[:, :32], 5), trits(qs[:, 32:], 5), trits(qh, 4))
+    codes = torch.cat([part.flatten(1) for part in parts], 1)
+    return (codes.to(torch.float32) - 1) * d.to(torch.float32)
+
+
+def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+    """d * (code - 1)."""
+    return (planes(qs, 2, 4).flatten(1).to(torch.float32) - 1) * d.to(torch.float32)
+
+
+# fmt: off
+TQ1_0 = block_type("TQ1_0", 34, 256, Struct(
+    "qs" / u8[48]  * "five base-3 digits a byte: weights 0..159 from 32 bytes, 160..239 from 16",
+    "qh" / u8[4]   * "four base-3 digits a byte: weights 240..255",
+    "d"  / f16[1]  * "scale",
+), tq1_0)
+
+TQ2_0 = block_type("TQ2_0", 35, 256, Struct(
+    "qs" / u8[64]  * "two bits a weight; code - 1",
+    "d"  / f16[1]  * "scale",
+), tq2_0)
+# fmt: on

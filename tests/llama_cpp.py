@@ -1,0 +1,34 @@
+"""The real llama.cpp as an oracle: the C functions that the `xllamacpp` wheel exports, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import xllamacpp
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Returns the wheel's shared object."""
+    (path,) = Path(xllamacpp.__file__).parent.glob("*.so")
+    return ctypes.CDLL(str(path))
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
+    """Returns float32 [blocks, weights] of u8 [blocks, size]; `type_name` as in ``Q4_K``.
+
+    Raises:
+        AttributeError: where C has no such function.
+    """
+    function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
+    function.restype = None
+    out = np.empty((len(blocks), weights), np.float32)
+    function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
+    return out
