@@ -32,3 +32,14 @@ def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
     out = np.empty((len(blocks), weights), np.float32)
     function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
     return out
+
+
+def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
+    """Quantizes float32 [rows, weights of a block] to u8 [rows, `size`], without an importance matrix."""
+    function = library().ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    rows, length = (ctypes.c_int64(number) for number in weights.shape)
+    out = np.zeros((len(weights), size), np.uint8)
+    written = function(ctypes.c_int(code), pointer(weights), pointer(out), ctypes.c_int64(0), rows, length, None)
+    assert written == out.nbytes
+    return out

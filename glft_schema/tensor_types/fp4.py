@@ -9,7 +9,7 @@ from __future__ import annotations
 from glft_schema.fields import Struct, f16, u8
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.legacy import halves
+from glft_schema.tensor_types.legacy import halves, joined
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value of each four-bit float
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -63,16 +63,53 @@ def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: 
     return (looked_up(torch.cat((groups & 15, groups >> 4), 2), IQ4_VALUES) * scale.unsqueeze(-1)).flatten(1)
 
 
+def nearest(weights: torch.Tensor, scale: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
+    """Returns, as u8, which entry of the table times the scale is nearest to each weight, the first of equals."""
+    best = torch.zeros_like(weights, dtype=torch.uint8)
+    least = (table[0] * scale - weights).abs()
+    for code in range(1, len(table)):
+        error = (table[code] * scale - weights).abs()
+        better = error < least
+        best, least = torch.where(better, code, best), torch.where(better, error, least)
+    return best.to(torch.uint8)
+
+
+def to_mxfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The scale is the power of two at max |w|, over 4."""
+    peak = weights.abs().amax(1, keepdim=True)
+    exponent = torch.where(peak > 0, peak.log2().floor() - 2 + 127, 0.0)
+    e = exponent.to(torch.int32).to(torch.uint8)
+    return {"e": e, "qs": joined(nearest(weights, half_of_power(e), E2M1_DOUBLED))}
+
+
+def to_ue4m3(numbers: torch.Tensor) -> torch.Tensor:
+    """Rounds float32 to unsigned E4M3, halves up. From 240 on everything becomes 448, as in the reference."""
+    bits = numbers.clamp(max=448).view(torch.int32)
+    exponent, mantissa = (bits >> 23 & 255) - 120, (bits >> 20 & 7) + (bits >> 19 & 1)
+    normal = (exponent << 3) + mantissa
+    normal = torch.where(normal >= 15 << 3, 0x7E, normal)
+    subnormal = (numbers * 2.0**9 + 0.5).to(torch.int32).clamp(max=7)
+    return torch.where(numbers > 0, torch.where(exponent > 0, normal, subnormal), 0).to(torch.uint8)
+
+
+def to_nvfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The scale of 16 weights is max |w| / 6."""
+    groups = weights.reshape(weights.shape[0], 4, 16)
+    d = to_ue4m3(groups.abs().amax(2) / 6)
+    codes = nearest(groups, ue4m3(d).unsqueeze(-1), E2M1_DOUBLED)
+    return {"d": d, "qs": (codes[:, :, :8] | codes[:, :, 8:] << 4).flatten(1)}
+
+
 # fmt: off
 MXFP4 = block_type("MXFP4", 39, 32, Struct(
     "e"  / u8[1]   * "E8M0 scale: 2^(e - 127)",
     "qs" / u8[16]  * "E2M1: low nibbles are weights 0..15, high nibbles 16..31",
-), mxfp4)
+), mxfp4, to_mxfp4)
 
 NVFP4 = block_type("NVFP4", 40, 64, Struct(
     "d"  / u8[4]   * "unsigned E4M3 scale of 16 weights each",
     "qs" / u8[32]  * "E2M1, eight bytes a group: low nibbles are its first eight weights",
-), nvfp4)
+), nvfp4, to_nvfp4)
 
 IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
     "d"  / f16[1]  * "scale",

@@ -67,45 +67,132 @@ def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     return q8_0(d, qs)
 
 
+# The encoders compute in float32, with the scale before it is rounded to float16, as the reference does.
+
+Fields = dict[str, "torch.Tensor"]
+
+
+def joined(codes: torch.Tensor) -> torch.Tensor:
+    """[blocks, 2 k] of four bits -> u8 [blocks, k], the inverse of `halves`."""
+    low, high = codes.to(torch.uint8).chunk(2, 1)
+    return low | high << 4
+
+
+def packed(codes: torch.Tensor, width: int) -> torch.Tensor:
+    """[blocks, k] of `width` bits -> u8 [blocks, k width / 8], the lowest first: the inverse of `bits` and `crumbs`."""
+    parts = codes.to(torch.uint8).reshape(codes.shape[0], -1, 8 // width)
+    byte = parts[:, :, 0]
+    for i in range(1, 8 // width):
+        byte = byte | parts[:, :, i] << width * i
+    return byte
+
+
+def inverse(d: torch.Tensor) -> torch.Tensor:
+    """1 / d, and 0 where d is 0."""
+    return torch.where(d == 0, 0.0, 1 / d)
+
+
+def away_from_zero(numbers: torch.Tensor) -> torch.Tensor:
+    """Rounds halves away from zero, as C's roundf does."""
+    whole = numbers.trunc()
+    return whole + torch.where((numbers - whole).abs() >= 0.5, numbers.sign(), 0.0)
+
+
+def farthest(weights: torch.Tensor) -> torch.Tensor:
+    """Returns, with its sign, the first of the weights of each block that is farthest from zero: [blocks, 1]."""
+    return weights.gather(1, weights.abs().argmax(1, keepdim=True))
+
+
+def to_q1_0(weights: torch.Tensor) -> Fields:
+    """d is the mean of |w|, added up one after another."""
+    total = torch.zeros_like(weights[:, 0])
+    for i in range(weights.shape[1]):
+        total = total + weights[:, i].abs()
+    return {"d": (total / weights.shape[1]).to(torch.float16).unsqueeze(1), "qs": packed(weights >= 0, 1)}
+
+
+def to_q2_0(weights: torch.Tensor) -> Fields:
+    """d is max |w|."""
+    d = weights.abs().amax(1, keepdim=True)
+    codes = (away_from_zero(weights * inverse(d)) + 1).clamp(0, 3)
+    return {"d": d.to(torch.float16), "qs": packed(codes, 2)}
+
+
+def to_q4_0(weights: torch.Tensor) -> Fields:
+    """d puts the weight farthest from zero at code 0, which is -8."""
+    d = farthest(weights) / -8
+    codes = (weights * inverse(d) + 8.5).trunc().clamp(max=15)
+    return {"d": d.to(torch.float16), "qs": joined(codes)}
+
+
+def to_q4_1(weights: torch.Tensor) -> Fields:
+    """d and m put the least weight at code 0 and the greatest at 15."""
+    low, high = weights.aminmax(dim=1, keepdim=True)
+    d = (high - low) / 15
+    codes = ((weights - low) * inverse(d) + 0.5).trunc().clamp(max=15)
+    return {"d": d.to(torch.float16), "m": low.to(torch.float16), "qs": joined(codes)}
+
+
+def to_q5_0(weights: torch.Tensor) -> Fields:
+    """d puts the weight farthest from zero at code 0, which is -16."""
+    d = farthest(weights) / -16
+    codes = (weights * inverse(d) + 16.5).trunc().clamp(max=31).to(torch.uint8)
+    return {"d": d.to(torch.float16), "qh": packed(codes >> 4, 1), "qs": joined(codes & 15)}
+
+
+def to_q5_1(weights: torch.Tensor) -> Fields:
+    """d and m put the least weight at code 0 and the greatest at 31."""
+    low, high = weights.aminmax(dim=1, keepdim=True)
+    d = (high - low) / 31
+    codes = ((weights - low) * inverse(d) + 0.5).trunc().clamp(max=31).to(torch.uint8)
+    return {"d": d.to(torch.float16), "m": low.to(torch.float16), "qh": packed(codes >> 4, 1), "qs": joined(codes & 15)}
+
+
+def to_q8_0(weights: torch.Tensor) -> Fields:
+    """d is max |w| / 127."""
+    d = weights.abs().amax(1, keepdim=True) / 127
+    return {"d": d.to(torch.float16), "qs": away_from_zero(weights * inverse(d)).to(torch.int8)}
+
+
 # fmt: off
 Q1_0 = block_type("Q1_0", 41, 128, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "a bit a weight, the lowest first",
-), q1_0)
+), q1_0, to_q1_0)
 
 Q2_0 = block_type("Q2_0", 42, 64, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "two bits a weight, the lowest first; code - 1",
-), q2_0)
+), q2_0, to_q2_0)
 
 Q4_0 = block_type("Q4_0", 2, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 8",
-), q4_0)
+), q4_0, to_q4_0)
 
 Q4_1 = block_type("Q4_1", 3, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), q4_1)
+), q4_1, to_q4_1)
 
 Q5_0 = block_type("Q5_0", 6, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qh" / u8[4]   * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 16",
-), q5_0)
+), q5_0, to_q5_0)
 
 Q5_1 = block_type("Q5_1", 7, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
     "qh" / u8[4]   * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), q5_1)
+), q5_1, to_q5_1)
 
 Q8_0 = block_type("Q8_0", 8, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / i8[32]  * "signed codes",
-), q8_0)
+), q8_0, to_q8_0)
 
 Q8_1 = block_type("Q8_1", 9, 32, Struct(
     "d"  / f16[1]  * "scale",

@@ -10,6 +10,7 @@ from glft_schema.fields import Struct, f16, u8
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
+from glft_schema.tensor_types.legacy import away_from_zero, inverse
 
 
 def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
@@ -37,15 +38,47 @@ def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     return (planes(qs, 2, 4).flatten(1).to(torch.float32) - 1) * d.to(torch.float32)
 
 
+def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns d, which is max |w|, and round(w / d) + 1 as u8."""
+    d = weights.abs().amax(1, keepdim=True)
+    return d, (away_from_zero(weights * inverse(d)) + 1).to(torch.uint8)
+
+
+def packed_trits(digits: torch.Tensor, count: int) -> torch.Tensor:
+    """[blocks, count, k] -> u8 [blocks, k], the inverse of `trits`; fewer than five digits are the most significant ones."""
+    number = torch.zeros_like(digits[:, 0], dtype=torch.int32)
+    for digit in range(5):
+        number = number * 3 + (digits[:, digit] if digit < count else 0)
+    return ((number * 256 + 242) // 243).to(torch.uint8)
+
+
+def to_tq1_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """d is max |w|."""
+    d, digits = to_digits(weights)
+    blocks = len(weights)
+    first = packed_trits(digits[:, :160].reshape(blocks, 5, 32), 5)
+    second = packed_trits(digits[:, 160:240].reshape(blocks, 5, 16), 5)
+    last = packed_trits(digits[:, 240:].reshape(blocks, 4, 4), 4)
+    return {"qs": torch.cat((first, second), 1), "qh": last, "d": d.to(torch.float16)}
+
+
+def to_tq2_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    """d is max |w|."""
+    d, digits = to_digits(weights)
+    parts = digits.reshape(len(weights), 2, 4, 32)
+    qs = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
+
+
 # fmt: off
 TQ1_0 = block_type("TQ1_0", 34, 256, Struct(
     "qs" / u8[48]  * "five base-3 digits a byte: weights 0..159 from 32 bytes, 160..239 from 16",
     "qh" / u8[4]   * "four base-3 digits a byte: weights 240..255",
     "d"  / f16[1]  * "scale",
-), tq1_0)
+), tq1_0, to_tq1_0)
 
 TQ2_0 = block_type("TQ2_0", 35, 256, Struct(
     "qs" / u8[64]  * "two bits a weight; code - 1",
     "d"  / f16[1]  * "scale",
-), tq2_0)
+), tq2_0, to_tq2_0)
 # fmt: on
