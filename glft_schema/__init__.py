@@ -8,6 +8,7 @@ from glft_schema.errors import (
     QuantizationWarning,
     SchemeError,
     TensorError,
+    TiedWarning,
     TruncatedError,
 )
 from glft_schema.export import save_file, write_gguf_lite
@@ -35,6 +36,7 @@ __all__ = [
     "SchemeError",
     "Tensor",
     "TensorError",
+    "TiedWarning",
     "TruncatedError",
     "dequantize_symmetric",
     "fake_quantize",

@@ -35,7 +35,11 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
         mode = stat.S_IMODE(found.st_mode)
     short = os.fsencode(name)[:200].decode("utf-8", "ignore")
     temporary = os.path.join(folder, f".{short}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     try:
         with open(fd, "wb", buffering=1 << 20) as stream:
             if mode is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from glft_schema.source import StrPath, open_regular
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
+CONTAINER_MAGICS = {b"TFLG": "a GLFT file", b"GGUF": "a GGUF file"}
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 # What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
@@ -92,7 +94,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
     """Opens a checkpoint: a safetensors file, a folder of them with its index, or a torch file that holds only tensors.
 
-    A torch file is read with ``weights_only=True``: it can run no code. Tensors of a safetensors file are read one by one.
+    A torch file is read with ``weights_only=True``: it can run no code. Where it is a dict that has the weights under
+    ``state_dict``, ``model_state_dict`` or ``model``, these are taken. Tensors of a safetensors file are read one by one.
 
     Args:
         path: the file or folder.
@@ -106,6 +109,8 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
     """
     if os.path.isdir(path):
         return leave_out(_open_folder(Path(path)), exclude)
+    if os.fspath(path).endswith(INDEX_SUFFIX):
+        return leave_out(_open_index(Path(path)), exclude)
     fd = open_regular(path)
     try:
         magic = os.read(fd, 4)
@@ -113,6 +118,8 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
         return in_memory(leave_out(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), exclude))
+    if magic in CONTAINER_MAGICS:
+        raise FormatError(f"expected a safetensors or torch file, found {CONTAINER_MAGICS[magic]}")
     return leave_out(_open_safetensors(path), exclude)
 
 
@@ -148,16 +155,20 @@ def _open_folder(folder: Path) -> dict[str, StoredTensor]:
         return _open_safetensors(files[0])
     if len(indices) > 1:
         raise FormatError(f"expected one index in the folder, found {', '.join(index.name for index in indices)}")
+    return _open_index(indices[0])
+
+
+def _open_index(index: Path) -> dict[str, StoredTensor]:
     try:
-        places = json.loads(indices[0].read_text("utf-8"))["weight_map"]
+        places = json.loads(index.read_text("utf-8"))["weight_map"]
         shards = {str(shard) for shard in places.values()}
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise FormatError(f"expected JSON with a weight_map, found something else in {indices[0].name}") from None
+        raise FormatError(f"expected JSON with a weight_map, found something else in {index.name}") from None
     opened = {}
     for shard in sorted(shards):
         if shard != os.path.basename(shard) or shard in ("", ".", ".."):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
-        opened[shard] = _open_safetensors(folder / shard)
+        opened[shard] = _open_safetensors(index.parent / shard)
     missing = [name for name, shard in places.items() if name not in opened[shard]]
     if missing:
         raise FormatError(f"expected tensor {shown(missing[0])} in {places[missing[0]]}, found none", "weight_map")
@@ -170,7 +181,9 @@ def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+        if isinstance(error, pickle.UnpicklingError):
+            reason = "Python objects beside them, or none at all; save model.state_dict() instead"
         raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error
     for key in NESTED_KEYS:
         if isinstance(found, dict) and isinstance(found.get(key), dict):

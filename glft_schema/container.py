@@ -26,6 +26,11 @@ from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
 
 FORMATS = (GLFT,)
+OTHER_FILES = {
+    b"GGUF": "a GGUF file",
+    b"PK\x03\x04": "a zip archive, such as torch.save makes",
+    b"{": "a safetensors file",  # after eight bytes of length
+}
 
 
 class ContainerConstruct(construct.Construct):
@@ -109,7 +114,9 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
     if not candidates:
         expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
-        raise FormatError(f"expected {expected}, found {magic!r}", "header -> magic", 0, file=source.name)
+        start = bytes(source.view(0, min(9, source.size)))
+        other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
+        raise FormatError(f"expected {expected}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
     format = candidates[0]
     try:
         record = _run(format.struct, source)

@@ -9,7 +9,8 @@ ValueError
  └── ClosedError            a file that was closed before this access
 
 UserWarning
- └── QuantizationWarning    weights that a scale rounded to zero has lost
+ ├── QuantizationWarning    weights that a scale rounded to zero has lost
+ └── TiedWarning            tensors that are one, stored as two of different types
 
 Every text reads ``where: expected X, found Y``. Whatever comes from a file is shown through `shown`, so that a name in a
 hostile file can neither fill a log nor steer a terminal.
@@ -22,7 +23,7 @@ def shown(value: object, limit: int = 80) -> str:
     """Returns the repr of `value`, cut to about `limit` characters; control and direction characters come out escaped."""
     if isinstance(value, (str, bytes)) and len(value) > limit:
         return f"{value[: limit - 12]!r}... ({len(value)} in all)"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -34,7 +35,7 @@ class FormatError(ValueError):
         path: the field, such as ``descriptors -> 3 -> dims``; empty where no field is to blame.
         offset: where that field begins, in bytes from the start of the container; None while building.
         tensor: the name of the tensor concerned, or None.
-        file: where the bytes came from, or None; not a part of the text.
+        file: where the bytes came from, or None.
     """
 
     def __init__(
@@ -48,6 +49,11 @@ class FormatError(ValueError):
         self.file = file
 
     def __str__(self) -> str:
+        return self.text if self.file in (None, "<bytes>") else f"{self.text} in {self.file}"
+
+    @property
+    def text(self) -> str:
+        """What it says, without the file."""
         where = []
         if self.tensor is not None:
             where.append(f"tensor {shown(self.tensor)}")
@@ -94,3 +100,7 @@ class ClosedError(ValueError):
 
 class QuantizationWarning(UserWarning):
     """Weights so small that their scale rounds to zero: they are stored as zeros."""
+
+
+class TiedWarning(UserWarning):
+    """Tensors that are one and the same, but get different types: loaded into a tied model, the later one wins."""

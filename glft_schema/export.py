@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.checkpoints import StoredTensor, in_memory
 from glft_schema.container import Container
-from glft_schema.errors import TensorError
+from glft_schema.errors import SchemeError, TensorError, TiedWarning, shown
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
@@ -79,7 +80,10 @@ def save_file(
 
     Warns:
         QuantizationWarning: where weights are so small that their scale rounds to zero.
+        TiedWarning: where tensors that are one and the same get different types, and so are stored apart.
     """
+    if not isinstance(tensors, Mapping):
+        raise SchemeError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, GLFT.types)
     aliases = _tied(stored, choices)
@@ -139,13 +143,24 @@ class _Planned:
             self.progress(self.name, self.type.nbytes(self.stored.shape))
 
 
-def _tied(stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> dict[str, str]:
-    """Returns, for each tensor that is the same numbers in the same type as an earlier one, the name of that one."""
-    first: dict[Any, str] = {}
+def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:
+    """Returns, for each tensor that is the same numbers in the same type as an earlier one, the name of that one.
+
+    Notes in `choices`, and warns of, those that are the same numbers in another type.
+    """
+    first: dict[Any, list[str]] = {}
     aliases = {}
     for name, tensor in stored.items():
-        if tensor.identity is not None:
-            earlier = first.setdefault((tensor.identity, choices[name].type), name)
-            if earlier != name:
-                aliases[name] = earlier
+        if tensor.identity is None:
+            continue
+        earlier = first.setdefault(tensor.identity, [])
+        same = [other for other in earlier if choices[other].type is choices[name].type]
+        if same:
+            aliases[name] = same[0]
+            continue
+        if earlier:
+            note = f"tied to {shown(earlier[0])}, which gets another type: stored apart"
+            choices[name] = Choice(choices[name].type, "; ".join(filter(None, (choices[name].note, note))))
+            warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
+        earlier.append(name)
     return aliases

@@ -86,6 +86,7 @@ class Struct(construct.Struct):
         context = self._nested(context, stream)
         fields: dict[str, Any] = {}
         counts: dict[str, int] = {}
+        value: Any
         for field in self.subcons:
             if trace is None or not field.name:
                 value = field._parsereport(stream, context, path)
@@ -93,6 +94,7 @@ class Struct(construct.Struct):
                 with trace.field(f"{path} -> {field.name}", stream) as span:
                     span.value = value = field._parsereport(stream, context, path)
             if field.name:
+                value = list(value) if isinstance(value, construct.ListContainer) else value
                 context[field.name] = value
                 (counts if _is_count(field) else fields)[field.name] = value
         return Record(fields, counts)
@@ -191,12 +193,20 @@ class Rule(Check):
         holds: tells whether it does, from the fields parsed so far.
         expected: the sentence's end: what the field is expected to be.
         error: what is raised where it is not.
+        show: how what was found is shown.
     """
 
     def __init__(
-        self, id: str, field: str, holds: Callable[[Any], object], expected: str, error: type[FormatError] = FormatError
+        self,
+        id: str,
+        field: str,
+        holds: Callable[[Any], object],
+        expected: str,
+        error: type[FormatError] = FormatError,
+        show: Callable[[Any], str] = shown,
     ) -> None:
         super().__init__(id, field)
+        self.show = show
         self.holds = holds
         self.expected = expected
         self.error = error
@@ -204,7 +214,7 @@ class Rule(Check):
     def check(self, context: Any, path: str) -> None:
         if not self.holds(context):
             found = context[self.field] if self.field in context else context._params[self.field]
-            raise self.error(f"expected {self.expected}, found {shown(found)}", f"{path} -> {self.field}")
+            raise self.error(f"expected {self.expected}, found {self.show(found)}", f"{path} -> {self.field}")
 
 
 class Table(construct.Array):

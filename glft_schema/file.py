@@ -21,7 +21,8 @@ class File:
     """A weights file, parsed; its payloads are cut from it when asked for.
 
     The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
-    have the same bytes. A file pickles as its path, or as its bytes where it has none. It is a context manager;
+    have the same bytes. A file pickles as its path (unpickling opens what stands
+    there then), or as its bytes where it has none. It is a context manager;
     after `close` every access raises ClosedError, while tensors handed out before stay valid.
 
     Attributes:
@@ -120,6 +121,12 @@ class File:
 
     def _bytes(self, start: int, nbytes: int) -> bytes:
         return bytes(self.source.view(start, min(nbytes, self.nbytes - start)))
+
+    def __copy__(self) -> File:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> File:
+        return self  # nothing in it changes
 
     def __reduce__(self) -> tuple[Any, ...]:
         from glft_schema.container import Container, open

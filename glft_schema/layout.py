@@ -28,6 +28,9 @@ def place(
     """
     if not isinstance(alignment, int) or alignment < 1:
         raise SchemeError(f"expected an alignment of at least 1, found {shown(alignment)}")
+    names = [field.name for field in format.struct.subcons if field.name]
+    if unknown := [region for region in regions if region not in names]:
+        raise FormatError(f"expected the regions {', '.join(names)}, found {shown(unknown[0])}")
     rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     given = sum("offset" in row for row in rows)
     if given == len(rows):

@@ -51,7 +51,7 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
 
 def _type(scheme: str, types: TypeTable) -> TensorType:
     for type_ in types:
-        if type_.scheme == scheme:
+        if isinstance(scheme, str) and type_.scheme == scheme.lower():
             return type_
     raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in types)}, found {scheme!r}")
 
@@ -59,7 +59,7 @@ def _type(scheme: str, types: TypeTable) -> TensorType:
 def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable) -> Choice:
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
     if str(tensor.dtype).removeprefix("torch.") not in FLOATS:
-        raise TensorError(f"expected a float dtype, found {tensor.dtype}: leave it out or convert it", name)
+        raise TensorError(f"expected a float dtype, found {tensor.dtype}: exclude or convert it", name)
     refusals: list[str] = []
     by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:

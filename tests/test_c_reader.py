@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from glft_schema import Container, File, load_file, save_file
+from glft_schema import Container, File, FormatError, load_file, save_file
 from tests import reference
 from tests.golden import golden
 from tests.reference import F32, Q4, Row
@@ -75,10 +75,24 @@ def test_truncations_are_refused(reader: Path, tmp_path: Path, cut: int) -> None
     assert run(reader, path).returncode == 2
 
 
+@pytest.mark.parametrize(("dims", "accepted"), [([2**31, 2**27, 1, 0], True), ([2**31, 2**28, 1, 0], False)])
+def test_both_readers_draw_the_same_line(reader: Path, tmp_path: Path, dims: list[int], accepted: bool) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(reference.write(b"", [Row("w", dims, F32, b"")], b""))
+    assert (run(reader, path).returncode == 0) == accepted
+    if accepted:
+        assert Container.parse_file(path).tensors["w"].nbytes == 0
+    else:
+        with pytest.raises(FormatError, match="expected bytes that 64 bits can count"):
+            Container.parse_file(path)
+
+
 @pytest.mark.parametrize(
     ("row", "data", "message"),
     [
         (Row("w", [2**32 - 1] * 4, F32, b""), b"", "the tensor is too large"),
+        (Row("w", [0, 2**32 - 1, 2**32 - 1], F32, b""), b"", "the tensor is too large"),
+        (Row("w", [1] * 65, F32, b""), b"", "more dims than this reader takes"),
         (Row("w", [1], F32, b"", 2**64 - 4), bytes(4), "a payload lies outside the file"),
         (Row("w", [1, 65], Q4, b""), bytes(99), "a multiple of 64"),
         (Row("w", [1], 9, b""), bytes(4), "unknown type"),

@@ -60,7 +60,7 @@ PLACES = {"b": "model-1.safetensors", "a": "model-1.safetensors", "h": "model-2.
 def test_sharded_folder(tmp_path: Path) -> None:
     write_shards(tmp_path, {"weight_map": PLACES})
     assert_state(tmp_path)
-    assert list(open_checkpoint(tmp_path)) == list(PLACES)
+    assert list(open_checkpoint(tmp_path)) == list(open_checkpoint(tmp_path / "model.safetensors.index.json")) == list(PLACES)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ class Code:
 def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pt"
     for content, message in (
-        (Code(), "expected a torch file that holds only tensors, found: Weights only load failed"),
+        (Code(), "expected a torch file that holds only tensors, found: Python objects beside them"),
         (torch.ones(3), "expected a dict of tensors, found tensor"),
         ({}, "expected a dict of tensors, found {}"),
     ):
@@ -150,6 +150,9 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == ""
     torch.save({"a": torch.ones(1), "step": 3}, path)
     with pytest.raises(TensorError, match=r"tensor 'step': expected a torch.Tensor, found 3"):
+        open_checkpoint(path)
+    path.write_bytes(b"TFLG" + bytes(12))
+    with pytest.raises(FormatError, match=r"expected a safetensors or torch file, found a GLFT file"):
         open_checkpoint(path)
     for content in (b"", b"PK\x03\x04", b"\x80\x02", b"no weights at all"):
         path.write_bytes(content)

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import glft_schema
 from glft_schema import load_file
 from tests.golden import golden
 
@@ -129,9 +130,13 @@ def test_bad_requests_are_one_line(source: Path, tmp_path: Path) -> None:
     assert_refused(glft("export", tmp_path / "missing", out), "missing: No such file or directory")
     assert_refused(glft("export", source, tmp_path / "no" / "out"), "No such file or directory")
     assert_refused(glft("export", source, out, "--scheme", "fc.wieght=f16"), "did you mean 'fc.weight'")
-    assert_refused(glft("export", source, out, "--scheme", "fc.*=q5"), "expected one of f32, f16")
-    assert_refused(glft("export", source, out, "--metadata", "novalue"), "expected K=V, found 'novalue'")
-    assert_refused(glft("export", source, out, "--metadata", "=v"), "metadata: expected a key")
+    assert_refused(glft("export", source, out, "--scheme", "fc.*=q5"), "glft: expected one of f32, f16")
+    assert_refused(glft("export", source, out, "--metadata", "novalue"), "glft: expected K=V, found 'novalue'")
+    assert_refused(glft("export", source, out, "--metadata", "=v"), f"glft: {out}: metadata: expected a key")
+    nan = tmp_path / "nan.safetensors"
+    safetensors.torch.save_file({"w": torch.full((1, 64), float("nan"))}, nan)
+    assert_refused(glft("export", nan, out, "--scheme", "q8_per_channel"), f"glft: {nan}: tensor 'w' at [0, 0]: NaN")
+    assert_refused(glft("inspect", nan), f"glft: {nan}: header -> magic: expected b'TFLG' (GLFT), found", "a safetensors file")
     assert_refused(glft("verify", source, "--against", source), "header -> magic: expected")
     assert not out.exists()
 
@@ -142,6 +147,11 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.startswith("glft: warning: tensor 'w': 64 non-zero weights are stored as 0")
     assert done.stderr.count("\n") == 1
+
+
+def test_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "glft_schema", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"glft_schema {glft_schema.__version__}\n"
 
 
 def test_help_names_the_verbs_without_importing_torch() -> None:

@@ -20,6 +20,7 @@ from glft_schema import (
     FormatError,
     SchemeError,
     TensorError,
+    TiedWarning,
     fake_quantize,
     load_file,
     read_gguf_lite,
@@ -67,6 +68,11 @@ def test_schemes(path: Path, schemes: dict[str, str], expected: list[str]) -> No
     assert list(types(path).values()) == expected
 
 
+def test_schemes_may_be_written_as_the_types_are(path: Path) -> None:
+    save_file({"w": torch.ones(1, 64)}, path, schemes={"*": "Q8_per_channel"})
+    assert types(path) == {"w": Q8}
+
+
 def test_report_says_what_kept_its_type_and_why(path: Path) -> None:
     notes = {tensor.name: tensor.note for tensor in save_file(STATE, path, schemes={"*": Q8, "layers.*": Q4}) if tensor.note}
     assert notes == {
@@ -97,7 +103,7 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
     ("tensor", "schemes", "message"),
     [
         (torch.ones(3, 10), {"w": Q4}, f"{Q4} cannot hold it: expected `in` to be a multiple of 64, found [3, 10]"),
-        (torch.ones(3, dtype=torch.int64), {}, "expected a float dtype, found torch.int64: leave it out or convert it"),
+        (torch.ones(3, dtype=torch.int64), {}, "expected a float dtype, found torch.int64: exclude or convert it"),
         (torch.ones(3, dtype=torch.complex64), {}, "expected a float dtype, found torch.complex64"),
         (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
         (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
@@ -177,8 +183,8 @@ def test_layouts_in_memory(path: Path) -> None:
 def test_tied_tensors_are_stored_once(path: Path) -> None:
     base = torch.randn(4, 64)
     tensors = {"a": base, "tied": base, "view": base[:], "part": base[:2], "transposed": base.t(), "none": base[:0]}
-    written = {tensor.name: tensor for tensor in save_file(tensors, path, schemes={"a": Q8, "tied": Q8})}
-    assert {name: tensor.alias_of for name, tensor in written.items() if tensor.alias_of} == {"tied": "a"}
+    written = {tensor.name: tensor for tensor in save_file(tensors, path, schemes={"a": Q8, "tied": Q8, "view": Q8})}
+    assert {name: tensor.alias_of for name, tensor in written.items() if tensor.alias_of} == {"tied": "a", "view": "a"}
     assert written["tied"].nbytes == 0
     with Container.parse_file(path) as file:
         assert file.descriptors[0].offset == file.descriptors[1].offset
@@ -187,6 +193,14 @@ def test_tied_tensors_are_stored_once(path: Path) -> None:
     assert loaded["a"] is loaded["tied"]
     assert torch.equal(loaded["transposed"], base.t())
     assert torch.equal(loaded["part"], base[:2])
+
+
+def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
+    base = torch.randn(4, 64)
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored apart"):
+        written = save_file({"a": base, "b": base, "c": base}, path, schemes={"a": Q8, "b": Q4, "c": Q4})
+    assert [tensor.alias_of for tensor in written] == [None, None, "b"]
+    assert written[1].note == "tied to 'a', which gets another type: stored apart"
 
 
 def test_the_labs_two_functions(path: Path) -> None:
@@ -245,6 +259,7 @@ def test_the_name_is_that_of_the_mapping(path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        ({"tensors": [1]}, SchemeError, r"expected tensors by name, such as model.state_dict\(\), found \[1\]"),
         ({"schemes": Q4}, SchemeError, "expected a mapping of names or patterns to types"),
         ({"schemes": {1: Q4}}, SchemeError, "expected a name or pattern, found 1"),
         ({"schemes": {"*": None}}, SchemeError, "expected one of f32, f16"),
@@ -255,7 +270,7 @@ def test_the_name_is_that_of_the_mapping(path: Path) -> None:
 )
 def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        save_file(STATE, path, **arguments)
+        save_file(**{"tensors": STATE, "path": path, **arguments})
     assert not path.exists()
 
 
@@ -440,8 +455,9 @@ def test_targets_that_are_no_files_are_left_alone(tmp_path: Path) -> None:
     for target in (tmp_path / "pipe", tmp_path, Path("/dev/null")):
         with pytest.raises(OSError, match="is not a regular file; it is left alone"):
             save_file({"a": torch.ones(3)}, target)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         save_file({"a": torch.ones(3)}, tmp_path / "missing" / "file")
+    assert caught.value.filename == str(tmp_path / "missing" / "file")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
     assert [entry.name for entry in tmp_path.iterdir()] == ["pipe"]
 

@@ -74,7 +74,7 @@ def test_regions_by_attribute_and_by_key(path: Path) -> None:
 def test_records_are_values(path: Path) -> None:
     row = Container.parse_file(path).descriptors[1]
     assert row == {"name": "b", "dims": [3], "dtype": row.dtype, "offset": 4}
-    assert repr(row) == "Record(name='b', dims=ListContainer([3]), dtype=F16, offset=4)"
+    assert repr(row) == "Record(name='b', dims=[3], dtype=F16, offset=4)"
     for again in (pickle.loads(pickle.dumps(row)), copy.deepcopy(row)):
         assert again == row
         assert again.dtype is row.dtype

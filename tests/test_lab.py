@@ -64,6 +64,12 @@ def test_files_hold_the_fake_quantized_model(out: Path, manifest: dict[str, Any]
             assert torch.equal(loaded[name], expected)
         assert set(measured["tensor_errors"].values()) == set(measured["layer_errors"].values()) == {0.0}
         assert 0 < max(measured["f32_scale_errors"].values()) < 0.1
+        worst, mean = measured["quantization_errors"]["layers.0.mlp.fc1.weight"]
+        difference = (loaded["layers.0.mlp.fc1.weight"] - model.layers[0].mlp.fc1.weight.detach()).abs()
+        assert (worst, mean) == (pytest.approx(float(difference.max())), pytest.approx(float(difference.mean())))
+        assert sum(measured["module_bytes"].values()) + sum(
+            measured["bytes"][part] for part in ("header", "metadata", "descriptors", "gaps")
+        ) == len((out / measured["file"]).read_bytes())
         assert measured["types"]["layers.0.mlp.fc1.weight"].lower() == scheme
         fresh = MiniGPT(CONFIG)
         fresh.load_state_dict(loaded)
@@ -95,11 +101,12 @@ def test_report_answers_the_three_questions_from_the_numbers(out: Path, manifest
         f"the q4 file {q4['saving']:.2f} times",
         f"| Q4_per_group_64 nibbles | {q4['bytes']['Q4_per_group_64 nibbles']:,} |",
         f"{manifest['torch_save_bytes']:,}",
-        "The round trip costs nothing",
-        "- 3 times, which the lab asks of q8_per_channel, needs all up to",
-        "- 6 times, which the lab asks of q4_per_group_64, needs all up to `and the token embedding and the head`.",
+        "The file gives back exactly",
+        "- 3 times, which the lab asks of q8_per_channel, takes the MLP layers and the attention layers",
+        "and the position embedding and the token embedding and the head.",
         "`layers.N.ln1.weight`",
-        "| layers.1.mlp.fc2 | 0 | 0 |",
+        "All outputs are equal, bit for bit, in q8 and in q4.",
+        f"| MLP | {q4['module_bytes']['MLP']:,} |",
         "![Bytes of the files, to scale](bytes.svg)",
     ):
         assert part in text
@@ -114,10 +121,10 @@ def test_picture_is_to_scale(out: Path, manifest: dict[str, Any]) -> None:
         if (title := rect.find(f"{space}title")) is not None:
             parts[title.text] = float(rect.get("width"))
     scales = manifest["files"]["q4_per_group_64"]["bytes"]["Q4_per_group_64 scales"]
-    whole = manifest["torch_save_bytes"]
-    assert parts[f"scales: {scales:,} bytes"] / parts[f"float32 numbers: {whole:,} bytes"] == pytest.approx(
-        scales / whole, abs=1e-4
-    )
+    numbers = 4 * manifest["parameters"]
+    drawn = parts[f"scales: {scales:,} bytes"] / parts[f"float32 numbers: {numbers:,} bytes"]
+    assert drawn == pytest.approx(scales / numbers, abs=1e-4)
+    assert f"header, table, padding: {manifest['torch_save_bytes'] - numbers:,} bytes" in parts
 
 
 def test_broken_promises_are_named(manifest: dict[str, Any]) -> None:

@@ -1,9 +1,10 @@
-/* glft_read: a reader of GLFT v1 in plain C, written from docs/glft-v1.md and nothing else.
+/* glft_read: a reader of GLFT v1 in plain C, with what docs/glft-v1.md says and nothing else.
  *
  *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.gguf-lite
  *
  * Prints a line for each tensor: name, type, dims, and the CRC-32 of its numbers as little-endian float32. Exits with 2
- * where the file is not GLFT v1 or lies about its sizes.
+ * where the file is not GLFT v1 or lies about its sizes: it never reads outside the file, and allocates nothing beyond it.
+ * It takes text as bytes, skips the metadata, and does not look for names that come twice or payloads that overlap.
  */
 #include <math.h>
 #include <stdint.h>
@@ -61,18 +62,19 @@ static uint32_t crc32(uint32_t crc, const uint8_t *bytes, int n) {
     return ~crc;
 }
 
+enum { MAX_DIMS = 64 };
+
 struct tensor {
     const uint8_t *name;
-    uint64_t name_len, n_dims, dims[255], rows, columns, type, offset;
+    uint64_t name_len, n_dims, dims[MAX_DIMS], rows, columns, type, offset;
 };
 
-/* Returns the bytes of the payload, or fails where the type cannot hold these dims or 64 bits cannot count them. */
+/* Returns the bytes of the payload, or fails where the type cannot hold these dims. */
 static uint64_t payload_bytes(const struct tensor *t) {
-    if (t->rows > UINT32_MAX || t->columns > (UINT64_MAX >> 3) / (t->rows ? t->rows : 1)) fail("the tensor is too large");
     uint64_t count = t->rows * t->columns;
     if (t->type == F32) return 4 * count;
     if (t->type == F16) return 2 * count;
-    if (t->n_dims < 2 || count == 0) fail("a quantized tensor needs dims [out, in]");
+    if (t->n_dims < 2 || count == 0) fail("a quantized tensor needs dims [out, in], none of them 0");
     if (t->type == Q8_PER_CHANNEL) return 2 * t->rows + count;
     if (t->columns % 64) fail("Q4 needs `in` to be a multiple of 64");
     return 2 * (count / 64) + count / 2;
@@ -93,16 +95,20 @@ static float element(const struct tensor *t, const uint8_t *payload, uint64_t i)
     }
 }
 
+/* Reads a descriptor. The product of the sizes that are not 0 must be below 2^59, so that nothing here can wrap. */
 static void describe(struct tensor *t) {
+    uint64_t product = 1;
     t->name_len = number(2);
     t->name = take(t->name_len);
     t->n_dims = number(1);
+    if (t->n_dims > MAX_DIMS) fail("more dims than this reader takes");
     t->rows = t->columns = 1;
     for (uint64_t d = 0; d < t->n_dims; d++) {
-        t->dims[d] = number(4);
-        if (d == 0) t->rows = t->dims[d];
-        else if (t->dims[d] && t->columns > (UINT64_MAX >> 3) / t->dims[d]) fail("the tensor is too large");
-        else t->columns *= t->dims[d];
+        uint64_t n = t->dims[d] = number(4);
+        if (n && product >= ((uint64_t)1 << 59) / n + (((uint64_t)1 << 59) % n != 0)) fail("the tensor is too large");
+        if (n) product *= n;
+        if (d == 0) t->rows = n;
+        else t->columns *= n;
     }
     t->type = number(1);
     if (t->type >= TYPES) fail("unknown type");
@@ -140,13 +146,15 @@ int main(int argc, char **argv) {
     if (number(4) != 1) fail("not version 1");
     uint64_t n_tensors = number(4), metadata_len = number(4);
     take(metadata_len);
-    if (n_tensors > (size - at) / 12) fail("more tensors than the file has bytes for"); /* a descriptor has 12 at least */
-    struct tensor *tensors = calloc(n_tensors ? n_tensors : 1, sizeof *tensors);
-    if (!tensors) fail("out of memory");
-    for (uint64_t i = 0; i < n_tensors; i++) describe(&tensors[i]);
+    uint64_t descriptors = at;
+    struct tensor t;
+    for (uint64_t i = 0; i < n_tensors; i++) describe(&t); /* ends with the file, whatever n_tensors claims */
     uint64_t data = at; /* offsets count from the end of the descriptors */
-    for (uint64_t i = 0; i < n_tensors; i++) print(&tensors[i], data);
-    free(tensors);
+    at = descriptors;
+    for (uint64_t i = 0; i < n_tensors; i++) {
+        describe(&t);
+        print(&t, data);
+    }
     free(bytes);
     return 0;
 }

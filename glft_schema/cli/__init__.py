@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -14,13 +16,24 @@ from glft_schema.cli.lab import lab
 from glft_schema.cli.verify import verify
 
 app = typer.Typer(
-    help="Model-weight containers: export, inspect, verify.",
     no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 for verb in (export, inspect, lab, verify):
     app.command()(verb)
+
+
+VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
+
+
+@app.callback()
+def options(version: Annotated[bool, VERSION] = False) -> None:
+    """Model-weight containers: export, inspect, verify."""
+    if version:
+        print(f"glft_schema {metadata.version('glft_schema')}")
+        raise typer.Exit
 
 
 def main() -> None:

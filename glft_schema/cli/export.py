@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -35,7 +36,7 @@ def export(
         if out.exists() and out.samefile(source):
             raise SchemeError("expected another file to write to, found the one to be read")
         stored = open_checkpoint(source, exclude or [])
-    with blame(out):
+    with blame(out, tensors=source):
         schemes = _pairs(scheme or [], "*")
         entries = _pairs(metadata or [], None)
         total = sum(tensor.numel for tensor in stored.values()) or 1
@@ -59,9 +60,19 @@ def report(written: list[WrittenTensor], out: Path) -> list[str]:
         by_type[tensor.type.name] = (count + 1, nbytes + tensor.nbytes)
     lines = [f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
     lines += table(("dtype", "tensors", "bytes"), [(name, f"{n}", f"{b:,}") for name, (n, b) in by_type.items()], right=2)
-    notes = [(safe(tensor.name), tensor.type.scheme, tensor.note) for tensor in written if tensor.note]
-    ties = [(safe(tensor.name), "tied", f"to {safe(tensor.alias_of)}") for tensor in written if tensor.alias_of is not None]
-    return [*lines, *(["", *table(("tensor", "kept as", "why"), [*notes, *ties], right=0)] if notes or ties else [])]
+    kept: dict[tuple[str, str], list[str]] = {}
+    for tensor in written:
+        if tensor.note:
+            reason = re.sub(r", found \[[\d, ]*\]", "", tensor.note)
+            kept.setdefault((tensor.type.scheme, reason), []).append(re.sub(r"\b\d+\b", "N", tensor.name))
+    if kept:
+        lines += ["", "not as asked:"]
+        for (scheme, reason), names in kept.items():
+            some = [safe(name) for name in dict.fromkeys(names)]
+            more = f" and {len(some) - 4} more" if len(some) > 4 else ""
+            lines.append(f"  {len(names)} as {scheme} ({', '.join(some[:4])}{more}): {reason}")
+    ties = [f"  {safe(tensor.name)} is {safe(tensor.alias_of)}" for tensor in written if tensor.alias_of is not None]
+    return [*lines, *(["", "stored once:", *ties] if ties else [])]
 
 
 def _pairs(texts: list[str], default: str | None) -> dict[str, str]:

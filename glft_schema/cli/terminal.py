@@ -21,13 +21,22 @@ Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leav
 
 
 @contextmanager
-def blame(path: os.PathLike[str]) -> Iterator[None]:
-    """Turns an error about `path`, or about the file that it names itself, into one line on stderr and exit code 2."""
+def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
+    """Turns an error about `path`, or about the file that it names itself, into one line on stderr and exit code 2.
+
+    Args:
+        path: the file to blame.
+        tensors: the file to blame for a tensor; `path` unless given.
+    """
     try:
         yield
-    except (FormatError, TensorError, SchemeError) as error:
-        reason = str(error)
-        path = Path(getattr(error, "file", None) or path)
+    except SchemeError as error:
+        print(f"glft: {error}", file=sys.stderr)  # of the request, not of a file
+        raise typer.Exit(REFUSED) from None
+    except TensorError as error:
+        path, reason = tensors or path, str(error)
+    except FormatError as error:
+        path, reason = Path(error.file or path), error.text
     except BrokenPipeError:
         raise  # whoever reads our output has had enough
     except OSError as error:

@@ -114,6 +114,11 @@ class KeyValueLines(construct.Construct):
         return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
 
 
+def as_hex(number: int) -> str:
+    """Returns a u32 as it is written in specifications."""
+    return f"0x{number:08X}"
+
+
 def metadata_len(header: Any) -> int:
     """Returns the bytes that the metadata beside `header` takes."""
     return len(KeyValueLines.encode(header._.get("metadata")))
@@ -122,8 +127,8 @@ def metadata_len(header: Any) -> int:
 # fmt: off
 Header = Struct(
     "magic"        / Default(Int32ul, MAGIC)                        * "0x474C4654, 'GLFT' read from the highest byte down",
-    Rule("glft-byte-order", "magic", this.magic != SWAPPED_MAGIC, "a little-endian file (this one is byte-swapped)"),
-    Rule("glft-magic", "magic", this.magic == MAGIC, f"0x{MAGIC:08X}"),
+    Rule("glft-byte-order", "magic", this.magic != SWAPPED_MAGIC, "little-endian; this file is byte-swapped", show=as_hex),
+    Rule("glft-magic", "magic", this.magic == MAGIC, as_hex(MAGIC), show=as_hex),
     "version"      / Default(Int32ul, VERSION)                      * "1; a file with another number is another format",
     Rule("glft-version", "version", this.version == VERSION, f"{VERSION}"),
     "n_tensors"    / Count(Int32ul, len_(this._.descriptors))       * "number of descriptors",
@@ -134,7 +139,8 @@ Descriptor = Struct(
     "name"   / PascalString(Int16ul, "utf8")  * "name_len u16, then UTF-8 bytes",
     Rule("glft-name", "name", len_(this.name) >= 1, "at least one character"),
     "dims"   / PrefixedArray(Int8ul, Int32ul) * "n_dims u8, then sizes in torch's order: a Linear's weight is [out, in]",
-    Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError),
+    Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError,
+         show=lambda dims: str(len(dims))),
     "dtype"  / TypeCode(Int8ul, TYPES)        * "how the payload is stored",
     TensorFits("glft-dims-fit-type", "dims"),
     "offset" / Int64ul                        * "where the payload begins, in bytes into DATA",

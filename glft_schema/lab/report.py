@@ -18,7 +18,7 @@ PARTS = (
     ("float32 numbers", "#8c959f", ("F32 weights",)),
     ("codes", "#0969da", ("codes", "nibbles")),
     ("scales", "#bf8700", ("scales",)),
-    ("header, metadata, descriptors, padding", "#cf222e", ("header", "metadata", "descriptors", "gaps")),
+    ("header, table, padding", "#cf222e", ("header", "metadata", "descriptors", "gaps")),
 )
 
 
@@ -36,6 +36,9 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         q4=q4,
         worst=lambda errors: f"{max(errors.values()):g}",
         exact=max(*q8["tensor_errors"].values(), *q4["tensor_errors"].values()) == 0,
+        largest_error=lambda measured: f"{max(worst for worst, _ in measured['quantization_errors'].values()):.3g}",
+        mean_error=lambda measured: f"{max(mean for _, mean in measured['quantization_errors'].values()):.3g}",
+        no_layer_differs=not any(any(measured["layer_errors"].values()) for measured in (q8, q4)),
         kept=q4["kept"],
         kept_kinds=", ".join(f"`{kind}`" for kind in dict.fromkeys(re.sub(r"\b\d+\b", "N", name) for name in q4["kept"])),
         needed={
@@ -55,13 +58,14 @@ def _needed(measured: Mapping[str, Any], least: float) -> str:
     """Returns from which step of the widening on the file is small enough, as the end of a sentence."""
     for label, saving in measured["widening"].items():
         if saving >= least:
-            return f"needs {label} quantized" if label == next(iter(measured["widening"])) else f"needs all up to `{label}`"
+            steps = list(measured["widening"])
+            return f"takes {' '.join(steps[: steps.index(label) + 1])}"
     return "is not reached"
 
 
 def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    whole = manifest["torch_save_bytes"]
-    bars = [("torch.save", {"F32 weights": whole})]
+    whole, numbers = manifest["torch_save_bytes"], 4 * manifest["parameters"]
+    bars = [("torch.save", {"F32 weights": numbers, "header": whole - numbers})]
     bars += [
         (name, manifest["files"][scheme]["bytes"]) for name, scheme in (("q8", "q8_per_channel"), ("q4", "q4_per_group_64"))
     ]
