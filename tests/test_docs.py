@@ -36,13 +36,15 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     parts = {"embedding": torch.nn.Embedding(64, 64), "fc1": torch.nn.Linear(64, 64), "head": torch.nn.Linear(64, 8)}
     model = torch.nn.ModuleDict(parts)
     safetensors.torch.save_file(model.state_dict(), "model.safetensors")
-    scales, nibbles = torch.zeros(2, 1, dtype=torch.float16), torch.zeros(2, 32, dtype=torch.uint8)
-    names: dict[str, object] = {"model": model, "torch": torch, "scales": scales, "nibbles": nibbles, "received": b"GGML"}
-    export, checkpoint, load, check, build, package = blocks(ROOT / "docs" / "recipes.md", "python")
-    for example in (export, build, load.replace('"cuda"', '"cpu"'), check, package, checkpoint):
+    names: dict[str, object] = {"model": model, "torch": torch, "received": b"GGML"}
+    export, checkpoint, into_model, load, check, quantize, build, package = blocks(ROOT / "docs" / "recipes.md", "python")
+    for example in (export, into_model, load.replace('"cuda"', '"cpu"'), check, quantize, build, package, checkpoint):
         exec(compile(example, "recipes.md", "exec"), names)
+    assert not names["missing"].missing_keys
+    assert (names["weights"].shape, names["scales"].shape) == ((8, 256), (8, 8))
     assert names["row"].shape == (64,)
     assert names["nibbles"].shape == (64, 32)
+    assert Container.parse(names["built"]).tensors["w"].nbytes == 68
     assert Container.parse_file("model2.gguf-lite").metadata["note"] == "checked"
     printed = capsys.readouterr().out
     assert "fc1.bias F32 256 not q4_per_group_64: expected at least 2 dims" in printed
