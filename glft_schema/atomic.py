@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from glft_schema.source import StrPath
 
@@ -35,26 +36,51 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
         mode = stat.S_IMODE(found.st_mode)
     short = os.fsencode(name)[:200].decode("utf-8", "ignore")
     temporary = os.path.join(folder, f".{short}.{secrets.token_hex(4)}.tmp")
-    try:
+    with _about(path):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        error.filename = os.fspath(path)
-        raise
     try:
-        with open(fd, "wb", buffering=1 << 20) as stream:
+        with _Target(io.FileIO(fd, "w"), path) as stream:
             if mode is not None:
                 os.fchmod(fd, mode)
             yield stream
             stream.flush()
-            os.fsync(fd)
-        os.replace(temporary, target)
-    except BaseException as error:
-        with suppress(FileNotFoundError):
+            with _about(path):
+                os.fsync(fd)
+        with _about(path):
+            os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.filename is None:
+        raise
+    with _about(path):
+        sync_folder(folder)
+
+
+@contextmanager
+def _about(path: StrPath) -> Iterator[None]:
+    """Puts `path`, not that of the temporary file or none, into what the system says."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:
             error.filename = os.fspath(path)
         raise
-    sync_folder(folder)
+
+
+class _Target(io.BufferedWriter):
+    """A file being written, whose errors name the path that it will have."""
+
+    def __init__(self, raw: io.FileIO, path: StrPath) -> None:
+        super().__init__(raw, 1 << 20)
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        with _about(self._path):
+            return super().write(data)
+
+    def flush(self) -> None:
+        with _about(self._path):
+            super().flush()
 
 
 def sync_folder(folder: StrPath) -> None:

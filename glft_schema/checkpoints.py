@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.errors import FormatError, TensorError, one_line, shown
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.source import StrPath, open_regular
@@ -108,9 +108,9 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         SchemeError: for a pattern that matches nothing.
     """
     if os.path.isdir(path):
-        return leave_out(_open_folder(Path(path)), exclude)
+        return in_memory(leave_out(_open_folder(Path(path)), exclude))
     if os.fspath(path).endswith(INDEX_SUFFIX):
-        return leave_out(_open_index(Path(path)), exclude)
+        return in_memory(leave_out(_open_index(Path(path)), exclude))
     fd = open_regular(path)
     try:
         magic = os.read(fd, 4)
@@ -120,33 +120,51 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         return in_memory(leave_out(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), exclude))
     if magic in CONTAINER_MAGICS:
         raise FormatError(f"expected a safetensors or torch file, found {CONTAINER_MAGICS[magic]}")
-    return leave_out(_open_safetensors(path), exclude)
+    return in_memory(leave_out(_open_safetensors(path), exclude))
 
 
-def _open_safetensors(path: StrPath) -> dict[str, StoredTensor]:
+@dataclass(frozen=True)
+class _Unreadable:
+    """An entry that torch has no dtype for: it may be left out."""
+
+    code: str
+
+    def __repr__(self) -> str:
+        return f"a dtype that torch does not have, {self.code}"
+
+
+def _open_safetensors(path: StrPath) -> dict[str, StoredTensor | _Unreadable]:
     from safetensors import SafetensorError, safe_open
 
+    os.close(open_regular(path))
+    stored: dict[str, StoredTensor | _Unreadable] = {}
     try:
         file: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
-        stored = {}
         for name in list(file.keys()):
             part = file.get_slice(name)
-            shape, dtype = tuple(part.get_shape()), _dtype(part.get_dtype(), name)
-            stored[name] = StoredTensor(shape, dtype, partial(file.get_tensor, name))
+            dtype = getattr(torch, SAFETENSORS_DTYPES.get(part.get_dtype(), ""), None)
+            if isinstance(dtype, torch.dtype):
+                stored[name] = StoredTensor(tuple(part.get_shape()), dtype, partial(_load_safetensor, file, name, path))
+            else:
+                stored[name] = _Unreadable(part.get_dtype())
     except SafetensorError as error:
-        raise FormatError(f"expected a safetensors or torch file, found {error}") from error
+        found = one_line(str(error))
+        raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error
     return stored
 
 
-def _dtype(code: str, name: str) -> torch.dtype:
-    """Returns the torch dtype that safetensors calls `code`."""
-    dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
-    if not isinstance(dtype, torch.dtype):
-        raise TensorError(f"expected a dtype that torch has, found {code}", name)
-    return dtype
+def _load_safetensor(file: Any, name: str, path: StrPath) -> torch.Tensor:
+    from safetensors import SafetensorError
+
+    try:
+        tensor = file.get_tensor(name)
+    except SafetensorError as error:  # of a file that was changed since it was opened
+        raise FormatError(f"expected to read it, found {one_line(str(error))}", tensor=name, file=os.fspath(path)) from error
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
 
 
-def _open_folder(folder: Path) -> dict[str, StoredTensor]:
+def _open_folder(folder: Path) -> dict[str, StoredTensor | _Unreadable]:
     indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if not indices:
         files = sorted(folder.glob("*.safetensors"))
@@ -158,15 +176,16 @@ def _open_folder(folder: Path) -> dict[str, StoredTensor]:
     return _open_index(indices[0])
 
 
-def _open_index(index: Path) -> dict[str, StoredTensor]:
+def _open_index(index: Path) -> dict[str, StoredTensor | _Unreadable]:
+    os.close(open_regular(index))
     try:
         places = json.loads(index.read_text("utf-8"))["weight_map"]
-        shards = {str(shard) for shard in places.values()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        shards = set(places.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FormatError(f"expected JSON with a weight_map, found something else in {index.name}") from None
     opened = {}
-    for shard in sorted(shards):
-        if shard != os.path.basename(shard) or shard in ("", ".", ".."):
+    for shard in sorted(shards, key=str):
+        if not isinstance(shard, str) or shard != os.path.basename(shard) or shard in ("", ".", ".."):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
         opened[shard] = _open_safetensors(index.parent / shard)
     missing = [name for name, shard in places.items() if name not in opened[shard]]
@@ -181,7 +200,7 @@ def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
     except (OSError, MemoryError):
         raise
     except Exception as error:
-        reason = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+        reason = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
         if isinstance(error, pickle.UnpicklingError):
             reason = "Python objects beside them, or none at all; save model.state_dict() instead"
         raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error

@@ -79,8 +79,8 @@ class ContainerConstruct(construct.Construct):
             return parse_source(BytesSource(stream.read()))
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
-        format, regions = _regions(obj)
         with inside(path), building():
+            format, regions = _regions(obj)
             format.struct._build(place(format, regions), Sink(stream), context, "(building)")
         return obj
 

@@ -27,13 +27,18 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def one_line(text: str, limit: int = 200) -> str:
+    """Returns text of another library as it can be printed: in one line, without control characters, cut short."""
+    return repr(" ".join(text.split())[:limit])[1:-1]
+
+
 class FormatError(ValueError):
     """Bytes that break a rule of the format, or a value that would.
 
     Attributes:
         problem: what was expected and what was found.
         path: the field, such as ``descriptors -> 3 -> dims``; empty where no field is to blame.
-        offset: where that field begins, in bytes from the start of the container; None while building.
+        offset: where the wrong or missing bytes begin, counted from the start of the container; None while building.
         tensor: the name of the tensor concerned, or None.
         file: where the bytes came from, or None.
     """

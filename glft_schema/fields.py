@@ -148,7 +148,7 @@ class Count(construct.Rebuild):
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         counted = evaluate(self.func, context)
-        if obj is not None and obj != counted:
+        if obj is not None and not (isinstance(obj, int) and obj == counted):
             raise FormatError(f"expected {counted}, which follows from what it counts, found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)
 

@@ -10,7 +10,7 @@ from glft_schema.errors import shown
 from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
-from glft_schema.source import BytesSource, FileSource, Source
+from glft_schema.source import BytesSource, FileSource, MappedSource, Source
 from glft_schema.tensor_data import TensorMap
 from glft_schema.tensors import Tensor
 
@@ -133,6 +133,8 @@ class File:
 
         if isinstance(self.source, BytesSource):
             return Container.parse, (self._bytes(0, self.nbytes),)
+        if not isinstance(self.source, (MappedSource, FileSource)):
+            raise TypeError(f"a file over a {type(self.source).__name__} cannot be pickled")
         return open, (self.name, self.device, not isinstance(self.source, FileSource))
 
     def __repr__(self) -> str:

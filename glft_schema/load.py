@@ -28,11 +28,13 @@ def load_file(
     """
     with open(path, device, mmap) as file:
         made: dict[Place, torch.Tensor] = {}
+        loaded = {}
         for name, tensor in file.tensors.items():
             place = file.tensors.place(name)
             if place not in made:
                 made[place] = tensor.dequantize(dtype)
-        return {name: made[file.tensors.place(name)] for name in file.tensors}
+            loaded[name] = made[place]
+        return loaded
 
 
 def read_gguf_lite(path: StrPath) -> dict[str, torch.Tensor]:

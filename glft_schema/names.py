@@ -22,8 +22,8 @@ def matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
         raise SchemeError(f"expected a name or pattern, found {shown(pattern)}")
     if pattern in tensors:
         return [pattern]
-    names = [name for name in tensors if isinstance(name, str)]
-    if matched := [name for name in names if fnmatchcase(name, pattern)]:
+    names = [str(name) for name in tensors]  # a torch file may have keys that are none
+    if matched := [name for name, text in zip(tensors, names, strict=True) if fnmatchcase(text, pattern)]:
         return matched
     close = difflib.get_close_matches(pattern, names, n=1)
     hint = f"; did you mean {shown(close[0])}?" if close else ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from glft_schema.errors import SchemeError, TensorError
+from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.formats.glft import GLFT
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks
 from glft_schema.tensor_types.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes, symmetric_weights
-from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensor_types.tensor_type import check_float, matrix
 
 
 class Quantized(NamedTuple):
@@ -60,7 +60,10 @@ def quantize_symmetric_per_group(
 def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if w.dim() < 2 or not w.numel() or not w.is_floating_point():
+    check_float(w.dtype, name)
+    if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise SchemeError(f"expected a scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
+    if w.dim() < 2 or not w.numel():
         raise TensorError(f"expected float weights [out, in], found {w.dtype} {list(w.shape)}", name)
     rows, columns = matrix(w.shape)
     size = columns if group is None else group
@@ -96,6 +99,8 @@ def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dty
         SchemeError: for another scheme.
         TensorError: where the scheme cannot hold `w`.
     """
+    if not isinstance(scheme, str):
+        raise SchemeError(f"expected the name of a scheme, found {shown(scheme)}")
     exact = {type_.scheme: type_ for type_ in GLFT.types if type_.exact}
     if scheme in exact:
         return exact[scheme].round_trip(w, "w").to(torch.float32)

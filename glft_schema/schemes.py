@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor
+from glft_schema.checkpoints import StoredTensor
 from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.lazy import torch
 from glft_schema.names import matching
 from glft_schema.tensor_types import TensorType, TypeTable
-
-# Numbers of one element each that float32 or float64 holds.
-FLOATS = [name for name in SAFETENSORS_DTYPES.values() if "float" in name]
+from glft_schema.tensor_types.tensor_type import check_float
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ def _type(scheme: str, types: TypeTable) -> TensorType:
 
 def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable) -> Choice:
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
-    if str(tensor.dtype).removeprefix("torch.") not in FLOATS:
-        raise TensorError(f"expected a float dtype, found {tensor.dtype}: exclude or convert it", name)
+    check_float(tensor.dtype, name)
     refusals: list[str] = []
     by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:

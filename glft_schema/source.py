@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,7 +127,7 @@ class MappedSource(Source):
         fd = open_regular(path)
         try:
             size = os.fstat(fd).st_size
-            self._maps = [mmap.mmap(fd, size, access=way) for way in (mmap.ACCESS_READ, mmap.ACCESS_COPY) if size]
+            self._maps = [mmap.mmap(fd, size, access=mmap.ACCESS_READ), _copy_on_write(fd, size)] if size else []
         finally:
             os.close(fd)
         super().__init__(os.fspath(path), size)
@@ -141,11 +142,18 @@ class MappedSource(Source):
         return memoryview(self._maps[1])[start : start + nbytes] if self._maps else memoryview(b"")
 
     def _release(self) -> None:
-        for held in self._maps:
+        maps, self._maps = self._maps, []
+        for held in maps:
             try:
                 held.close()
             except BufferError:  # tensors still look into it: it goes when the last of them goes
                 continue
+
+
+def _copy_on_write(fd: int, size: int) -> mmap.mmap:
+    """Maps a file for writing that stays in memory, and promises no memory for it: a file may be larger than the machine's."""
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python names it from 3.13 on
+    return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 class FileSource(Source):

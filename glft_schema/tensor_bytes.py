@@ -37,7 +37,7 @@ class Sink:
         return write_all(self._stream, data)
 
 
-def write_all(stream: Any, data: bytes | memoryview) -> int:
+def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:
     """Writes all of `data`, in as many calls as the stream takes, and returns how many bytes that were."""
     left = memoryview(data).cast("B")
     while left:
@@ -45,4 +45,4 @@ def write_all(stream: Any, data: bytes | memoryview) -> int:
         if not written:
             raise OSError("the stream takes no more bytes")
         left = left[written:]
-    return len(data) if isinstance(data, bytes) else data.nbytes
+    return memoryview(data).nbytes

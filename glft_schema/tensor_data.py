@@ -185,9 +185,9 @@ class TensorData(construct.Construct):
             while gaps and gaps[0][0] < place.offset:
                 end += write_all(stream, gaps.pop(0)[1])
             end += write_zeros(stream, place.offset - end)
-            end += write_payload(payload, row, stream, where)
-            if place.nbytes and end != place.offset + place.nbytes:
-                found = end - place.offset
+            found = write_payload(payload, row, stream, where)
+            end += found
+            if found != place.nbytes:
                 raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
         for _, stored in gaps:
             write_all(stream, stored)
@@ -210,7 +210,7 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str) -> int:
     if hasattr(payload, "pieces"):
         return sum(write_all(stream, piece) for piece in payload.pieces())
     if isinstance(payload, (bytes, bytearray, memoryview)):
-        return write_all(stream, bytes(payload))
+        return write_all(stream, payload)
     try:
         row.dtype.write(payload, stream, row.dims, path)
     except FormatError as error:

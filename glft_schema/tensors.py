@@ -77,7 +77,8 @@ class Tensor:
         return self.dtype.parse(Cursor(self._source, self.position), self.dims)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yields the payload's bytes in order, a bounded number at a time."""
+        """Yields the payload's bytes in order, a bounded number at a time. Raises as `dequantize`."""
+        self._source.check_open()
         for start in range(0, self.nbytes, PIECE):
             yield self._source.view(self.position + start, min(PIECE, self.nbytes - start))
 
@@ -97,6 +98,7 @@ class Tensor:
             TruncatedError: where the file has become shorter since it was opened.
             ValueError: where `dtype` is not a float dtype.
         """
+        self._source.check_open()
         out, columns = matrix(self.dims)
         return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
 
@@ -126,7 +128,7 @@ class Tensor:
         steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
         steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
         part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
-        is_view = self._source.mapped and self.dtype.exact is not None
+        is_view = self._source.mapped and self.dtype.exact is not None and block.device.type == "cpu"
         return part if is_view or part.numel() == block.numel() else part.clone()
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
@@ -142,7 +144,8 @@ class Tensor:
         ranges = []
         for axis, (part, size) in enumerate(zip(parts, self.dims, strict=True)):
             if isinstance(part, slice) and (part.step is None or part.step > 0):
-                ranges.append(range(size)[part])
+                picked = range(size)[part]
+                ranges.append(range(picked[0], picked[0] + 1) if len(picked) == 1 else picked)  # whatever its step is
                 continue
             try:
                 at = None if isinstance(part, (bool, slice, EllipsisType)) else operator.index(part)  # numpy's, too

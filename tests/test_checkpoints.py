@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from glft_schema import FormatError, TensorError
+from glft_schema import FormatError, TensorError, save_file
 from glft_schema.checkpoints import open_checkpoint
 
 STATE = {"b": torch.randn(3, 4), "a": torch.arange(3), "h": torch.randn(2).half(), "z": torch.zeros(0, 2).bfloat16()}
@@ -43,7 +44,32 @@ def test_every_dtype_of_safetensors_that_torch_has(tmp_path: Path) -> None:
 def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
-    with pytest.raises(TensorError, match="tensor 'w': expected a dtype that torch has, found F6_E2M3"):
+    with pytest.raises(TensorError, match=r"expected a torch.Tensor, found a dtype that torch does not have, F6_E2M3"):
+        open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path, exclude="w") == {}
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1000)}, path)
+    stored = open_checkpoint(path)
+    os.truncate(path, 200)
+    with pytest.raises(FormatError, match=r"expected to read it, found .* \(tensor 'w'\) in "):
+        save_file(stored, tmp_path / "out")
+
+
+def test_text_of_a_file_is_shown_in_one_line(tmp_path: Path) -> None:
+    header = json.dumps({"x\x1b[31m\n" + "A" * 3000: {"dtype": "F32", "shape": [1], "data_offsets": [0, 9]}}).encode()
+    (tmp_path / "bad.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(9))
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(tmp_path / "bad.safetensors")
+    assert str(caught.value).isprintable()
+    assert len(caught.value.text) < 400
+
+
+def test_pipes_for_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(OSError, match="is not a regular file"):
         open_checkpoint(tmp_path)
 
 
@@ -73,6 +99,8 @@ def test_sharded_folder(tmp_path: Path) -> None:
             {"weight_map": {"a": "../model.safetensors"}},
             "a file in the folder, found '../model.safetensors'",
         ),
+        ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
+        ({"weight_map": {"a": 5}}, "expected the name of a file in the folder, found 5"),
         ({"weight_map": {"a": ".."}}, "expected the name of a file in the folder, found '..'"),
         ({"weight_map": {"h": "model-1.safetensors"}}, "expected tensor 'h' in model-1.safetensors, found none"),
     ],

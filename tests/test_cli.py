@@ -210,6 +210,7 @@ def test_names_that_the_terminal_does_not_have(four_types: Path) -> None:
 def test_the_source_is_not_written_over(source: Path) -> None:
     before = source.read_bytes()
     assert_refused(glft("export", source, source), "expected another file to write to")
+    assert_refused(glft("export", source.parent, source), "expected another file to write to")
     assert source.read_bytes() == before
 
 

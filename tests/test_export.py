@@ -28,7 +28,7 @@ from glft_schema import (
     write_gguf_lite,
 )
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
-from glft_schema.schemes import FLOATS
+from glft_schema.tensor_types.tensor_type import FLOATS
 
 Q4, Q8 = "q4_per_group_64", "q8_per_channel"
 
@@ -353,8 +353,9 @@ def test_a_full_disk_is_the_systems_error(path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         for tensors, metadata in (({"a": torch.ones(1 << 20)}, {}), ({}, {"a": "x" * (1 << 21)})):
-            with pytest.raises(OSError, match="File too large"):
+            with pytest.raises(OSError, match="File too large") as caught:
                 save_file(tensors, path, metadata)
+            assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
             assert_only(path, b"old")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -421,6 +422,14 @@ def test_names_at_the_limit_of_the_file_system(tmp_path: Path) -> None:
         assert list(load_file(tmp_path / name)) == ["a"]
 
 
+def test_errors_without_a_number_keep_their_text(path: Path) -> None:
+    def load() -> torch.Tensor:
+        raise OSError("the disk fell off")
+
+    with pytest.raises(OSError, match=r"^the disk fell off$"):
+        save_file({"b": StoredTensor((4,), torch.float32, load)}, path)
+
+
 def test_errors_of_a_source_are_its_own(path: Path) -> None:
     def load() -> torch.Tensor:
         raise UnicodeDecodeError("utf-8", b"x", 0, 1, "of mine")
@@ -466,7 +475,7 @@ MEMORY = """
 import resource, sys, warnings, torch
 from glft_schema import save_file
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
-from glft_schema.schemes import FLOATS
+from glft_schema.tensor_types.tensor_type import FLOATS
 warnings.simplefilter("ignore")
 source, scheme, rows = getattr(torch, sys.argv[2]), sys.argv[3], int(sys.argv[4])
 def make(shape):

@@ -22,7 +22,7 @@ import torch
 import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, TruncatedError, load_file, save_file
 from glft_schema.container import parse_source
-from glft_schema.source import BytesSource
+from glft_schema.source import BytesSource, Source
 from tests import reference
 from tests.golden import golden
 
@@ -406,3 +406,48 @@ def test_many_bad_files_leave_no_descriptors_behind(path: Path) -> None:
                 glft_schema.open(path, mmap=mmap)
             kept.append(caught)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts on sparse files and on Linux's way of promising memory")
+def test_a_file_larger_than_the_machines_memory(tmp_path: Path) -> None:
+    size = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    columns = 1 << 28
+    row = reference.Row("w", [size // (4 * columns), columns], reference.F32, b"")
+    head = reference.write(b"", [row], b"")
+    path = tmp_path / "huge"
+    with path.open("wb") as stream:
+        stream.write(head)
+        stream.truncate(len(head) + 4 * columns * row.dims[0])
+    with glft_schema.open(path) as file:
+        assert file.nbytes > size // 2
+        assert file.get_slice("w")[-1, -3:].tolist() == [0, 0, 0]
+
+
+def test_steps_beyond_every_size() -> None:
+    tensor = Container.parse(FOUR_TYPES).tensors["fc1"]
+    for step in (5, 2**62, 10**30):
+        assert torch.equal(tensor[::step, ::step], tensor.dequantize()[:1, :1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_a_closed_file_goes_with_its_last_tensor(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    file = glft_schema.open(path)
+    tensor = file.get_tensor("a")
+    file.close()
+    assert tensor.item() == -1.5
+    del tensor
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert file.source.closed
+
+
+def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
+    class Other(Source):
+        def _view(self, start: int, nbytes: int) -> memoryview:
+            return memoryview(FOUR_TYPES)[start : start + nbytes]
+
+    file = parse_source(Other("elsewhere", len(FOUR_TYPES)))
+    assert file.get_tensor("a").item() == -1.5
+    with pytest.raises(TypeError, match="a file over a Other cannot be pickled"):
+        pickle.dumps(file)
+    assert copy.deepcopy(file) is copy.copy(file) is file

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from glft_schema.errors import TensorError
 from glft_schema.fields import Struct, f16, i8
 from glft_schema.source import BytesSource
 from glft_schema.tensor_types import TensorType
@@ -168,7 +169,7 @@ def test_quantizes_as_llama_cpp(name: str) -> None:
     type_ = GGML[name]
     weights = awkward_weights(weights_in(type_))
     expected = llama_cpp.quantize(type_.code, weights, type_.block.sizeof())
-    blocks = type_.encode(torch.from_numpy(weights), "w")["blocks"]
+    blocks = type_.quantize(torch.from_numpy(weights))["blocks"]
     assert np.array_equal(blocks.numpy(), expected)
     again = type_.quantize(torch.from_numpy(weights).reshape(-1, weights.shape[1] * 2))["blocks"]
     assert torch.equal(again.reshape(blocks.shape), blocks)
@@ -180,5 +181,30 @@ def test_the_encoders_are_all_there_are() -> None:
         if type_.name in ENCODERS:
             assert not type_.round_trip(row, "w").any()
         else:
-            with pytest.raises(NotImplementedError, match=f"there is no encoder for {type_}"):
+            with pytest.raises(TensorError, match=f"tensor 'w': there is no encoder for {type_}"):
                 type_.encode(row, "w")
+
+
+@by_type
+def test_tensors_without_numbers(type_: TensorType) -> None:
+    for dims in ([2, 0], [0], [0, weights_in(type_)]):
+        assert type_.nbytes(dims) == 0
+        fields = type_.cut(BytesSource(b""), 0, dims, range(dims[0] if len(dims) > 1 else 1), range(0))
+        assert type_.decode(fields, 0).numel() == 0
+        if type_.name in ENCODERS:
+            assert type_.round_trip(torch.zeros(dims), "w").shape == tuple(dims)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_what_cannot_be_quantized_is_refused(name: str) -> None:
+    type_ = GGML[name]
+    weights = torch.ones(2, 2 * weights_in(type_))
+    weights[1, -1] = float("nan")
+    with pytest.raises(TensorError, match="NaN and infinities cannot be quantized") as caught:
+        type_.encode(weights, "w")
+    assert caught.value.index == (1, weights.shape[1] - 1)
+    if any(field.subcon.number is f16 for field in type_.block.subcons):
+        weights[1, -1] = 1e9
+        with pytest.raises(TensorError, match="weights are too large for the scale of their block") as caught:
+            type_.encode(weights, "w")
+        assert caught.value.index == (1, weights_in(type_))

@@ -205,8 +205,8 @@ def test_accepted_and_built_back(case: str) -> None:
     assert Container.build(Container.parse(LEGAL[case])) == LEGAL[case]
 
 
-def field_at(cut: int) -> str:
-    """Returns the field of ``four_types`` that byte `cut` is in, counted by hand in its comments."""
+def field_at(cut: int) -> tuple[int, str]:
+    """Returns the field of ``four_types`` that byte `cut` is in, counted by hand in its comments, and where it begins."""
     starts = [(0, "header -> magic"), (4, "header -> version"), (8, "header -> n_tensors"), (12, "header -> metadata_len")]
     starts += [(16, "metadata")]
     at = 38
@@ -219,14 +219,16 @@ def field_at(cut: int) -> str:
         starts.append((at, f"data -> {payload}"))
         at += size
     starts += [(at, "data -> 'fc2' -> scales"), (at + 2, "data -> 'fc2' -> nibbles")]
-    return [field for start, field in starts if start <= cut][-1]
+    return [place for place in starts if place[0] <= cut][-1]
 
 
 @pytest.mark.parametrize("cut", range(len(golden("four_types"))))
 def test_every_truncation_names_the_field_cut_off(cut: int) -> None:
     with pytest.raises(TruncatedError) as caught:
         Container.parse(golden("four_types")[:cut])
-    assert caught.value.path == field_at(cut)
+    start, field = field_at(cut)
+    assert caught.value.path == field
+    assert start <= caught.value.offset <= cut
 
 
 UNWRITABLE = {
@@ -275,6 +277,10 @@ UNBUILDABLE = {
     "short payload": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": b"123"}},
         "data -> 'w': expected 4 bytes, found 3",
+    ),
+    "bytes for a tensor without numbers": (
+        {"descriptors": [{"name": "z", "dims": [0], "dtype": 0}], "data": {"z": b"abc"}},
+        "data -> 'z': expected 0 bytes, found 3",
     ),
     "payload of no tensor": (
         {"descriptors": [{"name": "w", "dims": [], "dtype": 0}], "data": {"w": {"weights": [1.0]}}},

@@ -185,7 +185,7 @@ def test_nibbles_pack_low_first_in_twos_complement() -> None:
     ("w", "message"),
     [
         (torch.ones(4), r"expected float weights \[out, in\], found torch.float32 \[4\]"),
-        (torch.ones(2, 4, dtype=torch.int32), r"found torch.int32 \[2, 4\]"),
+        (torch.ones(2, 4, dtype=torch.int32), r"expected a float dtype, found torch.int32"),
         (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
         (torch.ones(2, 66), "expected rows that are whole groups of 64, found 66 weights"),
     ],
@@ -202,6 +202,12 @@ def test_fake_quantize_knows_the_schemes() -> None:
     for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
         with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
             fake_quantize(w, scheme)
+    with pytest.raises(SchemeError, match="expected the name of a scheme, found None"):
+        fake_quantize(w, None)
+    with pytest.raises(SchemeError, match=r"expected a scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
+        fake_quantize(w, "q8_per_channel", scale_dtype=torch.float8_e4m3fn)
+    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64"):
+        fake_quantize(torch.ones(3, dtype=torch.int64), "f32")
     with pytest.raises(TensorError, match="a finite number is too large"):
         fake_quantize(torch.tensor([[7e4]]), "f16")
     for group in (0, -4):

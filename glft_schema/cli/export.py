@@ -33,7 +33,7 @@ def export(
     later patterns over earlier ones.
     """
     with blame(source):
-        if out.exists() and out.samefile(source):
+        if out.exists() and (out.samefile(source) or (source.is_dir() and out.parent.samefile(source))):
             raise SchemeError("expected another file to write to, found the one to be read")
         stored = open_checkpoint(source, exclude or [])
     with blame(out, tensors=source):

@@ -6,11 +6,12 @@ A block type is declared by its block, field by field. Its payload is the blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from glft_schema.fields import Rule, Struct, TensorField, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 Formula = Callable[..., "torch.Tensor"]
@@ -33,20 +34,30 @@ def block_type(
     size = int(block.sizeof())
 
     def decode(blocks: torch.Tensor) -> torch.Tensor:
+        if not blocks.numel():
+            return blocks.to(torch.float32)
         return dequantize(**columns(block, blocks.reshape(-1, size))).reshape(blocks.shape[0], -1)
 
     def encode(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        if quantize is None:
-            raise NotImplementedError(f"there is no encoder for {name}")
+        if not quantize or not numbers.numel():
+            return {"blocks": numbers.to(torch.uint8)}
         fields = quantize(numbers.reshape(-1, weights))
         parts = [fields[field.name].contiguous().view(torch.uint8) for field in block.subcons]
         return {"blocks": torch.cat(parts, 1).reshape(numbers.shape[0], -1)}
+
+    def faults(numbers: torch.Tensor, made: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
+        if not bool(numbers.isfinite().all()):
+            yield True, "NaN and infinities cannot be quantized", ~numbers.isfinite()
+        for field in columns(block, made["blocks"].reshape(-1, size)).values():
+            if field.is_floating_point() and not bool(field.isfinite().all()):
+                beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
+                yield True, "weights are too large for the scale of their block", beyond
 
     payload = Struct(
         Rule(f"{name.lower()}-rows", "dims", lambda at: _row(at) % weights == 0, f"rows that are a multiple of {weights} long"),
         "blocks" / u8[OUT, IN // weights, size] * f"blocks of {weights} weights in {size} bytes",
     )
-    return TensorType(name, code, payload, decode, encode, block=block)
+    return TensorType(name, code, payload, decode, encode if quantize else None, faults, block=block)
 
 
 def columns(block: Struct, raw: torch.Tensor) -> dict[str, torch.Tensor]:

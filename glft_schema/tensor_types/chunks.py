@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from glft_schema.errors import QuantizationWarning, TensorError
+from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
 
 # What a formula may lose: whether that is fatal, in words, and of which elements, as a mask over the chunk [rows, in].
@@ -70,7 +70,7 @@ def quantize_chunks(
         for key, field in made.items():
             out[key][rows] = field
     for problem, count in lost.items():
-        warnings.warn(f"tensor {name!r}: {count} {problem}", QuantizationWarning, stacklevel=3)
+        warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=3)
 
 
 def _index(number: int, shape: Sequence[int]) -> tuple[int, ...]:

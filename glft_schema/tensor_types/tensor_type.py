@@ -12,7 +12,7 @@ from typing import Any
 import construct
 from construct import this
 
-from glft_schema.errors import FormatError
+from glft_schema.errors import FormatError, TensorError
 from glft_schema.fields import Record, Struct, TensorField
 from glft_schema.lazy import torch
 from glft_schema.source import Cursor, Source
@@ -33,6 +33,19 @@ def matrix(dims: Sequence[int]) -> tuple[int, int]:
 _NAMED: dict[str, TensorType] = {}  # for pickle and copy, which hand on the name
 
 
+# The torch dtypes that hold one number an element, and float32 or float64 holds exactly.
+FLOATS = (
+    *("float64", "float32", "float16", "bfloat16"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+
+
+def check_float(dtype: torch.dtype, name: str) -> None:
+    """Raises TensorError where a tensor of `dtype` cannot be stored."""
+    if str(dtype).removeprefix("torch.") not in FLOATS:
+        raise TensorError(f"expected a float dtype, found {dtype}: exclude or convert it", name)
+
+
 def no_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
     """For formulas that keep every number."""
     return ()
@@ -50,7 +63,8 @@ class TensorType:
         code: the number on disk.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         dequantize: the payload's fields as keywords -> numbers [rows, in].
-        quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name.
+        quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name; None where there is
+            no encoder.
         faults: (numbers, the fields made of them) -> what was lost.
         exact: the torch dtype, by name, that the payload holds unchanged; None for quantized types.
         block: the fields of a block, where the payload is one block after another.
@@ -60,12 +74,13 @@ class TensorType:
     code: int
     payload: Struct
     dequantize: Callable[..., torch.Tensor]
-    quantize: Callable[[torch.Tensor], dict[str, torch.Tensor]]
+    quantize: Callable[[torch.Tensor], dict[str, torch.Tensor]] | None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     exact: str | None = None
     block: Struct | None = None
 
     def __post_init__(self) -> None:
+        assert self.name not in _NAMED, "a type's name is what pickle hands on"
         _NAMED[self.name] = self
 
     def __repr__(self) -> str:
@@ -129,7 +144,10 @@ class TensorType:
             FormatError: where the type cannot hold a tensor of its dims.
             TensorError: where its numbers would lose their meaning.
         """
+        check_float(tensor.dtype, name)
         self.nbytes(tensor.shape)
+        if self.quantize is None:
+            raise TensorError(f"there is no encoder for {self}", name)
         rows, context = tensor.detach() if tensor.dim() > 1 else tensor.detach().reshape(1, -1), _context(tensor.shape)
         fields = {}
         for key, field in self._fields():
