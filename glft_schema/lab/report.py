@@ -59,7 +59,7 @@ def _needed(measured: Mapping[str, Any], least: float) -> str:
     for label, saving in measured["widening"].items():
         if saving >= least:
             steps = list(measured["widening"])
-            return f"takes {' '.join(steps[: steps.index(label) + 1])}"
+            return f"takes {', '.join(steps[: steps.index(label) + 1])}"
     return "is not reached"
 
 

@@ -50,9 +50,9 @@ MODULES = {
 # How much is quantized, from the linear layers of the MLPs alone to every matrix.
 WIDENING = {
     "the MLP layers": ("*.mlp.*",),
-    "and the attention layers": ("*.mlp.*", "*.attn.*"),
-    "and the position embedding": ("*.mlp.*", "*.attn.*", "position_embedding.*"),
-    "and the token embedding and the head": ("*",),
+    "the attention layers": ("*.mlp.*", "*.attn.*"),
+    "the position embedding": ("*.mlp.*", "*.attn.*", "position_embedding.*"),
+    "the token embedding and the head": ("*",),
 }
 
 
