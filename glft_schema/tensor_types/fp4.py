@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from glft_schema.fields import Struct, f16, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import merge, split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.legacy import halves, joined
 
@@ -44,8 +45,7 @@ def ue4m3(d: torch.Tensor) -> torch.Tensor:
 
 def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group, high ones the second."""
-    groups = qs.reshape(qs.shape[0], 4, 8)
-    codes = torch.cat((groups & 15, groups >> 4), 2)
+    codes = split(qs.reshape(qs.shape[0], 4, 8), 4, 2).flatten(2)
     return (looked_up(codes, E2M1_DOUBLED) * ue4m3(d).unsqueeze(-1)).flatten(1)
 
 
@@ -56,11 +56,10 @@ def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
 
 def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     """d * (scale - 32) * value, for groups of 32; the low four bits of a scale from scales_l, the high two from scales_h."""
-    low = torch.stack((scales_l & 15, scales_l >> 4), 2).flatten(1)
-    high = torch.stack([scales_h >> 2 * part & 3 for part in range(4)], 2).flatten(1)
+    low, high = split(scales_l, 4, 2).flatten(1), split(scales_h, 2, 2).flatten(1)
     scale = d.to(torch.float32) * ((low | high << 4).to(torch.float32) - 32)
-    groups = qs.reshape(qs.shape[0], 8, 16)
-    return (looked_up(torch.cat((groups & 15, groups >> 4), 2), IQ4_VALUES) * scale.unsqueeze(-1)).flatten(1)
+    codes = split(qs.reshape(qs.shape[0], 8, 16), 4, 2).flatten(2)
+    return (looked_up(codes, IQ4_VALUES) * scale.unsqueeze(-1)).flatten(1)
 
 
 def nearest(weights: torch.Tensor, scale: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
@@ -97,7 +96,7 @@ def to_nvfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     groups = weights.reshape(weights.shape[0], 4, 16)
     d = to_ue4m3(groups.abs().amax(2) / 6)
     codes = nearest(groups, ue4m3(d).unsqueeze(-1), E2M1_DOUBLED)
-    return {"d": d, "qs": (codes[:, :, :8] | codes[:, :, 8:] << 4).flatten(1)}
+    return {"d": d, "qs": merge(codes.reshape(-1, 4, 2, 8), 4, 2).flatten(1)}
 
 
 # fmt: off

@@ -12,6 +12,7 @@ from importlib.resources import files
 
 from glft_schema.fields import Record, Struct, f16, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import scaled
 
@@ -47,7 +48,7 @@ def grid(name: str, device: torch.device) -> torch.Tensor:
     if (name, str(device)) not in _LOADED:
         packed, values = _packed_grids()[name], VALUES[name]
         width = 2 if len(values) <= 4 else 4
-        numbers = torch.stack([packed >> shift & (1 << width) - 1 for shift in range(0, 8, width)], 2).flatten(1)
+        numbers = split(packed, width, 2).flatten(1)
         _LOADED[name, str(device)] = torch.tensor(values, dtype=torch.float32)[numbers.to(torch.int32)].to(device)
     return _LOADED[name, str(device)]
 
@@ -74,7 +75,7 @@ def words(fields: torch.Tensor, size: int) -> torch.Tensor:
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
     """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> float32 [blocks, 8 vectors]."""
-    return 1 - 2 * torch.stack([bits >> bit & 1 for bit in range(8)], 2).flatten(1).to(torch.float32)
+    return 1 - 2 * split(bits, 1, 2).flatten(1).to(torch.float32)
 
 
 def even_signs(seven: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ def sevens(word: torch.Tensor) -> torch.Tensor:
 
 def nibbles(scales: torch.Tensor) -> torch.Tensor:
     """u8 [blocks, k] -> [blocks, 2 k], the low nibble of each byte first."""
-    return torch.stack((scales & 15, scales >> 4), 2).flatten(1)
+    return split(scales, 4, 2).flatten(1)
 
 
 def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
@@ -111,7 +112,7 @@ def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> torch.Ten
 
 def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and a sign byte."""
-    high = torch.stack([qh >> 2 * part & 3 for part in range(4)], 2).flatten(1).to(torch.int32)
+    high = split(qh, 2, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
     return scaled(entries("iq2_s", qs | high << 8), factor) * signs(sign_bits)
 
@@ -125,7 +126,7 @@ def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -
 
 def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
-    high = torch.stack([qh >> bit & 1 for bit in range(8)], 2).flatten(1).to(torch.int32)
+    high = split(qh, 1, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
     return scaled(entries("iq3_s", qs | high << 8), factor) * signs(sign_bits)
 

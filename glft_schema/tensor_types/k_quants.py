@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from glft_schema.fields import Struct, f16, f32, i8, i16, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import split
 from glft_schema.tensor_types.blocks import block_type
 
 
-def planes(qs: torch.Tensor, width: int, shifts: int) -> torch.Tensor:
-    """Unpacks bytes whose fields of `width` bits belong to weights 32 apart: u8 [blocks, 32 k] -> [blocks, k, shifts, 32].
+def planes(qs: torch.Tensor, width: int) -> torch.Tensor:
+    """Unpacks bytes whose fields of `width` bits belong to weights 32 apart: u8 [blocks, 32 k] -> [blocks, 32 k f].
 
-    Weight 32 (shifts j + s) + l of a block is field s of byte 32 j + l.
+    With f = 8 / `width` fields in a byte, weight 32 (f j + s) + l of a block is field s of byte 32 j + l.
     """
-    groups = qs.reshape(qs.shape[0], -1, 32)
-    return torch.stack([groups >> width * s & (1 << width) - 1 for s in range(shifts)], 2)
+    return split(qs.reshape(qs.shape[0], -1, 32), width, 2).flatten(1)
 
 
 def scaled(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> torch.Tensor:
     """d * scale * code - dmin * minimum, for groups of 16; low nibbles of scales are scales, high ones minima."""
-    codes = planes(qs, 2, 4).flatten(1).to(torch.float32)
+    codes = planes(qs, 2).to(torch.float32)
     scale = d.to(torch.float32) * (scales & 15).to(torch.float32)
     minimum = dmin.to(torch.float32) * (scales >> 4).to(torch.float32)
     return scaled(codes, scale) - minimum.repeat_interleave(16, 1)
@@ -54,23 +54,22 @@ def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.T
     The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high nibbles scales 8..15, and
     bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of byte 8 + g % 4.
     """
-    low = torch.cat((scales[:, :8] & 15, scales[:, :8] >> 4), 1)
-    high = torch.stack([scales[:, 8:12] >> 2 * part & 3 for part in range(4)], 1).flatten(1)
+    low, high = split(scales[:, :8], 4, 1).flatten(1), split(scales[:, 8:], 2, 1).flatten(1)
     factor = d.to(torch.float32) * ((low | high << 4).to(torch.float32) - 32)
-    third = torch.stack([hmask >> bit & 1 for bit in range(8)], 1).flatten(1)
-    codes = (planes(qs, 2, 4).flatten(1) | third << 2).to(torch.float32) - 4
+    third = planes(hmask, 1)
+    codes = (planes(qs, 2) | third << 2).to(torch.float32) - 4
     return scaled(codes, factor)
 
 
 def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     """d * scale * code - dmin * minimum, for groups of 32."""
-    return _with_minimum(planes(qs, 4, 2).flatten(1), d, dmin, scales)
+    return _with_minimum(planes(qs, 4), d, dmin, scales)
 
 
 def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     """As Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
-    fifth = torch.stack([qh >> bit & 1 for bit in range(8)], 1).flatten(1)
-    return _with_minimum(planes(qs, 4, 2).flatten(1) | fifth << 4, d, dmin, scales)
+    fifth = planes(qh, 1)
+    return _with_minimum(planes(qs, 4) | fifth << 4, d, dmin, scales)
 
 
 def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -85,9 +84,8 @@ def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tens
     In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the 2-bit fields of byte l of
     32 in qh are weights l, 32 + l, 64 + l and 96 + l.
     """
-    halves = ql.reshape(ql.shape[0], 2, 64)
-    low = torch.stack((halves & 15, halves >> 4), 2).flatten(1)
-    codes = (low | planes(qh, 2, 4).flatten(1) << 4).to(torch.float32) - 32
+    low = split(ql.reshape(ql.shape[0], 2, 64), 4, 2).flatten(1)
+    codes = (low | planes(qh, 2) << 4).to(torch.float32) - 32
     return scaled(codes, d.to(torch.float32) * scales.to(torch.float32))
 
 

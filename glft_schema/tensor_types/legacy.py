@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from glft_schema.fields import Struct, f16, i8, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import merge, split
 from glft_schema.tensor_types.blocks import block_type
 
 
 def halves(qs: torch.Tensor) -> torch.Tensor:
     """u8 [blocks, k] -> [blocks, 2 k]: all low nibbles, then all high ones."""
-    return torch.cat((qs & 15, qs >> 4), 1)
+    return split(qs, 4, 1).flatten(1)
 
 
 def crumbs(qs: torch.Tensor) -> torch.Tensor:
     """u8 [blocks, k] -> [blocks, 4 k]: the four 2-bit numbers of each byte, the lowest first."""
-    return torch.stack((qs & 3, qs >> 2 & 3, qs >> 4 & 3, qs >> 6), 2).flatten(1)
+    return split(qs, 2, 2).flatten(1)
 
 
 def bits(bytes_: torch.Tensor) -> torch.Tensor:
     """u8 [blocks, k] -> [blocks, 8 k]: the bits of each byte, the lowest first."""
-    return torch.stack([bytes_ >> bit & 1 for bit in range(8)], 2).flatten(1)
+    return split(bytes_, 1, 2).flatten(1)
 
 
 def q1_0(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
@@ -74,17 +75,12 @@ Fields = dict[str, "torch.Tensor"]
 
 def joined(codes: torch.Tensor) -> torch.Tensor:
     """[blocks, 2 k] of four bits -> u8 [blocks, k], the inverse of `halves`."""
-    low, high = codes.to(torch.uint8).chunk(2, 1)
-    return low | high << 4
+    return merge(codes.reshape(codes.shape[0], 2, -1), 4, 1)
 
 
 def packed(codes: torch.Tensor, width: int) -> torch.Tensor:
     """[blocks, k] of `width` bits -> u8 [blocks, k width / 8], the lowest first: the inverse of `bits` and `crumbs`."""
-    parts = codes.to(torch.uint8).reshape(codes.shape[0], -1, 8 // width)
-    byte = parts[:, :, 0]
-    for i in range(1, 8 // width):
-        byte = byte | parts[:, :, i] << width * i
-    return byte
+    return merge(codes.reshape(codes.shape[0], -1, 8 // width), width, 2)
 
 
 def inverse(d: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from glft_schema.fields import Struct, f16, u8
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import merge
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
 from glft_schema.tensor_types.legacy import away_from_zero, inverse
@@ -35,7 +36,7 @@ def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
 
 def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """d * (code - 1)."""
-    return (planes(qs, 2, 4).flatten(1).to(torch.float32) - 1) * d.to(torch.float32)
+    return (planes(qs, 2).to(torch.float32) - 1) * d.to(torch.float32)
 
 
 def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,8 +66,7 @@ def to_tq1_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 def to_tq2_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     """d is max |w|."""
     d, digits = to_digits(weights)
-    parts = digits.reshape(len(weights), 2, 4, 32)
-    qs = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    qs = merge(digits.reshape(len(weights), 2, 4, 32), 2, 2)
     return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
 
 
