@@ -107,20 +107,25 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         TensorError: for an entry that is no tensor.
         SchemeError: for a pattern that matches nothing.
     """
+    return in_memory(leave_out(_open_any(path), exclude))
+
+
+def _open_any(path: StrPath) -> Mapping[str, Any]:
+    """Returns the entries of a checkpoint of any kind, not yet known to be tensors."""
     if os.path.isdir(path):
-        return in_memory(leave_out(_open_folder(Path(path)), exclude))
+        return _open_folder(Path(path))
     if os.fspath(path).endswith(INDEX_SUFFIX):
-        return in_memory(leave_out(_open_index(Path(path)), exclude))
+        return _open_index(Path(path))
     fd = open_regular(path)
     try:
         magic = os.read(fd, 4)
     finally:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
-        return in_memory(leave_out(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), exclude))
+        return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0]))
     if magic in CONTAINER_MAGICS:
         raise FormatError(f"expected a safetensors or torch file, found {CONTAINER_MAGICS[magic]}")
-    return in_memory(leave_out(_open_safetensors(path), exclude))
+    return _open_safetensors(path)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`Container`: the construct for a whole weights file of any format, told apart by the first four bytes.
 
-It parses into a `File` and builds from one, or from a mapping of the format's regions. This is the one place where
-construct's errors become ours.
+It parses into a `File` and builds from one, or from a mapping of the format's regions. Where a file is bad, it
+says in which field, at which byte and for which tensor.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class File:
         self.device = device
 
     def __getitem__(self, region: str) -> Any:
-        return self._open_record[region]
+        return self.regions[region]
 
     __iter__ = None  # iterating could mean regions or tensors: say `regions` or `tensors`
     __contains__ = None
@@ -48,25 +48,21 @@ class File:
     def __getattr__(self, region: str) -> Any:
         if region.startswith("_") or region not in self._record:
             raise AttributeError(f"no region {region!r}; the regions are {', '.join(self._record)}")
-        return self._open_record[region]
+        return self.regions[region]
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._record]
 
     @property
-    def _open_record(self) -> Record:
+    def regions(self) -> Record:
+        """The regions by name, in file order. Raises ClosedError after `close`, as everything that uses it."""
         self.source.check_open()
         return self._record
 
     @property
-    def regions(self) -> Record:
-        """The regions by name, in file order."""
-        return self._open_record
-
-    @property
     def tensors(self) -> TensorMap:
         """The tensors by name, in the table's order, with the gaps between them."""
-        tensors = self._open_record.data
+        tensors = self.regions.data
         assert isinstance(tensors, TensorMap)
         return tensors
 

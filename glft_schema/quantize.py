@@ -8,7 +8,15 @@ from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.formats.glft import GLFT
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks
-from glft_schema.tensor_types.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes, symmetric_weights
+from glft_schema.tensor_types.symmetric import (
+    GROUP,
+    Q4_MAX,
+    Q8_MAX,
+    Q8_PER_CHANNEL,
+    scale_faults,
+    symmetric_codes,
+    symmetric_weights,
+)
 from glft_schema.tensor_types.tensor_type import check_float, matrix
 
 
@@ -104,7 +112,7 @@ def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dty
     exact = {type_.scheme: type_ for type_ in GLFT.types if type_.exact}
     if scheme in exact:
         return exact[scheme].round_trip(w, "w").to(torch.float32)
-    if scheme == "q8_per_channel":
+    if scheme == Q8_PER_CHANNEL.scheme:
         return dequantize_symmetric(*quantize_symmetric_per_channel(w, scale_dtype=scale_dtype))
     prefix, _, size = scheme.rpartition("_")
     if prefix == "q4_per_group" and size.isdecimal() and int(size) > 0:
