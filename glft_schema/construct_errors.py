@@ -39,7 +39,7 @@ def as_format_error(error: Exception) -> FormatError:
     """Returns a FormatError that says what `error` does; the one behind it, where construct hides one of ours."""
     cause = error.__context__ if isinstance(error.__context__, FormatError) else error
     if isinstance(cause, FormatError):
-        return type(cause)(cause.problem, plain_path(cause.path), cause.offset, cause.tensor, cause.file)
+        return cause.at(plain_path(cause.path), cause.offset, cause.tensor, cause.file)
     return FormatError(_problem(error), plain_path(getattr(error, "path", "")))
 
 

@@ -15,7 +15,7 @@ import construct
 from glft_schema.atomic import atomic_write
 from glft_schema.construct_errors import as_format_error, building, inside
 from glft_schema.errors import FormatError, shown
-from glft_schema.fields import Record, Struct
+from glft_schema.fields import Record, Struct, new_context
 from glft_schema.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
@@ -81,7 +81,8 @@ class ContainerConstruct(construct.Construct):
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         with inside(path), building():
             format, regions = _regions(obj)
-            format.struct._build(place(format, regions), Sink(stream), context, "(building)")
+            params = {"rules": context._params.rules} if "rules" in context._params else {}
+            format.struct._build(place(format, regions), Sink(stream), new_context(False, **params), "(building)")
         return obj
 
 
@@ -134,10 +135,8 @@ def trace_regions(file: File) -> list[Span]:
     return trace.beside_wanted
 
 
-def _run(struct: Struct, source: Source, trace: Trace | None = None) -> Record:
-    context = construct.Container(_parsing=True, _building=False, _sizing=False, trace=trace)
-    context._params = context
-    record = struct._parse(Cursor(source), context, "(parsing)")
+def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
+    record = struct._parse(Cursor(source), new_context(True, trace=trace, **params), "(parsing)")
     assert isinstance(record, Record)
     return record
 
@@ -152,7 +151,7 @@ def _located(known: FormatError, format: Format, source: Source) -> FormatError:
     name = trace.find(f"{path.rpartition(' -> ')[0]} -> name")
     offset = known.offset if known.offset is not None or place is None else place.start
     tensor = known.tensor or (name.value if name and isinstance(name.value, str) else None)
-    return type(known)(known.problem, path, offset, tensor, source.name)
+    return known.at(path, offset, tensor, source.name)
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:

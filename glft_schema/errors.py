@@ -41,7 +41,10 @@ class FormatError(ValueError):
         offset: where the wrong or missing bytes begin, counted from the start of the container; None while building.
         tensor: the name of the tensor concerned, or None.
         file: where the bytes came from, or None.
+        rule: the id of the rule that is broken, where it has one.
     """
+
+    rule: str | None = None
 
     def __init__(
         self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None, file: str | None = None
@@ -55,6 +58,12 @@ class FormatError(ValueError):
 
     def __str__(self) -> str:
         return self.text if self.file in (None, "<bytes>") else f"{self.text} in {self.file}"
+
+    def at(self, path: str, offset: int | None, tensor: str | None, file: str | None) -> FormatError:
+        """Returns the same error at another place."""
+        moved = type(self)(self.problem, path, offset, tensor, file)
+        moved.rule = self.rule
+        return moved
 
     @property
     def text(self) -> str:

@@ -14,9 +14,9 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
+from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.schemes import Choice, choose_types
 from glft_schema.source import StrPath
-from glft_schema.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
 
 Progress = Callable[[str, int], None]
@@ -128,17 +128,17 @@ class _Planned:
     type: TensorType
     progress: Progress | None
 
-    def pieces(self) -> Iterator[memoryview]:
+    def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         tensor = self.stored.load()
         if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
             planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
         if self.type.exact and self.type.dtype == tensor.dtype:
-            yield tensor_bytes(tensor)
+            yield from self.type.pieces({"weights": tensor}, order)
         else:
             fields = self.type.encode(tensor, self.name)
             del tensor
-            yield from map(tensor_bytes, fields.values())
+            yield from self.type.pieces(fields, order)
         if self.progress:
             self.progress(self.name, self.type.nbytes(self.stored.shape))
 

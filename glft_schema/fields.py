@@ -1,18 +1,16 @@
-"""Constructs shared by the formats, beside those of the construct library.
+"""Constructs shared by the formats, beside those of the construct library, `numbers`, `rules` and `bulk`.
 
 =============  =====================================================================================================
 `Struct`       construct's, whose result is a `Record` and whose fields can be traced to their bytes
 `Table`        an array of Structs that numbers its rows in error paths
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
-`Rule`         a sentence that the fields around it must satisfy, parsing and building; a kind of `Check`
-`TypeCode`     an integer that stands for a tensor type
-`f16[a, b]`    an array of numbers as a torch tensor, in C order, little-endian; also `f32`, `i16`, `i8`, `u8`
+`Derived`      what follows from the fields before it, and takes no bytes
+`TypeCode`     an integer that stands for a type
 =============  =====================================================================================================
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -21,12 +19,11 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.lazy import torch
+from glft_schema.rules import Check
 from glft_schema.source import Cursor
-from glft_schema.tensor_bytes import tensor_bytes, tensor_over, write_all
 from glft_schema.trace import Trace
 
-NO_COUNTS: Mapping[str, int] = MappingProxyType({})
+NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
 
 
@@ -34,13 +31,13 @@ class Record(Mapping[str, Any]):
     """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
 
     Attributes:
-        counts: what follows from the fields, such as ``n_tensors``. Counts can be read as attributes too, but are no part of
+        counts: what follows from the fields, such as ``n_tensors``. It can be read as attributes too, but is no part of
             the value.
     """
 
     __slots__ = ("_fields", "counts")
 
-    def __init__(self, fields: dict[str, Any], counts: dict[str, int] | None = None) -> None:
+    def __init__(self, fields: dict[str, Any], counts: dict[str, Any] | None = None) -> None:
         object.__setattr__(self, "_fields", fields)
         object.__setattr__(self, "counts", counts or NO_COUNTS)
 
@@ -85,7 +82,7 @@ class Struct(construct.Struct):
         trace: Trace | None = context._params.get("trace")
         context = self._nested(context, stream)
         fields: dict[str, Any] = {}
-        counts: dict[str, int] = {}
+        counts: dict[str, Any] = {}
         value: Any
         for field in self.subcons:
             if trace is None or not field.name:
@@ -96,7 +93,7 @@ class Struct(construct.Struct):
             if field.name:
                 value = list(value) if isinstance(value, construct.ListContainer) else value
                 context[field.name] = value
-                (counts if _is_count(field) else fields)[field.name] = value
+                (counts if follows(field) else fields)[field.name] = value
         return Record(fields, counts)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
@@ -127,7 +124,7 @@ class Struct(construct.Struct):
         return nested
 
     def _names(self) -> list[str]:
-        return [field.name for field in self.subcons if field.name and not _is_count(field)]
+        return [field.name for field in self.subcons if field.name and not follows(field)]
 
 
 def _one_name(field: construct.Construct) -> construct.Construct:
@@ -153,68 +150,38 @@ class Count(construct.Rebuild):
         return self.subcon._build(counted, stream, context, path)
 
 
-def _is_count(field: construct.Construct) -> bool:
-    return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)
+class Derived(construct.Construct):
+    """What follows from the fields before it. Takes no bytes, and is never a part of the value: `of` computes it.
 
-
-class Check(construct.Construct):
-    """Something that must hold where it stands in a `Struct`: parsing, building and computing sizes. Takes no bytes.
-
-    Attributes:
-        id: its stable name.
-        field: the field that it guards.
+    Args:
+        of: the context -> the value.
     """
 
-    def __init__(self, id: str, field: str) -> None:
+    def __init__(self, of: Callable[[Any], Any]) -> None:
         super().__init__()
-        self.id = id
-        self.field = field
+        self.of = of
         self.flagbuildnone = True
 
-    def check(self, context: Any, path: str) -> None:
-        """Raises FormatError where it does not hold in `context`."""
-        raise NotImplementedError
+    def _parse(self, stream: Any, context: Any, path: str) -> Any:
+        return self.of(context)
 
-    def _parse(self, stream: Any, context: Any, path: str) -> None:
-        self.check(context, path)
-
-    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> None:
-        self.check(context, path)
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        return self.of(context)
 
     def _sizeof(self, context: Any, path: str) -> int:
-        self.check(context, path)
         return 0
 
 
-class Rule(Check):
-    """A `Check` that is one sentence.
+def new_context(parsing: bool, **params: Any) -> Any:
+    """Returns the context of a whole container: its parameters, such as the byte order, are seen by every field in it."""
+    context = construct.Container(_parsing=parsing, _building=not parsing, _sizing=False, **params)
+    context._params = context
+    return context
 
-    Attributes:
-        holds: tells whether it does, from the fields parsed so far.
-        expected: the sentence's end: what the field is expected to be.
-        error: what is raised where it is not.
-        show: how what was found is shown.
-    """
 
-    def __init__(
-        self,
-        id: str,
-        field: str,
-        holds: Callable[[Any], object],
-        expected: str,
-        error: type[FormatError] = FormatError,
-        show: Callable[[Any], str] = shown,
-    ) -> None:
-        super().__init__(id, field)
-        self.show = show
-        self.holds = holds
-        self.expected = expected
-        self.error = error
-
-    def check(self, context: Any, path: str) -> None:
-        if not self.holds(context):
-            found = context[self.field] if self.field in context else context._params[self.field]
-            raise self.error(f"expected {self.expected}, found {self.show(found)}", f"{path} -> {self.field}")
+def follows(field: construct.Construct) -> bool:
+    """Tells whether the value of `field` follows from others, and so is no part of a record's."""
+    return isinstance(field, construct.Renamed) and isinstance(field.subcon, (Count, Derived))
 
 
 class Table(construct.Array):
@@ -258,12 +225,18 @@ def least_size(field: construct.Construct) -> int:
 class TypeCode(construct.Adapter):
     """An integer that stands for a type of `table`.
 
-    Parses into the `TensorType`; builds from it, from its name or from its code; size of `integer`.
+    Parses into the type; builds from it, from its name or from its code; size of `integer`.
+
+    Args:
+        integer: how the code is stored.
+        table: the types by code, name and themselves.
+        unknown: makes a type of a code that is not in the table; unless given, such a code is refused.
     """
 
-    def __init__(self, integer: construct.Construct, table: Any) -> None:
+    def __init__(self, integer: construct.Construct, table: Any, unknown: Callable[[int], Any] | None = None) -> None:
         super().__init__(integer)
         self.table = table
+        self.unknown = unknown
 
     def _decode(self, code: int, context: Any, path: str) -> Any:
         return self._known(code, path)
@@ -277,78 +250,7 @@ class TypeCode(construct.Adapter):
         try:
             return self.table[key]
         except KeyError:
+            code = getattr(key, "code", key)
+            if self.unknown and isinstance(code, int) and not isinstance(code, bool):
+                return self.unknown(code)
             raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None
-
-
-class TensorField(construct.Construct):
-    """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions on the tensor's dims.
-
-    Parses into a torch tensor (a view where the source allows it, never one that reaches the file or the caller's bytes),
-    builds from a tensor of exactly this type and shape, size of its elements.
-    """
-
-    def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
-        super().__init__()
-        self.number = number
-        self.dims = dims
-
-    def __repr__(self) -> str:
-        return f"{self.number.name}[{', '.join(str(dim) for dim in self.dims)}]"
-
-    def shape(self, context: Any) -> list[int]:
-        """Returns the dims as integers; one that stands for several is spread."""
-        sizes: list[int] = []
-        for dim in self.dims:
-            size = evaluate(dim, context)
-            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
-        return sizes
-
-    def _parse(self, stream: Any, context: Any, path: str) -> torch.Tensor:
-        nbytes = self._sizeof(context, path)
-        if isinstance(stream, Cursor):
-            view = stream.private(nbytes)
-        else:
-            view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
-        return tensor_over(view, self.number.dtype, self.shape(context))
-
-    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        dtype, shape = self.number.dtype, self.shape(context)
-        if not isinstance(obj, torch.Tensor):
-            raise FormatError(f"expected a torch.Tensor, found {shown(obj)}", path)
-        if obj.dtype != dtype or list(obj.shape) != shape:
-            raise FormatError(f"expected {dtype} {shape}, found {obj.dtype} {list(obj.shape)}", path)
-        write_all(stream, tensor_bytes(obj))
-        return obj
-
-    def _sizeof(self, context: Any, path: str) -> int:
-        return math.prod(self.shape(context)) * self.number.itemsize
-
-
-class Number:
-    """A type of number as stored, which ``[dims]`` makes an array: ``f16[4, 8]``.
-
-    Attributes:
-        name: as written in a schema.
-        itemsize: bytes.
-    """
-
-    def __init__(self, name: str, torch_name: str, itemsize: int) -> None:
-        self.name = name
-        self.itemsize = itemsize
-        self._torch_name = torch_name
-
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self._torch_name)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
-    def __getitem__(self, dims: Any) -> TensorField:
-        return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
-
-
-f32 = Number("f32", "float32", 4)
-f16 = Number("f16", "float16", 2)
-i16 = Number("i16", "int16", 2)
-i8 = Number("i8", "int8", 1)
-u8 = Number("u8", "uint8", 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glft_schema.construct_errors import building
 from glft_schema.errors import FormatError, SchemeError, shown
-from glft_schema.fields import Struct
+from glft_schema.fields import Struct, new_context
 from glft_schema.formats.format import Format
+from glft_schema.tensor_data import payload_size
 
 
 def place(
@@ -19,7 +22,8 @@ def place(
     Args:
         format: what the regions are of.
         regions: by name; those that have a default may be missing.
-        alignment: the position of each payload, in bytes from the start of the container, becomes a multiple of it.
+        alignment: the position of each payload, in bytes from the start of the container, becomes a multiple of it, and of
+            what the format asks for.
         aliases: rows, by name, that share the payload of an earlier row.
 
     Raises:
@@ -28,7 +32,7 @@ def place(
     """
     if not isinstance(alignment, int) or alignment < 1:
         raise SchemeError(f"expected an alignment of at least 1, found {shown(alignment)}")
-    names = [field.name for field in format.struct.subcons if field.name]
+    names = format.regions
     if unknown := [region for region in regions if region not in names]:
         raise FormatError(f"expected the regions {', '.join(names)}, found {shown(unknown[0])}")
     rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
@@ -39,16 +43,20 @@ def place(
         raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
     head = Struct(*format.struct.subcons[:-1])
     before = {region: value for region, value in regions.items() if region != "data"}
+    stream = io.BytesIO()
     with building():
-        start = end = len(head.build({**before, format.table: [{**row, "offset": 0} for row in rows]}))
+        table = [{**row, "offset": 0} for row in rows]
+        context = head._build({**before, format.table: table}, stream, new_context(False), "(building)")
+    start = end = stream.tell()
+    alignment = math.lcm(alignment, context.get("alignment", 1))
     positions: dict[str, int] = {}
-    for row in rows:
+    for row, built in zip(rows, context[format.table], strict=True):
         name, shared = row["name"], (aliases or {}).get(row["name"])
         if shared is not None:
             positions[name] = positions[shared]
             continue
         positions[name] = -(-end // alignment) * alignment
-        end = positions[name] + format.types[row["dtype"]].nbytes(row["dims"])
+        end = positions[name] + payload_size(regions.get("data", {}).get(name), built)
     return {"data": {}, **regions, format.table: [{**row, "offset": positions[row["name"]] - start} for row in rows]}
 
 

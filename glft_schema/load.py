@@ -5,7 +5,7 @@ from __future__ import annotations
 from glft_schema.container import open
 from glft_schema.lazy import torch
 from glft_schema.source import StrPath
-from glft_schema.tensor_data import Place
+from glft_schema.tensors import Place
 
 
 def load_file(

@@ -17,7 +17,7 @@ from glft_schema.tensor_types.symmetric import (
     symmetric_codes,
     symmetric_weights,
 )
-from glft_schema.tensor_types.tensor_type import check_float, matrix
+from glft_schema.tensor_types.tensor_type import is_float, matrix
 
 
 class Quantized(NamedTuple):
@@ -68,7 +68,8 @@ def quantize_symmetric_per_group(
 def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    check_float(w.dtype, name)
+    if not is_float(w.dtype):
+        raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert it", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise SchemeError(f"expected a scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
     if w.dim() < 2 or not w.numel():

@@ -10,7 +10,7 @@ from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.lazy import torch
 from glft_schema.names import matching
 from glft_schema.tensor_types import TensorType, TypeTable
-from glft_schema.tensor_types.tensor_type import check_float
+from glft_schema.tensor_types.tensor_type import is_float
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,10 @@ def _type(scheme: str, types: TypeTable) -> TensorType:
 
 def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable) -> Choice:
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
-    check_float(tensor.dtype, name)
     refusals: list[str] = []
     by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:
-        refusal = type_.refusal(tensor.shape)
+        refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
         if refusal is None:
             return Choice(type_, "; ".join(refusals))
         if key == name:
@@ -70,9 +69,16 @@ def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable, notes: list[str]) -> tuple[TensorType, str]:
-    for type_ in types:
-        if type_.exact and type_.dtype == tensor.dtype:
+    exact = [type_ for type_ in types if type_.exact and type_.takes(tensor.dtype)]
+    for type_ in exact:
+        if type_.dtype == tensor.dtype:
             return type_, "; ".join(notes)
     if tensor.dtype == torch.float64:
         raise TensorError("no type holds float64 unchanged; name it in a scheme, such as f32, to have it rounded", name)
-    return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])
+    if is_float(tensor.dtype):
+        return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])
+    for type_ in exact:
+        if torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
+            return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])
+    kinds = "float and integer dtypes" if any(type_.is_integer for type_ in types) else "a float dtype"
+    raise TensorError(f"expected {kinds}, found {tensor.dtype}: exclude or convert it", name)

@@ -31,10 +31,16 @@ class Sink:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._written = 0
 
     def write(self, data: bytes | memoryview) -> int:
         """Writes all of `data`. Raises OSError, from the system or where the stream takes no more."""
-        return write_all(self._stream, data)
+        self._written += write_all(self._stream, data)
+        return memoryview(data).nbytes
+
+    def tell(self) -> int:
+        """Returns how many bytes were written through it."""
+        return self._written
 
 
 def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:

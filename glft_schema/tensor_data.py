@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import construct
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.fields import Check
 from glft_schema.lazy import torch
+from glft_schema.numbers import ByteOrder, byte_order
+from glft_schema.rules import Check
 from glft_schema.source import BytesSource, Cursor, Source
 from glft_schema.tensor_bytes import write_all
-from glft_schema.tensor_types import TensorType
-from glft_schema.tensors import Tensor
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.tensors import Place, Tensor
 
 COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-bit integer can count
 
 
 class TensorFits(Check):
-    """The rule that a row's type can hold its dims, and that its bytes can be counted."""
+    """The rule that a row's type can hold its shape, and that its bytes can be counted."""
 
     def check(self, context: Any, path: str) -> None:
-        dims = context[self.field]
-        if refusal := context.dtype.refusal(dims):
-            raise FormatError(f"{context.dtype}: {refusal}", f"{path} -> {self.field}")
-        if math.prod(max(size, 1) for size in dims) >= COUNTABLE:
-            raise FormatError(f"expected bytes that 64 bits can count, found {shown(list(dims))}", f"{path} -> {self.field}")
+        if math.prod(max(size, 1) for size in context.shape) >= COUNTABLE:
+            found = shown(list(context[self.field]))
+            self.broken(context, f"expected bytes that 64 bits can count, found {found}", f"{path} -> {self.field}")
+        if refusal := context.dtype.refusal(context.shape):
+            self.broken(context, f"{context.dtype}: {refusal}", f"{path} -> {self.field}")
 
 
 class NamesOnce(Check):
@@ -39,21 +41,7 @@ class NamesOnce(Check):
         for i, row in enumerate(context[self.field]):
             if (first := seen.setdefault(row.name, i)) != i:
                 where = f"{path} -> {self.field} -> {i} -> name"
-                raise FormatError(f"expected each name once, found that of row {first} again", where)
-
-
-class Place(NamedTuple):
-    """Where a row's payload lies in the region, and what it is: rows of equal places share one payload."""
-
-    offset: int
-    nbytes: int
-    dtype: TensorType
-    dims: tuple[int, ...]
-
-    @classmethod
-    def of(cls, row: Any) -> Place:
-        """Returns the place of a row of the table."""
-        return cls(row.offset, row.dtype.nbytes(row.dims), row.dtype, tuple(row.dims))
+                self.broken(context, f"expected each name once, found that of row {first} again", where)
 
 
 class Gap(NamedTuple):
@@ -69,21 +57,31 @@ class TensorMap(Mapping[str, Tensor]):
     Attributes:
         start: where the region begins, in bytes from the start of the container.
         size: bytes of the region.
+        order: the byte order of the payloads.
         gaps: bytes that belong to no tensor, in order; kept where the file is built again with the same table.
         device: where the tensors go unless told otherwise.
     """
 
-    def __init__(self, rows: Sequence[Any], source: Source, start: int, gaps: Sequence[Gap]) -> None:
-        self._rows = {row.name: row for row in rows}
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        places: Mapping[int, Place],
+        source: Source,
+        start: int,
+        gaps: Sequence[Gap],
+        order: ByteOrder,
+    ) -> None:
+        self._rows = {row.name: (row, places[i]) for i, row in enumerate(rows)}
         self._source = source
         self.start = start
+        self.order = order
         self.size = source.size - start
         self.gaps = tuple(gaps)
         self.device: str | torch.device = "cpu"
 
     def __getitem__(self, name: str) -> Tensor:
-        row = self._rows[name]
-        return Tensor(name, row.dims, row.dtype, row.offset, self._source, self.start, self.device)
+        row, place = self._rows[name]
+        return Tensor(name, row.dims, place, self._source, self.start, self.order, self.device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
@@ -102,7 +100,11 @@ class TensorMap(Mapping[str, Tensor]):
 
     def place(self, name: str) -> Place:
         """Returns where a tensor's payload lies. Raises KeyError where there is none."""
-        return Place.of(self._rows[name])
+        return self._rows[name][1]
+
+    def places(self) -> dict[str, Place]:
+        """Returns where each payload lies."""
+        return {name: place for name, (_, place) in self._rows.items()}
 
     def gap_bytes(self, gap: Gap) -> memoryview:
         """Returns what stands in a gap."""
@@ -114,33 +116,53 @@ class TensorData(construct.Construct):
 
     Gaps, other orders and exact aliases (equal `Place`s) are legal; other overlaps, and payloads that reach outside the file,
     are not. Parses into a `TensorMap` without reading a payload; builds from a mapping of names to payloads: a `Tensor`, the
-    fields of its type, bytes, or anything with ``pieces()``. No size of its own.
+    fields of its type, bytes, or anything with ``pieces(order)``. No size of its own.
+
+    Args:
+        table: the field with the rows: name, dims, shape, dtype, offset.
+        padded_to: the context -> of what the region's size is a multiple where it is built from payloads alone.
     """
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, padded_to: Callable[[Any], int] = lambda context: 1) -> None:
         super().__init__()
         self.table = table
+        self.padded_to = padded_to
 
     def _parse(self, stream: Any, context: Any, path: str) -> TensorMap:
         if not isinstance(stream, Cursor):
             stream = Cursor(BytesSource(stream.read()))
         source, start, rows = stream.source, stream.tell(), context[self.table]
         size, end, gaps = source.size - start, 0, []
-        for i, place in self._in_order(rows, path):
+        places = self._in_order(rows, self._extents(rows, size), path)
+        for i, place in places:
             where = self._offset_path(path, i)
             if place.offset > size:
                 raise FormatError(f"expected at most {size}, the bytes of the region, found {place.offset}", where)
             if place.offset + place.nbytes > size:
-                raise self._cut_off(rows[i], start, size, path)
+                raise self._cut_off(rows[i].name, place, start, size, path)
             if place.offset > end and place.nbytes:
                 gaps.append(Gap(end, place.offset - end))
             end = max(end, place.offset + place.nbytes) if place.nbytes else end
         stream.seek(source.size)
-        return TensorMap(rows, source, start, [*gaps, Gap(end, size - end)] if size > end else gaps)
+        gaps = [*gaps, Gap(end, size - end)] if size > end else gaps
+        return TensorMap(rows, dict(places), source, start, gaps, byte_order(context))
 
-    def _in_order(self, rows: Sequence[Any], path: str) -> list[tuple[int, Place]]:
+    def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
+        """Returns the bytes of each row's payload; one of unknown type reaches up to the next offset."""
+        if not any(isinstance(row.dtype, OpaqueType) for row in rows):
+            return [row.dtype.nbytes(row.shape) for row in rows]
+        offsets = sorted({min(row.offset, size) for row in rows} | {size})
+        extents = []
+        for row in rows:
+            after = bisect_right(offsets, row.offset)
+            opaque = offsets[after] - row.offset if after < len(offsets) else 0
+            extents.append(opaque if isinstance(row.dtype, OpaqueType) else row.dtype.nbytes(row.shape))
+        return extents
+
+    def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, Place]]:
         """Returns the rows' numbers and places in the order of their offsets; raises FormatError where payloads overlap."""
-        places = sorted(((i, Place.of(row)) for i, row in enumerate(rows)), key=lambda item: item[1][:2])
+        unordered = [Place(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)]
+        places = sorted(enumerate(unordered), key=lambda item: item[1][:2])
         end, before = 0, None
         for i, place in places:
             if place.nbytes:
@@ -153,13 +175,13 @@ class TensorData(construct.Construct):
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _cut_off(self, row: Any, start: int, size: int, path: str) -> TruncatedError:
+    def _cut_off(self, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
         """Returns the error for a payload that goes past the end, naming the first field of it that does."""
-        left = size - row.offset
-        places = row.dtype.places(row.dims).items()
+        left = size - payload.offset
+        places = payload.dtype.places(payload.shape).items()
         field, (at, nbytes) = next((field, place) for field, place in places if sum(place) > left)
         problem = f"expected {nbytes} bytes, found {max(left - at, 0)}"
-        return TruncatedError(problem, f"{path} -> {shown(row.name)} -> {field}", start + row.offset + at, row.name)
+        return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         rows = context[self.table]
@@ -168,65 +190,71 @@ class TensorData(construct.Construct):
         names = {row.name for row in rows}
         if unknown := [name for name in obj if name not in names]:
             raise FormatError(f"expected payloads of tensors in the table, found {shown(unknown[0])}", path)
-        gaps: list[tuple[int, memoryview]] = []
-        if isinstance(obj, TensorMap) and self._is_table_of(obj, rows):
+        for row in rows:
+            if row.name not in obj:
+                raise FormatError("expected a payload, found none", f"{path} -> {shown(row.name)}", tensor=row.name)
+        order, places = byte_order(context), self._in_order(rows, [payload_size(obj[row.name], row) for row in rows], path)
+        gaps: list[tuple[int, memoryview]] | None = None
+        if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
             gaps = [(gap.offset, obj.gap_bytes(gap)) for gap in obj.gaps]
         end, written = 0, dict[Place, Any]()
-        for i, place in self._in_order(rows, path):
-            row, where = rows[i], f"{path} -> {shown(rows[i].name)}"
-            if row.name not in obj:
-                raise FormatError("expected a payload, found none", where, tensor=row.name)
-            payload = obj[row.name]
+        for i, place in places:
+            row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
             if place in written:
-                if place.nbytes and not same_payload(payload, written[place], row):
+                if place.nbytes and not same_payload(payload, written[place], row, order):
                     raise FormatError("expected the payload that stands at its place", where, tensor=row.name)
                 continue
             written[place] = payload
             while gaps and gaps[0][0] < place.offset:
                 end += write_all(stream, gaps.pop(0)[1])
             end += write_zeros(stream, place.offset - end)
-            found = write_payload(payload, row, stream, where)
+            found = write_payload(payload, row, stream, where, order)
             end += found
             if found != place.nbytes:
                 raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
-        for _, stored in gaps:
+        if gaps is None:
+            write_zeros(stream, -end % self.padded_to(context))
+        for _, stored in gaps or ():
             write_all(stream, stored)
         return obj
 
-    def _is_table_of(self, tensors: TensorMap, rows: Sequence[Any]) -> bool:
-        places = {row.name: Place.of(row) for row in rows}
-        return list(places) == list(tensors) and all(tensors.place(name) == place for name, place in places.items())
+
+def payload_size(payload: Any, row: Any) -> int:
+    """Returns the bytes that the payload of a row takes: what its type says, or, of an unknown type, its own size."""
+    if isinstance(row.dtype, OpaqueType):
+        return int(getattr(payload, "nbytes", None) or len(payload))
+    return int(row.dtype.nbytes(row.shape))
 
 
-def write_payload(payload: Any, row: Any, stream: Any, path: str) -> int:
+def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:
     """Writes one payload, of whatever `TensorData` builds from, and returns its bytes.
 
     Raises:
-        FormatError: where it is not one of the row's type and dims.
+        FormatError: where it is not one of the row's type and shape.
     """
-    if isinstance(payload, Tensor) and (payload.dtype, payload.dims) != (row.dtype, tuple(row.dims)):
-        found = f"{payload.dtype} {list(payload.dims)}"
-        raise FormatError(f"expected {row.dtype} {list(row.dims)}, found {found}", path, tensor=row.name)
+    if isinstance(payload, Tensor) and (payload.dtype, payload.shape) != (row.dtype, tuple(row.shape)):
+        found = f"{payload.dtype} {list(payload.shape)}"
+        raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
     if hasattr(payload, "pieces"):
-        return sum(write_all(stream, piece) for piece in payload.pieces())
+        return sum(write_all(stream, piece) for piece in payload.pieces(order))
     if isinstance(payload, (bytes, bytearray, memoryview)):
         return write_all(stream, payload)
     try:
-        row.dtype.write(payload, stream, row.dims, path)
+        row.dtype.write(payload, stream, row.shape, path, order)
     except FormatError as error:
         error.tensor = row.name
         raise
-    return int(row.dtype.nbytes(row.dims))
+    return int(row.dtype.nbytes(row.shape))
 
 
-def same_payload(one: Any, other: Any, row: Any) -> bool:
+def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
     """Tells whether two payloads of a row are the same bytes."""
     if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_same_place(other)):
         return True
     written = []
     for payload in (one, other):
         stream = io.BytesIO()
-        write_payload(payload, row, stream, "")
+        write_payload(payload, row, stream, "", order)
         written.append(stream.getvalue())
     return written[0] == written[1]
 

@@ -6,17 +6,35 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
+from typing import NamedTuple
 
-from glft_schema.errors import shown
+from glft_schema.errors import TensorError, shown
 from glft_schema.fields import Record
 from glft_schema.lazy import torch
+from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
 
 Index = int | slice | EllipsisType
+
+
+class Place(NamedTuple):
+    """Where a payload lies in the region of payloads, and what it is: tensors of equal places share one payload.
+
+    Attributes:
+        offset: its first byte, counted from that of the region.
+        nbytes: its bytes.
+        dtype: the type.
+        shape: the tensor's sizes in torch's order.
+    """
+
+    offset: int
+    nbytes: int
+    dtype: TensorType
+    shape: tuple[int, ...]
 
 
 class Tensor:
@@ -24,11 +42,13 @@ class Tensor:
 
     Attributes:
         name: as in the file.
-        dims: sizes as stored; GLFT stores them in torch's order.
+        dims: sizes as stored: GLFT stores them in torch's order, GGUF in the other one.
+        shape: sizes in torch's order.
         dtype: the `TensorType`.
         offset: where the payload begins, in bytes into the region of payloads.
         position: the same, in bytes from the start of the container.
         nbytes: bytes of the payload.
+        order: the byte order of its numbers.
         device: where `dequantize` and slices put their result unless told otherwise.
     """
 
@@ -36,28 +56,22 @@ class Tensor:
         self,
         name: str,
         dims: Sequence[int],
-        dtype: TensorType,
-        offset: int,
+        place: Place,
         source: Source,
         data_start: int,
+        order: ByteOrder = LITTLE,
         device: str | torch.device = "cpu",
     ) -> None:
         self.name = name
         self.dims = tuple(dims)
-        self.dtype = dtype
-        self.offset = offset
-        self.position = data_start + offset
-        self.nbytes = dtype.nbytes(dims)
+        self.offset, self.nbytes, self.dtype, self.shape = place
+        self.position = data_start + self.offset
+        self.order = order
         self.device = device
         self._source = source
 
     def __repr__(self) -> str:
         return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes in torch's order."""
-        return self.dims
 
     def is_same_place(self, other: Tensor) -> bool:
         """Tells whether the payload is the same bytes of the same open file as that of `other`."""
@@ -74,11 +88,23 @@ class Tensor:
 
         Raises as `dequantize`.
         """
-        return self.dtype.parse(Cursor(self._source, self.position), self.dims)
+        self._check_known()
+        return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
 
-    def pieces(self) -> Iterator[memoryview]:
-        """Yields the payload's bytes in order, a bounded number at a time. Raises as `dequantize`."""
+    def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
+        """Yields the payload's bytes in order: as they are, or with its numbers in another byte order.
+
+        Raises:
+            TensorError: where the byte order of an unknown type is to be changed.
+            ClosedError, TruncatedError: as `dequantize`.
+        """
         self._source.check_open()
+        if order not in (None, self.order):
+            self._check_known()
+            rows, columns = matrix(self.shape)
+            fields = self.dtype.cut(self._source, self.position, self.shape, range(rows), range(columns), self.order)
+            yield from self.dtype.pieces(fields, order or self.order)
+            return
         for start in range(0, self.nbytes, PIECE):
             yield self._source.view(self.position + start, min(PIECE, self.nbytes - start))
 
@@ -86,20 +112,22 @@ class Tensor:
         """Returns the tensor's numbers.
 
         Args:
-            dtype: a float dtype; unless given, the stored one of a float tensor and float32 of a quantized one.
+            dtype: a float dtype; unless given, the stored one of a tensor of plain numbers and float32 of a quantized one.
             device: where to put them; the file's device unless given.
 
         Returns:
-            A tensor of `shape`. Floats kept in their dtype on the CPU are a view of the mapped file. Writing into them changes
-            neither the file nor what is built from it, but other views of the same open file.
+            A tensor of `shape`. Plain numbers kept in their dtype on the CPU are a view of a mapped little-endian file. Writing
+            into them changes neither the file nor what is built from it, but other views of the same open file.
 
         Raises:
             ClosedError: after the file was closed.
             TruncatedError: where the file has become shorter since it was opened.
+            TensorError: where the type is not known.
             ValueError: where `dtype` is not a float dtype.
         """
         self._source.check_open()
-        out, columns = matrix(self.dims)
+        self._check_known()
+        out, columns = matrix(self.shape)
         return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
@@ -109,27 +137,33 @@ class Tensor:
 
         Raises:
             IndexError: as torch does; for a step below 1, and for other kinds of index, too.
-            ClosedError, TruncatedError: as `dequantize`.
+            ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
         self._source.check_open()
+        self._check_known()
         ranges, dropped = self._ranges(index)
         kept = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
         if 0 in kept:
             return torch.empty(kept, dtype=self.dtype.dtype, device=self.device)
         has_rows = len(ranges) > 1  # otherwise all is one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
-        strides = [math.prod(self.dims[axis + 1 :]) for axis in range(has_rows, len(self.dims))]
+        strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
         first = sum(part[0] * stride for part, stride in zip(inner, strides, strict=True))
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
-        unit = self.dtype.unit(self.dims)
+        unit = self.dtype.unit(self.shape)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
         block = self._numbers(rows, columns, None, None)
         down, across = block.stride()
         steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
         steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
         part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
-        is_view = self._source.mapped and self.dtype.exact is not None and block.device.type == "cpu"
+        is_view = self._source.mapped and self.dtype.exact and self.order == LITTLE and block.device.type == "cpu"
         return part if is_view or part.numel() == block.numel() else part.clone()
+
+    def _check_known(self) -> None:
+        if isinstance(self.dtype, OpaqueType):
+            problem = f"its type, {self.dtype.code}, is not known; glft_schema.register_type adds types"
+            raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
         """Returns the numbers asked for along each dim, and whether the dim goes from the result."""
@@ -137,12 +171,12 @@ class Tensor:
         ellipses = [at for at, part in enumerate(parts) if part is ...] or [len(parts)]
         if len(ellipses) > 1:
             raise IndexError("an index can have a single ellipsis ('...')")
-        missing = len(self.dims) - sum(part is not ... for part in parts)
+        missing = len(self.shape) - sum(part is not ... for part in parts)
         if missing < 0:
-            raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.dims)} dims")
+            raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.shape)} dims")
         parts[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
         ranges = []
-        for axis, (part, size) in enumerate(zip(parts, self.dims, strict=True)):
+        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
             if isinstance(part, slice) and (part.step is None or part.step > 0):
                 picked = range(size)[part]
                 ranges.append(range(picked[0], picked[0] + 1) if len(picked) == 1 else picked)  # whatever its step is
@@ -163,8 +197,8 @@ class Tensor:
     ) -> torch.Tensor:
         """Returns a part of the matrix [out, in]; `columns` begins and ends at multiples of the type's unit."""
         dtype, device = dtype or self.dtype.dtype, device or self.device
-        if not dtype.is_floating_point:
+        if not dtype.is_floating_point and dtype != self.dtype.dtype:
             raise ValueError(f"expected a float dtype, found {dtype}")
-        fields = self.dtype.cut(self._source, self.position, self.dims, rows, columns)
+        fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
         fields = {name: field.to(device) for name, field in fields.items()}
         return self.dtype.decode(fields, len(columns), dtype)

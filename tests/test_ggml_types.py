@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from glft_schema.errors import TensorError
-from glft_schema.fields import Struct, f16, i8
+from glft_schema.fields import Struct
+from glft_schema.numbers import f16, i8
 from glft_schema.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
@@ -113,7 +114,7 @@ def test_slices_read_whole_blocks_and_no_more(type_: TensorType) -> None:
 @by_type
 def test_rows_are_whole_blocks(type_: TensorType) -> None:
     weights = weights_in(type_)
-    assert type_.refusal([2, weights + 1]) == f"expected rows that are a multiple of {weights} long, found {[2, weights + 1]}"
+    assert type_.refusal([2, weights + 1]) == f"expected rows that are a multiple of {weights} long, found {weights + 1}"
     assert type_.refusal([weights]) is None
 
 

@@ -15,7 +15,7 @@ def byte_counts(file: File) -> dict[str, int]:
     counts = {span.path: span.end - span.start for span in trace_regions(file) if span.end is not None}
     del counts["data"]
     for place in sorted({file.tensors.place(name) for name in file.tensors}, key=lambda place: place.offset):
-        for field, (_, nbytes) in place.dtype.places(place.dims).items():
+        for field, (_, nbytes) in place.dtype.places(place.shape).items():
             if nbytes:
                 counts[f"{place.dtype} {field}"] = counts.get(f"{place.dtype} {field}", 0) + nbytes
     counts["gaps"] = sum(gap.nbytes for gap in file.tensors.gaps)

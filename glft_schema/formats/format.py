@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from glft_schema.fields import Struct
+from glft_schema.fields import Struct, follows
 from glft_schema.tensor_types import TypeTable
 
 
@@ -16,15 +17,19 @@ class Format:
         name: as in its specification.
         magics: the four bytes that its files start with, and those that are recognised only to be refused with a reason.
         types: its tensor types.
-        struct: the whole file; its last field is the `TensorData` region, the one before it the table of tensors.
+        struct: the whole file; its last field is the `TensorData` region.
+        table: the name of the region with a row for each tensor: name, dims, dtype, offset.
+        dims_of: a tensor's shape in torch's order -> its dims as they are stored; and the other way round.
     """
 
     name: str
     magics: tuple[bytes, ...]
     types: TypeTable
     struct: Struct
+    table: str
+    dims_of: Callable[[Sequence[int]], Sequence[int]]
 
     @property
-    def table(self) -> str:
-        """The name of the table of tensors."""
-        return str([field.name for field in self.struct.subcons if field.name][-2])
+    def regions(self) -> list[str]:
+        """The names of the regions."""
+        return [field.name for field in self.struct.subcons if field.name and not follows(field)]

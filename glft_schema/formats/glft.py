@@ -15,8 +15,9 @@ import construct
 from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, PrefixedArray, len_, this
 
 from glft_schema.errors import FormatError, LimitError, shown
-from glft_schema.fields import Count, Rule, Struct, Table, TypeCode, bytes_left
+from glft_schema.fields import Count, Derived, Struct, Table, TypeCode, bytes_left
 from glft_schema.formats.format import Format
+from glft_schema.rules import Rule
 from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types import TypeTable
@@ -142,6 +143,7 @@ Descriptor = Struct(
     Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError,
          show=lambda dims: str(len(dims))),
     "dtype"  / TypeCode(Int8ul, TYPES)        * "how the payload is stored",
+    "shape"  / Derived(this.dims)             * "the same: torch's order",
     TensorFits("glft-dims-fit-type", "dims"),
     "offset" / Int64ul                        * "where the payload begins, in bytes into DATA",
 )
@@ -152,5 +154,5 @@ GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "l
     "descriptors" / Table(lambda file: file.header.n_tensors, Descriptor) * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
     "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
-))
+), "descriptors", list)
 # fmt: on

@@ -1,16 +1,17 @@
 """Types whose rows are cut into blocks of equal size, each a small Struct: how ggml stores all its quantized tensors.
 
-A block type is declared by its block, field by field. Its payload is the blocks one after another,
-``u8[OUT, IN // weights, size]``, and its formula sees many blocks at once, each field of theirs as one tensor.
+A block type is declared by its block, field by field. Its payload is the blocks one after another, and its formula sees many
+blocks at once, each field of theirs as one tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from glft_schema.fields import Rule, Struct, TensorField, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import TensorField, u8, u16, u32
+from glft_schema.rules import Rule
 from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
@@ -31,7 +32,8 @@ def block_type(
         dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
     """
-    size = int(block.sizeof())
+    blocks_ = Blocks(block, weights)
+    size = blocks_.size
 
     def decode(blocks: torch.Tensor) -> torch.Tensor:
         if not blocks.numel():
@@ -54,25 +56,55 @@ def block_type(
                 yield True, "weights are too large for the scale of their block", beyond
 
     payload = Struct(
-        Rule(f"{name.lower()}-rows", "dims", lambda at: _row(at) % weights == 0, f"rows that are a multiple of {weights} long"),
-        "blocks" / u8[OUT, IN // weights, size] * f"blocks of {weights} weights in {size} bytes",
+        Rule(
+            f"{name.lower()}-rows",
+            "dims",
+            lambda at: _row(DIMS(at)) % weights == 0,
+            f"rows that are a multiple of {weights} long",
+            show=lambda dims: str(_row(dims)),
+        ),
+        "blocks" / blocks_ * f"blocks of {weights} weights in {size} bytes",
     )
     return TensorType(name, code, payload, decode, encode if quantize else None, faults, block=block)
 
 
+class Blocks(TensorField):
+    """Blocks one after another, u8[OUT, IN // weights, size]: the bytes of each as its Struct says.
+
+    Attributes:
+        block: the Struct.
+        size: bytes of a block.
+    """
+
+    def __init__(self, block: Struct, weights: int) -> None:
+        self.block = block
+        self.size = int(block.sizeof())
+        super().__init__(u8, (OUT, IN // weights, self.size))
+        self._swap: list[int] = []  # where each byte of a block comes from when its numbers change their byte order
+        for field in block.subcons:
+            for _ in range(field.sizeof() // field.subcon.number.itemsize):
+                first = len(self._swap)
+                self._swap.extend(reversed(range(first, first + field.subcon.number.itemsize)))
+
+    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
+
+
 def columns(block: Struct, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Cuts blocks u8[blocks, size] into one tensor [blocks, numbers] per field, of the field's type."""
+    """Cuts blocks u8[blocks, size] into one tensor [blocks, numbers] per field, of the field's type.
+
+    Unsigned words come as their bytes, the lowest first: torch computes with neither u16 nor u32.
+    """
     fields, start = {}, 0
     for field in block.subcons:
         declared: TensorField = field.subcon
         stop = start + int(field.sizeof())
         part = raw[:, start:stop]
-        fields[field.name] = part if declared.number is u8 else part.contiguous().view(declared.number.dtype)
+        fields[field.name] = part if declared.number in (u8, u16, u32) else part.contiguous().view(declared.number.dtype)
         start = stop
     return fields
 
 
-def _row(context: Any) -> int:
-    """Returns the length of a tensor's rows: of its last dim."""
-    dims = DIMS(context)
-    return int(dims[-1]) if dims else 1
+def _row(dims: Sequence[int]) -> int:
+    """Returns the length of a tensor's rows: of its last dim, in torch's order."""
+    return dims[-1] if dims else 1

@@ -6,8 +6,9 @@ bit by bit. The formats of the scales: OCP Microscaling Formats v1.0 (E8M0), OCP
 
 from __future__ import annotations
 
-from glft_schema.fields import Struct, f16, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, u8, u16
 from glft_schema.tensor_types.bits import merge, split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.legacy import halves, joined
@@ -117,7 +118,7 @@ IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
 
 IQ4_XS = block_type("IQ4_XS", 23, 256, Struct(
     "d"        / f16[1]  * "scale of the scales",
-    "scales_h" / u8[2]   * "the high two bits of eight 6-bit scales",
+    "scales_h" / u16[1]  * "the high two bits of eight 6-bit scales",
     "scales_l" / u8[4]   * "the low four bits of them; scale - 32",
     "qs"       / u8[128] * "indices: per 16 bytes, low nibbles are the first 16 weights",
 ), iq4_xs)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from glft_schema.fields import Record, Struct, f16, u8
+from glft_schema.fields import Record, Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, u8, u16, u32
 from glft_schema.tensor_types.bits import split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import scaled
@@ -160,25 +161,25 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Ten
 # fmt: off
 IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
-    "qs"     / u8[64]  * "per 32 weights: four indices, then a word of 4 x 7 sign bits and a 4-bit scale",
+    "qs"     / u32[16] * "per 32 weights: a word of four indices, then a word of 4 x 7 sign bits and a 4-bit scale",
 ), iq2_xxs)
 
 IQ2_XS = block_type("IQ2_XS", 17, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
-    "qs"     / u8[64]  * "per 8 weights a word: 9 bits of index, 7 sign bits",
+    "qs"     / u16[32] * "per 8 weights a word: 9 bits of index, 7 sign bits",
     "scales" / u8[8]   * "a nibble for 16 weights each",
 ), iq2_xs)
 
 IQ3_XXS = block_type("IQ3_XXS", 18, 256, Struct(
     "d"                / f16[1] * "scale of the scales",
     "qs"               / u8[64] * "an index for 4 weights each",
-    "scales_and_signs" / u8[32] * "per 32 weights a word: 4 x 7 sign bits and a 4-bit scale",
+    "scales_and_signs" / u32[8] * "per 32 weights a word: 4 x 7 sign bits and a 4-bit scale",
 ), iq3_xxs)
 
 IQ1_S = block_type("IQ1_S", 19, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
-    "qh"     / u8[16]  * "per 32 weights a word: 4 x 3 high bits of indices, a 3-bit scale, the sign of the shift",
+    "qh"     / u16[8]  * "per 32 weights a word: 4 x 3 high bits of indices, a 3-bit scale, the sign of the shift",
 ), iq1_s)
 
 IQ3_S = block_type("IQ3_S", 21, 256, Struct(
@@ -200,6 +201,6 @@ IQ2_S = block_type("IQ2_S", 22, 256, Struct(
 IQ1_M = block_type("IQ1_M", 29, 256, Struct(
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
-    "scales" / u8[8]   * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
+    "scales" / u16[4]  * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
 ), iq1_m)
 # fmt: on

@@ -6,8 +6,9 @@ bit.
 
 from __future__ import annotations
 
-from glft_schema.fields import Struct, f16, f32, i8, i16, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, f32, i8, i16, u8
 from glft_schema.tensor_types.bits import split
 from glft_schema.tensor_types.blocks import block_type
 

@@ -6,8 +6,9 @@ bit.
 
 from __future__ import annotations
 
-from glft_schema.fields import Struct, f16, i8, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, i8, u8, u32
 from glft_schema.tensor_types.bits import merge, split
 from glft_schema.tensor_types.blocks import block_type
 
@@ -174,14 +175,14 @@ Q4_1 = block_type("Q4_1", 3, 32, Struct(
 
 Q5_0 = block_type("Q5_0", 6, 32, Struct(
     "d"  / f16[1]  * "scale",
-    "qh" / u8[4]   * "bit i is the fifth bit of weight i",
+    "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 16",
 ), q5_0, to_q5_0)
 
 Q5_1 = block_type("Q5_1", 7, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
-    "qh" / u8[4]   * "bit i is the fifth bit of weight i",
+    "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
 ), q5_1, to_q5_1)
 

@@ -1,11 +1,12 @@
-"""Floats stored as they are: F32 and F16, IEEE 754, little-endian. GLFT and GGUF give them the same codes."""
+"""Numbers stored as they are. GLFT and GGUF give F32 and F16 the same codes; the others are GGUF's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from glft_schema.fields import Struct, f16, f32
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import Number, bf16, f16, f32, f64, i8, i16, i32, i64
 from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
@@ -13,16 +14,6 @@ from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 def as_stored(weights: torch.Tensor) -> torch.Tensor:
     """Returns the stored numbers: they are the tensor's."""
     return weights
-
-
-def to_f32(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Rounds to float32."""
-    return {"weights": weights.to(torch.float32)}
-
-
-def to_f16(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Rounds to float16."""
-    return {"weights": weights.to(torch.float16)}
 
 
 def overflow(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
@@ -33,7 +24,30 @@ def overflow(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Itera
         yield True, f"a finite number is too large for {stored.dtype}", stored.isinf() & wide.isfinite()
 
 
+def changed(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
+    """Finds integers that became others."""
+    stored = fields["weights"]
+    if torch.promote_types(weights.dtype, stored.dtype) != stored.dtype:
+        yield True, f"an integer is too large for {stored.dtype}", stored.to(weights.dtype) != weights
+
+
+def plain(name: str, code: int, number: Number, sentence: str, torch_name: str) -> TensorType:
+    """Declares a type that is numbers one after another, in C order."""
+
+    def rounded(weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"weights": weights.to(number.dtype)}
+
+    faults = changed if number.is_signed else overflow
+    return TensorType(name, code, Struct("weights" / number[DIMS] * sentence), as_stored, rounded, faults, torch_name)
+
+
 # fmt: off
-F32 = TensorType("F32", 0, Struct("weights" / f32[DIMS] * "IEEE 754 single"), as_stored, to_f32, overflow, "float32")
-F16 = TensorType("F16", 1, Struct("weights" / f16[DIMS] * "IEEE 754 half"),   as_stored, to_f16, overflow, "float16")
+F32  = plain("F32",   0, f32,  "IEEE 754 single", "float32")
+F16  = plain("F16",   1, f16,  "IEEE 754 half", "float16")
+BF16 = plain("BF16", 30, bf16, "the upper half of an IEEE 754 single", "bfloat16")
+F64  = plain("F64",  28, f64,  "IEEE 754 double", "float64")
+I8   = plain("I8",   24, i8,   "two's complement", "int8")
+I16  = plain("I16",  25, i16,  "two's complement", "int16")
+I32  = plain("I32",  26, i32,  "two's complement", "int32")
+I64  = plain("I64",  27, i64,  "two's complement", "int64")
 # fmt: on

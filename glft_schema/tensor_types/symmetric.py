@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from glft_schema.fields import Rule, Struct, f16, i8, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, i8, u8
+from glft_schema.rules import Rule
 from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 

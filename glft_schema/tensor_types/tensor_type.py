@@ -6,20 +6,20 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
-import construct
 from construct import this
 
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.fields import Record, Struct, TensorField
+from glft_schema.fields import Record, Struct, new_context
 from glft_schema.lazy import torch
+from glft_schema.numbers import LITTLE, ByteOrder, TensorField
 from glft_schema.source import Cursor, Source
-from glft_schema.tensor_bytes import tensor_over
+from glft_schema.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.chunks import Fault, dequantize_chunks, quantize_chunks
 
-# What a payload's fields and rules may refer to: the dims as stored, and the tensor seen as a matrix.
+# What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
@@ -40,10 +40,17 @@ FLOATS = (
 )
 
 
-def check_float(dtype: torch.dtype, name: str) -> None:
-    """Raises TensorError where a tensor of `dtype` cannot be stored."""
-    if str(dtype).removeprefix("torch.") not in FLOATS:
-        raise TensorError(f"expected a float dtype, found {dtype}: exclude or convert it", name)
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+def is_float(dtype: torch.dtype) -> bool:
+    """Tells whether tensors of `dtype` hold floats that can be stored."""
+    return str(dtype).removeprefix("torch.") in FLOATS
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Tells whether tensors of `dtype` hold integers that can be stored."""
+    return str(dtype).removeprefix("torch.") in INTEGERS
 
 
 def no_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
@@ -66,7 +73,7 @@ class TensorType:
         quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name; None where there is
             no encoder.
         faults: (numbers, the fields made of them) -> what was lost.
-        exact: the torch dtype, by name, that the payload holds unchanged; None for quantized types.
+        exact: the torch dtype, float or integer, by name, that the payload holds unchanged; None for quantized types.
         block: the fields of a block, where the payload is one block after another.
     """
 
@@ -101,8 +108,21 @@ class TensorType:
         assert isinstance(dtype, torch.dtype)
         return dtype
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it holds integers."""
+        return self.exact in INTEGERS
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Tells whether `encode` takes tensors of `dtype`."""
+        return is_integer(dtype) if self.is_integer else is_float(dtype)
+
+    def dtype_refusal(self, dtype: torch.dtype) -> str:
+        """Returns why `encode` does not take tensors of `dtype`."""
+        return f"expected {'an integer' if self.is_integer else 'a float'} dtype, found {dtype}: exclude or convert it"
+
     def nbytes(self, dims: Sequence[int]) -> int:
-        """Returns the bytes that a tensor of `dims` takes.
+        """Returns the bytes that a tensor of `dims`, sizes in torch's order, takes.
 
         Raises:
             FormatError: where the type cannot hold such dims; the text says why.
@@ -117,9 +137,9 @@ class TensorType:
             return error.problem
         return None
 
-    def parse(self, cursor: Cursor, dims: Sequence[int], path: str = "(parsing)") -> Record:
+    def parse(self, cursor: Cursor, dims: Sequence[int], order: ByteOrder = LITTLE) -> Record:
         """Returns the payload that begins at `cursor`, its fields as tensors."""
-        record = self.payload._parse(cursor, _context(dims), path)
+        record = self.payload._parse(cursor, _context(dims, order), "(parsing)")
         assert isinstance(record, Record)
         return record
 
@@ -129,9 +149,21 @@ class TensorType:
         self.write(fields, stream, dims)
         return stream.getvalue()
 
-    def write(self, fields: Mapping[str, torch.Tensor], stream: Any, dims: Sequence[int], path: str = "(building)") -> None:
+    def write(
+        self,
+        fields: Mapping[str, torch.Tensor],
+        stream: Any,
+        dims: Sequence[int],
+        path: str = "(building)",
+        order: ByteOrder = LITTLE,
+    ) -> None:
         """Writes the payload field by field. Raises FormatError as `build`."""
-        self.payload._build(fields, stream, _context(dims), path)
+        self.payload._build(fields, stream, _context(dims, order), path)
+
+    def pieces(self, fields: Mapping[str, torch.Tensor], order: ByteOrder = LITTLE) -> Iterator[memoryview]:
+        """Yields the bytes of fields as `encode` gives them, in the payload's order."""
+        for name, field in self._fields():
+            yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
     def encode(self, tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
@@ -144,7 +176,8 @@ class TensorType:
             FormatError: where the type cannot hold a tensor of its dims.
             TensorError: where its numbers would lose their meaning.
         """
-        check_float(tensor.dtype, name)
+        if not self.takes(tensor.dtype):
+            raise TensorError(self.dtype_refusal(tensor.dtype), name)
         self.nbytes(tensor.shape)
         if self.quantize is None:
             raise TensorError(f"there is no encoder for {self}", name)
@@ -163,7 +196,7 @@ class TensorType:
         Args:
             fields: as `cut` and `encode` give them.
             columns: numbers in a row.
-            dtype: a float dtype; the type's own unless given. Floats that keep their dtype are the stored ones, not a copy.
+            dtype: a float dtype; the type's own unless given. Numbers that keep their dtype are the stored ones, not a copy.
         """
         if self.exact:
             return self.dequantize(**fields).to(dtype or self.dtype)
@@ -190,10 +223,13 @@ class TensorType:
         across = [field.shape(context)[1] for _, field in self._fields() if len(field.dims) > 1]
         return math.lcm(*(columns // parts for parts in across if parts)) or 1
 
-    def cut(self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range) -> dict[str, torch.Tensor]:
+    def cut(
+        self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range, order: ByteOrder = LITTLE
+    ) -> dict[str, torch.Tensor]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
-        Reads, of each row that is asked for, the bytes from the first number to the last. Of a mapped file they are views.
+        Reads, of each row that is asked for, the bytes from the first number to the last. Of a mapped little-endian file they
+        are views.
 
         Args:
             source: where the payload lies.
@@ -201,6 +237,7 @@ class TensorType:
             dims: of the whole tensor.
             rows: in any steps.
             columns: in steps of 1, from a multiple of `unit` to one.
+            order: the byte order of the numbers there.
         """
         context, width, fields = _context(dims), matrix(dims)[1], {}
         places = self.places(dims)
@@ -209,7 +246,8 @@ class TensorType:
             part = range(pitch)
             if not _per_row(field) and width:
                 part = range(columns.start * pitch // width, columns.stop * pitch // width)
-            fields[name] = _read_rows(source, start + places[name][0], field, rows, pitch, part)
+            read = _read_rows(source, start + places[name][0], field, rows, pitch, part)
+            fields[name] = read if order == LITTLE else field.swapped(read)
         return fields
 
     def _fields(self) -> Iterator[tuple[str, TensorField]]:
@@ -255,10 +293,32 @@ def _params(dims: Sequence[int]) -> dict[str, Any]:
     return {"dims": list(dims), "out": out, "in": columns}
 
 
-def _context(dims: Sequence[int]) -> Any:
-    context = construct.Container(**_params(dims), _parsing=True, _building=False, _sizing=False)
-    context._params = context
-    return context
+def _context(dims: Sequence[int], order: ByteOrder = LITTLE) -> Any:
+    return new_context(True, **_params(dims), byte_order=order)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OpaqueType(TensorType):
+    """A type of which nothing is known but its code: its payload is bytes, up to the next payload."""
+
+    @classmethod
+    @cache
+    def of(cls, code: int) -> OpaqueType:
+        """Returns the one for `code`."""
+        return cls(f"type {code}", code, Struct(), _no_formula, None)
+
+    def refusal(self, dims: Sequence[int]) -> str | None:
+        return None
+
+    def nbytes(self, dims: Sequence[int]) -> int:
+        raise FormatError(f"expected a type whose bytes can be counted, found {self}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpaqueType.of, (self.code,)
+
+
+def _no_formula() -> torch.Tensor:
+    raise NotImplementedError
 
 
 class TypeTable:
@@ -266,10 +326,16 @@ class TypeTable:
 
     def __init__(self, format_name: str, *types: TensorType) -> None:
         self.format_name = format_name
-        self.types = types
         self._known: dict[object, TensorType] = {}
         for type_ in types:
-            self._known |= {type_.code: type_, type_.name: type_, type_.scheme: type_, type_: type_}
+            self.add(type_)
+
+    def add(self, type_: TensorType) -> None:
+        """Adds a type. Raises ValueError where its code, name or scheme is taken."""
+        keys = (type_.code, type_.name, type_.scheme, type_)
+        if taken := [key for key in keys if key in self._known]:
+            raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
+        self._known |= dict.fromkeys(keys, type_)
 
     def __getitem__(self, key: object) -> TensorType:
         """Raises KeyError where there is no such type."""
@@ -278,7 +344,7 @@ class TypeTable:
         return self._known[key]
 
     def __iter__(self) -> Iterator[TensorType]:
-        return iter(self.types)
+        return iter(dict.fromkeys(self._known.values()))
 
     def __str__(self) -> str:
-        return f"a {self.format_name} type ({', '.join(f'{t.code} {t.name}' for t in self.types)})"
+        return f"a {self.format_name} type ({', '.join(f'{t.code} {t.name}' for t in self)})"

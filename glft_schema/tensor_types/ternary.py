@@ -6,8 +6,9 @@ bit.
 
 from __future__ import annotations
 
-from glft_schema.fields import Struct, f16, u8
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
+from glft_schema.numbers import f16, u8
 from glft_schema.tensor_types.bits import merge
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes

@@ -1,0 +1,264 @@
+"""Long arrays in a file: found in one pass, and decoded only when somebody looks at them.
+
+A vocabulary has hundreds of thousands of strings. Parsing walks over their lengths once, to know where they end; which string
+lies where, and what it says, is found out at the first access.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, overload
+
+import construct
+import numpy as np
+from construct.core import evaluate
+
+from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.fields import bytes_left
+from glft_schema.numbers import ByteOrder, Number, byte_order
+from glft_schema.source import BytesSource, Cursor, Source
+from glft_schema.tensor_bytes import write_all
+
+WINDOW = 1 << 22  # bytes looked at in one go by a walk
+SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
+
+
+class StoredNumbers(Sequence[Any]):
+    """Numbers one after another in a source; read at each access.
+
+    Attributes:
+        number: what they are.
+        order: their byte order.
+    """
+
+    def __init__(self, source: Source, start: int, count: int, number: Number, order: ByteOrder) -> None:
+        self._source = source
+        self._start = start
+        self._count = count
+        self.number = number
+        self.order = order
+
+    def array(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """Returns them as a read-only numpy array in the file's byte order: a view of the mapped file where it is one.
+
+        Raises:
+            ClosedError: after the file was closed.
+        """
+        stored = self._source.view(self._start, self._count * self.number.itemsize)
+        return np.frombuffer(stored, self.number.numpy_dtype(self.order))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.array()[index]
+
+    def __repr__(self) -> str:
+        return _beginning([str(number.item()) for number in self.array()[: _edge(len(self))]], len(self))
+
+
+class StoredStrings(Sequence[str]):
+    """Strings one after another in a source, each after its length; decoded at each access, as UTF-8.
+
+    Bytes that are not UTF-8 come as lone surrogates (Python's ``surrogateescape``), and so are not lost. Equal to any sequence
+    of the same texts.
+
+    Attributes:
+        length: the number before each string: how many bytes it has.
+        order: the byte order of that number.
+    """
+
+    def __init__(self, source: Source, start: int, nbytes: int, count: int, length: Number, order: ByteOrder) -> None:
+        self._source = source
+        self._start = start
+        self._nbytes = nbytes
+        self._count = count
+        self._places: list[tuple[int, int]] | None = None
+        self.length = length
+        self.order = order
+
+    def stored(self) -> memoryview:
+        """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
+        return self._source.view(self._start, self._nbytes)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"index {index} is out of range for {self._count} strings")
+        if self._places is None:
+            self._places = list(self._walk(self.stored()))
+        first, end = self._places[index]
+        return _text(self._source.view(self._start + first, end - first))
+
+    def __iter__(self) -> Iterator[str]:
+        stored = self.stored()
+        return (_text(stored[first:end]) for first, end in self._walk(stored))
+
+    def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
+        """Yields the first byte and the end of each string, without its length."""
+        unpack, size, end = _unpacker(self.length, self.order), self.length.itemsize, 0
+        for _ in range(self._count):
+            first = end + size
+            end = first + unpack(stored, end)[0]
+            yield first, end
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, (str, bytes)):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return _beginning([shown(text) for text in islice(self, _edge(len(self)))], len(self))
+
+
+def _text(stored: memoryview) -> str:
+    return str(stored, "utf-8", "surrogateescape")
+
+
+def _edge(count: int) -> int:
+    """Returns how many of `count` elements are shown."""
+    return count if count <= SHOWN else SHOWN // 2
+
+
+def _beginning(first: list[str], count: int) -> str:
+    return f"[{', '.join(first)}{f', ... {count:,} in all' if count > len(first) else ''}]"
+
+
+def _unpacker(length: Number, order: ByteOrder) -> Any:
+    letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[length.itemsize]
+    return struct.Struct(("<" if order == "little" else ">") + letter).unpack_from
+
+
+def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
+    """Walks over `count` strings that begin at `start`, each after its `length`, and returns where they end.
+
+    Raises:
+        TruncatedError: where one of them reaches past the end of the source.
+    """
+    unpack, size, position, done = _unpacker(length, order), length.itemsize, start, 0
+    while done < count:
+        first, window = position, source.view(position, min(WINDOW, source.size - position))
+        last = len(window) - size  # where a length can begin
+        position = 0
+        while position <= last and done < count:
+            position += size + unpack(window, position)[0]
+            done += 1
+        if last < 0 or first + position > source.size:
+            raise TruncatedError(f"expected {count} strings, found the end of the file in string {max(done - (last >= 0), 0)}")
+        position += first
+    return position
+
+
+class Numbers(construct.Construct):
+    """`count` numbers. Parses into `StoredNumbers`; builds from a sequence or array of numbers; size of its numbers."""
+
+    def __init__(self, number: Number, count: Any) -> None:
+        super().__init__()
+        self.number = number
+        self.count = count
+
+    def _parse(self, stream: Any, context: Any, path: str) -> StoredNumbers:
+        count = evaluate(self.count, context)
+        with fitting(stream, count, self.number.itemsize, path) as cursor:
+            start = cursor.tell()
+            cursor.seek(start + count * self.number.itemsize)
+            return StoredNumbers(cursor.source, start, count, self.number, byte_order(context))
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        order = byte_order(context)
+        array = obj.array() if isinstance(obj, StoredNumbers) else obj
+        if isinstance(array, np.ndarray) and array.dtype.newbyteorder("=") == self.number.numpy_dtype().newbyteorder("="):
+            write_all(stream, np.ascontiguousarray(array, self.number.numpy_dtype(order)).reshape(-1).view(np.uint8).data)
+            return obj
+        write_all(stream, b"".join(self.number.stored(number, order, path) for number in array))
+        return obj
+
+
+class Strings(construct.Construct):
+    """`count` strings, each after its length. Parses into `StoredStrings`; builds from texts; has no size of its own."""
+
+    def __init__(self, length: Any, count: Any) -> None:
+        super().__init__()
+        self.length = length
+        self.count = count
+
+    def _parse(self, stream: Any, context: Any, path: str) -> StoredStrings:
+        count, length, order = evaluate(self.count, context), self.length(context), byte_order(context)
+        with fitting(stream, count, length.itemsize, path) as cursor:
+            start = cursor.tell()
+            end = walk(cursor.source, start, count, length, order)
+            cursor.seek(end)
+            return StoredStrings(cursor.source, start, end - start, count, length, order)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        length, order = self.length(context), byte_order(context)
+        if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
+            write_all(stream, obj.stored())
+            return obj
+        write_all(stream, b"".join(_with_length(texts, length, order, path) for texts in obj))
+        return obj
+
+
+def _with_length(text: Any, length: Number, order: ByteOrder, path: str) -> bytes:
+    stored = encoded(text, path)
+    return length.stored(len(stored), order, path) + stored
+
+
+def encoded(text: Any, path: str) -> bytes:
+    """Returns a text's bytes, lone surrogates of ``surrogateescape`` as the bytes that they stand for."""
+    if not isinstance(text, str):
+        raise FormatError(f"expected text, found {shown(text)}", path)
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", path) from None
+
+
+class Text(construct.Construct):
+    """A string after its length. Parses into text, bytes that are not UTF-8 as lone surrogates; builds from text."""
+
+    def __init__(self, length: Any) -> None:
+        super().__init__()
+        self.length = length
+
+    def _parse(self, stream: Any, context: Any, path: str) -> str:
+        nbytes = self.length(context)._parse(stream, context, path)
+        if nbytes > (left := bytes_left(stream)):
+            raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
+        return str(construct.stream_read(stream, nbytes, path), "utf-8", "surrogateescape")
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        write_all(stream, _with_length(obj, self.length(context), byte_order(context), path))
+        return obj
+
+
+@contextmanager
+def fitting(stream: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
+    """Gives a cursor that stands where `stream` does, and leaves `stream` where the cursor stood at the end.
+
+    Raises:
+        TruncatedError: where `count` elements of at least `least` bytes cannot be there.
+    """
+    left = bytes_left(stream)
+    if count * least > left:
+        raise TruncatedError(f"expected {count} elements of at least {least} bytes, found {left} bytes", path)
+    if isinstance(stream, Cursor):
+        yield stream
+        return
+    start = stream.tell()
+    cursor = Cursor(BytesSource(stream.read()))
+    yield cursor
+    stream.seek(start + cursor.tell())

@@ -1,0 +1,177 @@
+"""Numbers as they are stored: ``u32`` is one, ``f16[OUT, IN // 64]`` an array of them as a torch tensor, in C order.
+
+Their byte order is a parameter of the whole container, ``context._params.byte_order``: little-endian unless set. Tensors are
+handed out in the machine's order whatever the file's is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import construct
+import numpy as np
+from construct.core import evaluate
+
+from glft_schema.errors import FormatError, shown
+from glft_schema.lazy import torch
+from glft_schema.source import Cursor
+from glft_schema.tensor_bytes import tensor_bytes, tensor_over, write_all
+
+ByteOrder = Literal["little", "big"]
+LITTLE: ByteOrder = "little"
+BIG: ByteOrder = "big"
+
+
+def byte_order(context: Any) -> ByteOrder:
+    """Returns the byte order of the container being parsed or built."""
+    order: ByteOrder = context._params.get("byte_order", LITTLE)
+    return order
+
+
+class Number(construct.Construct):
+    """A number, ``u32``; with dims an array of them, ``f16[4, 8]``.
+
+    Parses into an int, or into a numpy float, which keeps the bits of every NaN. Builds from either, and refuses what it
+    cannot hold; size of the number.
+
+    Attributes:
+        kind: as written in a schema.
+        itemsize: bytes.
+    """
+
+    def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
+        super().__init__()
+        self.kind = kind
+        self._numpy = np.dtype(numpy_kind)
+        self._torch_name = torch_name or self._numpy.name
+        self.itemsize = self._numpy.itemsize
+
+    def __repr__(self) -> str:
+        return self.kind
+
+    def __getitem__(self, dims: Any) -> TensorField:
+        return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What arrays of it are in torch."""
+        dtype = getattr(torch, self._torch_name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:
+        """What arrays of it are in numpy, in a byte order."""
+        dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
+        return dtype
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is no integer."""
+        return self._numpy.kind == "f"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether it is an integer that can be negative."""
+        return self._numpy.kind == "i"
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Any:
+        stored = construct.stream_read(stream, self.itemsize, path)
+        order = byte_order(context)
+        if self.is_float:
+            return np.frombuffer(stored, self.numpy_dtype(order))[0]
+        return int.from_bytes(stored, order, signed=self.is_signed)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        write_all(stream, self.stored(obj, byte_order(context), path))
+        return obj
+
+    def stored(self, number: Any, order: ByteOrder = LITTLE, path: str = "") -> bytes:
+        """Returns the bytes of a number. Raises FormatError for what it cannot hold; floats are rounded."""
+        try:
+            if not isinstance(number, (bool, np.bool_)):
+                if self.is_float and isinstance(number, (int, float, np.integer, np.floating)):
+                    return self._stored_float(number, order)
+                if isinstance(number, (int, np.integer)):
+                    return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
+        except OverflowError:
+            pass
+        raise FormatError(f"expected a number that {self.kind} can hold, found {shown(number)}", path)
+
+    def _stored_float(self, number: Any, order: ByteOrder) -> bytes:
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = np.asarray(number, self._numpy)
+        if np.isinf(stored) and not np.isinf(number):
+            raise OverflowError
+        return stored.astype(self.numpy_dtype(order)).tobytes()
+
+    def _sizeof(self, context: Any, path: str) -> int:
+        return self.itemsize
+
+
+class TensorField(construct.Construct):
+    """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions on the tensor's dims.
+
+    Parses into a torch tensor (a view where the source allows it, never one that reaches the file or the caller's bytes),
+    builds from a tensor of exactly this type and shape, size of its elements.
+    """
+
+    def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.number = number
+        self.dims = dims
+
+    def __repr__(self) -> str:
+        return f"{self.number.kind}[{', '.join(str(dim) for dim in self.dims)}]"
+
+    def shape(self, context: Any) -> list[int]:
+        """Returns the dims as integers; one that stands for several is spread."""
+        sizes: list[int] = []
+        for dim in self.dims:
+            size = evaluate(dim, context)
+            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
+        return sizes
+
+    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy whose numbers have their bytes in the other order, of any shape that keeps numbers whole."""
+        return tensor if self.number.itemsize == 1 else swapped_bytes(tensor)
+
+    def _parse(self, stream: Any, context: Any, path: str) -> torch.Tensor:
+        nbytes = self._sizeof(context, path)
+        if isinstance(stream, Cursor):
+            view = stream.private(nbytes)
+        else:
+            view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
+        tensor = tensor_over(view, self.number.dtype, self.shape(context))
+        return tensor if byte_order(context) == LITTLE else self.swapped(tensor)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        dtype, shape = self.number.dtype, self.shape(context)
+        if not isinstance(obj, torch.Tensor):
+            raise FormatError(f"expected a torch.Tensor, found {shown(obj)}", path)
+        if obj.dtype != dtype or list(obj.shape) != shape:
+            raise FormatError(f"expected {dtype} {shape}, found {obj.dtype} {list(obj.shape)}", path)
+        write_all(stream, tensor_bytes(obj if byte_order(context) == LITTLE else self.swapped(obj)))
+        return obj
+
+    def _sizeof(self, context: Any, path: str) -> int:
+        return math.prod(self.shape(context)) * self.number.itemsize
+
+
+def swapped_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of numbers of any width whose bytes are in the other order, on their device."""
+    flat = tensor.contiguous().reshape(-1)
+    if not flat.numel():
+        return tensor
+    parts = flat.view(torch.uint8).reshape(-1, tensor.element_size())
+    return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
+
+
+# fmt: off
+u8,  i8  = Number("u8",  "u1"), Number("i8",  "i1")
+u16, i16 = Number("u16", "u2"), Number("i16", "i2")
+u32, i32 = Number("u32", "u4"), Number("i32", "i4")
+u64, i64 = Number("u64", "u8"), Number("i64", "i8")
+f16, f32, f64 = Number("f16", "f2"), Number("f32", "f4"), Number("f64", "f8")
+bf16 = Number("bf16", "u2", "bfloat16")  # numpy has none: arrays only
+# fmt: on

@@ -1,0 +1,132 @@
+"""Rules: what must hold in a file, as data, and in whose eyes.
+
+A rule names the rule sets that hold it. Reading refuses what breaks a rule of `LENIENT`: nobody could say what such a file
+means. Rules that are only in the others are looked at when findings are asked for, see `glft_schema.verify.findings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import construct
+
+from glft_schema.errors import FormatError, shown
+from glft_schema.trace import plain_path
+
+SPEC = "spec"  # the format's specification
+GGML = "ggml"  # llama.cpp's reader
+LENIENT = "lenient"  # what no reader can do without
+RULE_SETS = (SPEC, GGML, LENIENT)
+
+
+@dataclass
+class Finding:
+    """A rule that a file breaks.
+
+    Attributes:
+        rule: its id.
+        sets: the rule sets that hold it.
+        path: the field.
+        problem: what was expected and what was found.
+        offset: where the field begins, in bytes from the start of the container.
+    """
+
+    rule: str
+    sets: tuple[str, ...]
+    path: str
+    problem: str
+    offset: int | None = None
+
+
+class Check(construct.Construct):
+    """Something that must hold where it stands in a `Struct`: parsing, building and computing sizes. Takes no bytes.
+
+    Attributes:
+        id: its stable name.
+        field: the field that it guards.
+        sets: the rule sets that hold it.
+    """
+
+    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS) -> None:
+        super().__init__()
+        self.id = id
+        self.field = field
+        self.sets = sets
+        self.flagbuildnone = True
+
+    def check(self, context: Any, path: str) -> None:
+        """Calls `broken` where it does not hold in `context`."""
+        raise NotImplementedError
+
+    def broken(
+        self,
+        context: Any,
+        problem: str,
+        path: str,
+        offset: int | None = None,
+        tensor: str | None = None,
+        error: type[FormatError] = FormatError,
+    ) -> None:
+        """Raises `error` where reading or the rule sets asked for need the rule; else notes a `Finding` if they are wanted."""
+        if self.is_needed(context):
+            found = error(problem, path, offset, tensor)
+            found.rule = self.id
+            raise found
+        context._params.findings.append(Finding(self.id, self.sets, plain_path(path), problem, offset))
+
+    def is_needed(self, context: Any) -> bool:
+        """Tells whether what breaks the rule is refused: always, or by the sets that the caller of `build` named."""
+        return LENIENT in self.sets or bool(set(self.sets).intersection(context._params.get("rules", ())))
+
+    def is_wanted(self, context: Any) -> bool:
+        """Tells whether anybody asks for the rule."""
+        return "findings" in context._params or self.is_needed(context)
+
+    def _check(self, context: Any, path: str) -> None:
+        if LENIENT in self.sets or self.is_wanted(context):
+            self.check(context, path)
+
+    def _parse(self, stream: Any, context: Any, path: str) -> None:
+        self._check(context, path)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> None:
+        self._check(context, path)
+
+    def _sizeof(self, context: Any, path: str) -> int:
+        self._check(context, path)
+        return 0
+
+
+class Rule(Check):
+    """A `Check` that is one sentence.
+
+    Attributes:
+        holds: tells whether it does, from the fields parsed so far.
+        expected: the sentence's end: what the field is expected to be.
+        error: what is raised where it is not.
+        show: how what was found is shown.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        field: str,
+        holds: Callable[[Any], object],
+        expected: str,
+        error: type[FormatError] = FormatError,
+        show: Callable[[Any], str] = shown,
+        sets: tuple[str, ...] = RULE_SETS,
+    ) -> None:
+        super().__init__(id, field, sets)
+        self.show = show
+        self.holds = holds
+        self.expected = expected
+        self.error = error
+
+    def check(self, context: Any, path: str) -> None:
+        if not self.holds(context):
+            found = context[self.field] if self.field in context else context._params[self.field]
+            problem = f"expected {self.expected}, found {self.show(found)}"
+            self.broken(context, problem, f"{path} -> {self.field}", error=self.error)
