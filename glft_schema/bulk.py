@@ -17,7 +17,7 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.fields import bytes_left
+from glft_schema.fields import Picked, bytes_left
 from glft_schema.numbers import ByteOrder, Number, byte_order
 from glft_schema.source import BytesSource, Cursor, Source
 from glft_schema.tensor_bytes import write_all
@@ -190,13 +190,13 @@ class Numbers(construct.Construct):
 class Strings(construct.Construct):
     """`count` strings, each after its length. Parses into `StoredStrings`; builds from texts; has no size of its own."""
 
-    def __init__(self, length: Any, count: Any) -> None:
+    def __init__(self, length: Picked, count: Any) -> None:
         super().__init__()
         self.length = length
         self.count = count
 
     def _parse(self, stream: Any, context: Any, path: str) -> StoredStrings:
-        count, length, order = evaluate(self.count, context), self.length(context), byte_order(context)
+        count, length, order = evaluate(self.count, context), self.length.pick(context), byte_order(context)
         with fitting(stream, count, length.itemsize, path) as cursor:
             start = cursor.tell()
             end = walk(cursor.source, start, count, length, order)
@@ -204,7 +204,7 @@ class Strings(construct.Construct):
             return StoredStrings(cursor.source, start, end - start, count, length, order)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        length, order = self.length(context), byte_order(context)
+        length, order = self.length.pick(context), byte_order(context)
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
             write_all(stream, obj.stored())
             return obj
@@ -230,18 +230,18 @@ def encoded(text: Any, path: str) -> bytes:
 class Text(construct.Construct):
     """A string after its length. Parses into text, bytes that are not UTF-8 as lone surrogates; builds from text."""
 
-    def __init__(self, length: Any) -> None:
+    def __init__(self, length: Picked) -> None:
         super().__init__()
-        self.length = length
+        self.length = self.least = length
 
     def _parse(self, stream: Any, context: Any, path: str) -> str:
-        nbytes = self.length(context)._parse(stream, context, path)
+        nbytes = self.length._parse(stream, context, path)
         if nbytes > (left := bytes_left(stream)):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
         return str(construct.stream_read(stream, nbytes, path), "utf-8", "surrogateescape")
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        write_all(stream, _with_length(obj, self.length(context), byte_order(context), path))
+        write_all(stream, _with_length(obj, self.length.pick(context), byte_order(context), path))
         return obj
 
 

@@ -18,6 +18,7 @@ from glft_schema.errors import FormatError, shown
 from glft_schema.fields import Record, Struct, new_context
 from glft_schema.file import File
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
@@ -25,9 +26,8 @@ from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, o
 from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
 
-FORMATS = (GLFT,)
+FORMATS = (GLFT, GGUF)
 OTHER_FILES = {
-    b"GGUF": "a GGUF file",
     b"PK\x03\x04": "a zip archive, such as torch.save makes",
     b"{": "a safetensors file",  # after eight bytes of length
 }

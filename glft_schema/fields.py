@@ -5,6 +5,9 @@
 `Table`        an array of Structs that numbers its rows in error paths
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
 `Derived`      what follows from the fields before it, and takes no bytes
+`Picked`       a number whose width the context decides
+`Sizes`        how many, then so many integers
+`Padding`      bytes up to a multiple
 `TypeCode`     an integer that stands for a type
 =============  =====================================================================================================
 """
@@ -18,9 +21,11 @@ from typing import Any, NoReturn
 import construct
 from construct.core import evaluate
 
-from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
+from glft_schema.numbers import Number, byte_order
 from glft_schema.rules import Check
 from glft_schema.source import Cursor
+from glft_schema.tensor_bytes import write_all
 from glft_schema.trace import Trace
 
 NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
@@ -208,6 +213,8 @@ def bytes_left(stream: Any) -> int:
 
 def least_size(field: construct.Construct) -> int:
     """Returns the fewest bytes that `field` can take, from its declaration alone."""
+    if least := getattr(field, "least", None):
+        return least_size(least)
     if isinstance(field, (construct.Struct, construct.FocusedSeq)):
         return sum(least_size(part) for part in field.subcons)
     if isinstance(field, construct.Prefixed):
@@ -254,3 +261,99 @@ class TypeCode(construct.Adapter):
             if self.unknown and isinstance(code, int) and not isinstance(code, bool):
                 return self.unknown(code)
             raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None
+
+
+class Picked(construct.Construct):
+    """The number that a function of the context picks, such as ``u32`` in one version and ``u64`` in another.
+
+    Attributes:
+        pick: the context -> the construct.
+        least: the smallest that it may pick.
+    """
+
+    def __init__(self, pick: Callable[[Any], Number], least: Number) -> None:
+        super().__init__()
+        self.pick = pick
+        self.least = least
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Any:
+        return self.pick(context)._parse(stream, context, path)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        return self.pick(context)._build(obj, stream, context, path)
+
+
+class Sizes(construct.Construct):
+    """How many, then so many integers. Parses into a list of ints, builds from a sequence of them.
+
+    Args:
+        count: how their number is stored.
+        size: how each is.
+        limit: how many there may be: a limit of this reader.
+    """
+
+    def __init__(self, count: Number, size: Picked, limit: int) -> None:
+        super().__init__()
+        self.count = count
+        self.size = size
+        self.limit = limit
+
+    def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
+        count, order = self.count._parse(stream, context, path), byte_order(context)
+        if count > self.limit:
+            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {count}", path)
+        width = self.size.pick(context).itemsize
+        stored = construct.stream_read(stream, count * width, path)
+        return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        if len(obj) > self.limit:
+            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {len(obj)}", path)
+        self.count._build(len(obj), stream, context, path)
+        for size in obj:
+            self.size._build(size, stream, context, path)
+        return obj
+
+
+class Padding(construct.Construct):
+    """Bytes up to a multiple of `to`, counted from the start of the container. Parses into the bytes, builds zeros.
+
+    Bytes that are given are written instead where they are as many as it takes.
+
+    Args:
+        to: the context -> the multiple.
+        may_lack: the context -> whether the file may end before.
+    """
+
+    def __init__(self, to: Callable[[Any], int], may_lack: Callable[[Any], bool]) -> None:
+        super().__init__()
+        self.to = to
+        self.may_lack = may_lack
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Any, path: str) -> bytes:
+        nbytes, left = -stream.tell() % self.to(context), bytes_left(stream)
+        if nbytes > left and not self.may_lack(context):
+            raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
+        return bytes(construct.stream_read(stream, min(nbytes, left), path))
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        nbytes = -stream.tell() % self.to(context)
+        fits = isinstance(obj, bytes) and (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes))
+        write_all(stream, obj if fits else bytes(nbytes))
+        return obj
+
+
+class Refused(construct.Construct):
+    """What is never read nor written. Raises `error`."""
+
+    def __init__(self, problem: str, error: type[FormatError] = FormatError) -> None:
+        super().__init__()
+        self.problem = problem
+        self.error = error
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Any:
+        raise self.error(self.problem, path)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        raise self.error(self.problem, path)

@@ -46,9 +46,9 @@ class File:
     __contains__ = None
 
     def __getattr__(self, region: str) -> Any:
-        if region.startswith("_") or region not in self._record:
+        if region.startswith("_") or not (region in self._record or region in self._record.counts):
             raise AttributeError(f"no region {region!r}; the regions are {', '.join(self._record)}")
-        return self.regions[region]
+        return getattr(self.regions, region)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._record]

@@ -175,3 +175,31 @@ u64, i64 = Number("u64", "u8"), Number("i64", "i8")
 f16, f32, f64 = Number("f16", "f2"), Number("f32", "f4"), Number("f64", "f8")
 bf16 = Number("bf16", "u2", "bfloat16")  # numpy has none: arrays only
 # fmt: on
+
+
+class ByteOrderOf(construct.Construct):
+    """The byte order of the container, told by the number that follows: it is small, so that its low 16 bits are not all 0.
+
+    Takes no bytes; parses into ``"little"`` or ``"big"`` and builds from either; what comes after is in that order.
+    """
+
+    def __init__(self, number: Number) -> None:
+        super().__init__()
+        self.number = number
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Any, path: str) -> ByteOrder:
+        start = stream.tell()
+        stored = construct.stream_read(stream, self.number.itemsize, path)
+        construct.stream_seek(stream, start, 0, path)
+        context._params.byte_order = BIG if any(stored) and not any(stored[:2]) else LITTLE
+        return byte_order(context)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> ByteOrder:
+        if obj not in (None, LITTLE, BIG):
+            raise FormatError(f"expected {LITTLE!r} or {BIG!r}, found {shown(obj)}", path)
+        context._params.byte_order = obj or LITTLE
+        return byte_order(context)
+
+    def _sizeof(self, context: Any, path: str) -> int:
+        return 0

@@ -9,8 +9,9 @@ from glft_schema.checkpoints import StoredTensor
 from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.lazy import torch
 from glft_schema.names import matching
-from glft_schema.tensor_types import TensorType, TypeTable
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
+from glft_schema.type_table import TypeTable
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,9 @@ class Choice:
     note: str = ""
 
 
-def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str], types: TypeTable) -> dict[str, Choice]:
+def choose_types(
+    tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str], types: TypeTable[TensorType]
+) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
     A key that is a tensor's name stands for that tensor alone. A name wins over a pattern, and the last matching pattern whose
@@ -47,14 +50,14 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
     return {name: _choose(name, tensor, wanted.get(name, []), types) for name, tensor in tensors.items()}
 
 
-def _type(scheme: str, types: TypeTable) -> TensorType:
+def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     for type_ in types:
         if isinstance(scheme, str) and type_.scheme == scheme.lower():
             return type_
     raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in types)}, found {scheme!r}")
 
 
-def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable) -> Choice:
+def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable[TensorType]) -> Choice:
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
     refusals: list[str] = []
     by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
@@ -68,7 +71,7 @@ def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]
     return Choice(*_own_type(name, tensor, types, refusals))
 
 
-def _own_type(name: str, tensor: StoredTensor, types: TypeTable, notes: list[str]) -> tuple[TensorType, str]:
+def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:
     exact = [type_ for type_ in types if type_.exact and type_.takes(tensor.dtype)]
     for type_ in exact:
         if type_.dtype == tensor.dtype:

@@ -37,11 +37,14 @@ class NamesOnce(Check):
     """The rule that no two rows of a table have the same name."""
 
     def check(self, context: Any, path: str) -> None:
+        self.check_rows(context[self.field], "name", context, f"{path} -> {self.field}")
+
+    def check_rows(self, rows: Sequence[Any], key: str, context: Any, path: str) -> None:
+        """Checks that the field `key` of the rows of the table at `path` is never the same."""
         seen: dict[str, int] = {}
-        for i, row in enumerate(context[self.field]):
-            if (first := seen.setdefault(row.name, i)) != i:
-                where = f"{path} -> {self.field} -> {i} -> name"
-                self.broken(context, f"expected each name once, found that of row {first} again", where)
+        for i, row in enumerate(rows):
+            if (first := seen.setdefault(row[key], i)) != i:
+                self.broken(context, f"expected each {key} once, found that of row {first} again", f"{path} -> {i} -> {key}")
 
 
 class Gap(NamedTuple):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from glft_schema.fields import Struct, follows
-from glft_schema.tensor_types import TypeTable
+from glft_schema.tensor_types import TensorType
+from glft_schema.type_table import TypeTable
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Format:
 
     name: str
     magics: tuple[bytes, ...]
-    types: TypeTable
+    types: TypeTable[TensorType]
     struct: Struct
     table: str
     dims_of: Callable[[Sequence[int]], Sequence[int]]

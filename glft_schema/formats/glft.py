@@ -20,9 +20,9 @@ from glft_schema.formats.format import Format
 from glft_schema.rules import Rule
 from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
-from glft_schema.tensor_types import TypeTable
 from glft_schema.tensor_types.plain import F16, F32
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+from glft_schema.type_table import TypeTable
 
 MAGIC = 0x474C4654  # stored little-endian: the file starts with 54 46 4C 47
 SWAPPED_MAGIC = 0x54464C47  # what a reader of the right file in the wrong byte order sees

@@ -4,6 +4,6 @@
 format; sizes, slices, documentation and tests follow from it.
 """
 
-from glft_schema.tensor_types.tensor_type import TensorType, TypeTable
+from glft_schema.tensor_types.tensor_type import TensorType
 
-__all__ = ["TensorType", "TypeTable"]
+__all__ = ["TensorType"]

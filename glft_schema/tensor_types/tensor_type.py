@@ -319,32 +319,3 @@ class OpaqueType(TensorType):
 
 def _no_formula() -> torch.Tensor:
     raise NotImplementedError
-
-
-class TypeTable:
-    """The types of one format, found by code, by name, by scheme, or by themselves."""
-
-    def __init__(self, format_name: str, *types: TensorType) -> None:
-        self.format_name = format_name
-        self._known: dict[object, TensorType] = {}
-        for type_ in types:
-            self.add(type_)
-
-    def add(self, type_: TensorType) -> None:
-        """Adds a type. Raises ValueError where its code, name or scheme is taken."""
-        keys = (type_.code, type_.name, type_.scheme, type_)
-        if taken := [key for key in keys if key in self._known]:
-            raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
-        self._known |= dict.fromkeys(keys, type_)
-
-    def __getitem__(self, key: object) -> TensorType:
-        """Raises KeyError where there is no such type."""
-        if not isinstance(key, (int, str, TensorType)) or isinstance(key, bool):
-            raise KeyError(key)
-        return self._known[key]
-
-    def __iter__(self) -> Iterator[TensorType]:
-        return iter(dict.fromkeys(self._known.values()))
-
-    def __str__(self) -> str:
-        return f"a {self.format_name} type ({', '.join(f'{t.code} {t.name}' for t in self)})"

@@ -1,0 +1,285 @@
+"""GGUF v1 to v3, in the order of its specification (ggml's docs/gguf.md), in the byte order that its version is written in.
+
+    HEADER | METADATA | TENSOR_INFOS | PADDING | DATA
+
+One after another without alignment, but for PADDING: DATA begins at a multiple of the alignment, counted from the start of the
+file, and offsets count from there. In v1 counts, lengths and dims are u32; in v2 and v3 they are u64.
+
+Rules that only some readers hold name their rule sets: `SPEC`, the specification; `GGML`, llama.cpp's gguf.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
+from typing import Any
+
+import construct
+from construct import Bytes, Default, LazyBound, Switch, len_, this
+
+from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text
+from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, Struct, Table, TypeCode
+from glft_schema.formats.format import Format
+from glft_schema.numbers import BIG, ByteOrderOf, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from glft_schema.rules import GGML, SPEC, Check, Rule
+from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
+from glft_schema.tensor_types import ggml
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.type_table import TypeTable
+from glft_schema.typed_values import ARRAY, Array, Metadata, Stored, ValueType, stored
+
+MAGIC = b"GGUF"
+VERSIONS = (1, 2, 3)
+ALIGNMENT = "general.alignment"
+DEFAULT_ALIGNMENT = 32
+MAX_NESTING = 16  # arrays in arrays
+MAX_DIMS = 64  # numpy's own limit
+GGML_MAX_LENGTH = 1 << 30  # bytes of a string, elements of an array
+GGML_TYPES = frozenset(ggml.GGML)  # without those that a user registers
+KEY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
+
+
+def version_at(context: Any) -> int:
+    """Returns the version, in the header or after it."""
+    return int(context.version if "version" in context else context._root.header.version)
+
+
+size = Picked(lambda at: u32 if version_at(at) == 1 else u64, least=u32)
+string = Text(size)
+
+# Header
+
+
+# fmt: off
+Header = Struct(
+    "magic"      / Default(Bytes(4), MAGIC)                       * "47 47 55 46 in either byte order: 'GGUF'",
+    Rule("gguf-magic", "magic", this.magic == MAGIC, f"{MAGIC!r}"),
+    "byte_order" / ByteOrderOf(u32)                               * "little, or big where the low half of version reads as 0",
+    Rule("gguf-little-endian", "byte_order", this.byte_order != BIG, "little, the byte order of most hosts", sets=(GGML,)),
+    "version"    / Default(u32, VERSIONS[-1])                     * "1, 2 or 3",
+    Rule("gguf-version", "version", lambda at: at.version in VERSIONS, "1, 2 or 3"),
+    Rule("gguf-version-2", "version", this.version != 1, "2 or 3", sets=(GGML,)),
+    Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian", sets=(SPEC,)),
+    "n_tensors"  / Count(size, len_(this._.tensor_infos))         * "number of tensor infos",
+    "n_kv"       / Count(size, lambda at: len(at._.get("metadata") or ())) * "number of key-values",
+)
+# fmt: on
+
+# Key-values
+
+
+class ArrayOfOneType(construct.Adapter):
+    """An array's Struct. Parses into an `Array`, builds from one."""
+
+    def _decode(self, record: Any, context: Any, path: str) -> Array:
+        return Array(record.type, record.elements)
+
+    def _encode(self, array: Array, context: Any, path: str) -> dict[str, Any]:
+        return {"type": array.type, "elements": array.values}
+
+
+def array(nesting: int) -> construct.Construct:
+    """Returns the declaration of an array in which arrays may be nested `nesting` deep."""
+    too_deep = Refused(f"expected arrays nested at most {MAX_NESTING} deep, a limit of this reader", LimitError)
+    inner = array(nesting - 1) if nesting > 1 else too_deep
+    elements = {type_: Numbers(type_.field, this.n) for type_ in NUMBERS}
+    elements |= {STRING: Strings(size, this.n), ARRAY_TYPE: Table(this.n, inner)}
+    return ArrayOfOneType(
+        Struct(
+            "type" / TypeCode(u32, VALUE_TYPES) * "of every element",
+            "n" / Count(size, len_(this.elements)) * "number of elements",
+            "elements" / Switch(this.type, elements) * "one after another",
+        )
+    )
+
+
+# fmt: off
+NUMBERS = (
+    ValueType("uint8",    0, u8),
+    ValueType("int8",     1, i8),
+    ValueType("uint16",   2, u16),
+    ValueType("int16",    3, i16),
+    ValueType("uint32",   4, u32),
+    ValueType("int32",    5, i32),
+    ValueType("float32",  6, f32),
+    ValueType("bool",     7, u8),  # 0 or 1
+    ValueType("uint64",  10, u64),
+    ValueType("int64",   11, i64),
+    ValueType("float64", 12, f64),
+)
+STRING     = ValueType("string", 8, string)
+ARRAY_TYPE = ValueType(ARRAY, 9, LazyBound(lambda: ARRAYS))
+# fmt: on
+VALUE_TYPES = TypeTable[ValueType]("GGUF value", *NUMBERS, STRING, ARRAY_TYPE)
+ARRAYS: construct.Construct = array(MAX_NESTING)
+
+
+def parts(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
+    """Yields a value, or of an array the array and what is in it, each with its type; runs of numbers as they are."""
+    yield type_, value
+    if isinstance(value, Array) and value.type in (STRING, ARRAY_TYPE):
+        for element in value.values:
+            yield from parts(element, value.type)
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether no byte of a text had to be kept as a lone surrogate."""
+    return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
+
+
+def bools_are_0_or_1(entry: Any) -> bool:
+    """Tells whether every bool in an entry's value is 0 or 1."""
+    for type_, value in parts(entry.value, entry.type):
+        if type_.name == "bool" and value not in (0, 1):
+            return False
+        if isinstance(value, Array) and value.type.name == "bool":
+            flags = value.values.array() if isinstance(value.values, StoredNumbers) else value.values
+            if any(flag not in (0, 1) for flag in set(flags)):
+                return False
+    return True
+
+
+def length(value: Any) -> int:
+    """Returns the elements of an array, the bytes of a string, and 0 for others."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "surrogateescape"))
+    return len(value.values) if isinstance(value, Array) else 0
+
+
+def is_alignment(entry: Any) -> bool:
+    """Tells whether an entry is the alignment."""
+    return bool(entry.key == ALIGNMENT)
+
+
+def show_entry(value: Any) -> str:
+    """Returns a stored value as errors show it."""
+    return shown(value.values if isinstance(value, Array) else value)
+
+
+class KeyValues(construct.Subconstruct):
+    """The rows of a table of key-values. Parses into `Metadata`, builds from any mapping of keys to values."""
+
+    once = NamesOnce("gguf-keys-once", "key")
+
+    def __init__(self, table: construct.Construct) -> None:
+        super().__init__(table)
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
+        rows = self.subcon._parsereport(stream, context, path)
+        self.once.check_rows(rows, "key", context, path)
+        return Metadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
+        if not isinstance(obj, (Mapping, NoneType)):
+            raise FormatError(f"expected a mapping of keys to values, found {shown(obj)}", path)
+        metadata = as_metadata(obj or {}, path)
+        entries = [(key, metadata.stored(key)) for key in metadata]
+        self.subcon._build([{"key": key, "type": e.type, "value": e.value} for key, e in entries], stream, context, path)
+        return metadata
+
+
+def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
+    """Returns entries with their types. Raises FormatError for a value that cannot be stored."""
+    if isinstance(entries, Metadata):
+        return entries
+    return Metadata({key: stored(value, VALUE_TYPES, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
+
+
+def alignment(file: Any) -> int:
+    """Returns what DATA and offsets are multiples of."""
+    return int(file.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
+
+
+# fmt: off
+KeyValue = Struct(
+    "key"   / string                           * "lower_snake_case segments joined by dots",
+    Rule("gguf-key", "key", lambda at: KEY.fullmatch(at.key), "lower_snake_case segments joined by dots", sets=(SPEC,)),
+    Rule("gguf-key-length", "key", lambda at: length(at.key) < 1 << 16, "at most 65535 bytes", sets=(SPEC,)),
+    Rule("gguf-key-empty", "key", lambda at: at.key, "at least one byte", sets=(SPEC, GGML)),
+    "type"  / TypeCode(u32, VALUE_TYPES)       * "of the value",
+    "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
+    Rule("gguf-bool", "value", bools_are_0_or_1, "bools of 0 or 1", show=show_entry, sets=(SPEC,)),
+    Rule("gguf-utf8", "value", lambda at: all(is_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
+         show=show_entry, sets=(SPEC,)),
+    Rule("gguf-nested-array", "value", lambda at: not (isinstance(at.value, Array) and at.value.type is ARRAY_TYPE),
+         "no array in an array", show=show_entry, sets=(GGML,)),
+    Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in parts(at.value, at.type)),
+         f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
+    Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (isinstance(at.value, int) and at.value > 0),
+         f"an integer above 0 for {ALIGNMENT}", show=show_entry),
+    Rule("gguf-alignment-u32", "type", lambda at: not is_alignment(at) or at.type.field is u32, f"uint32 for {ALIGNMENT}",
+         sets=(SPEC, GGML)),
+    Rule("gguf-alignment-8", "value", lambda at: not is_alignment(at) or at.value % 8 == 0, f"a multiple of 8 for {ALIGNMENT}",
+         sets=(SPEC,)),
+    Rule("gguf-alignment-power", "value", lambda at: not is_alignment(at) or at.value & (at.value - 1) == 0,
+         f"a power of two for {ALIGNMENT}", sets=(GGML,)),
+)
+
+# Tensor infos
+
+
+TensorInfo = Struct(
+    "name"   / string                                     * "of the tensor; unique",
+    Rule("gguf-name-64", "name", lambda at: length(at.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
+    Rule("gguf-name-63", "name", lambda at: length(at.name) <= 63, "at most 63 bytes", sets=(GGML,)),
+    Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
+    "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
+    Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
+    "shape"  / Derived(lambda at: at.dims[::-1])          * "the sizes in torch's order: [out, in]",
+    "dtype"  / TypeCode(u32, ggml.GGML, OpaqueType.of)    * "how the payload is stored; `type` in the specification",
+    Rule("gguf-type", "dtype", lambda at: at.dtype in GGML_TYPES, "a type of ggml", sets=(SPEC, GGML)),
+    TensorFits("gguf-dims-fit-type", "dims"),
+    "offset" / u64                                        * "where the payload begins, in bytes into DATA",
+    Rule("gguf-offset", "offset", lambda at: at.offset % at._root.alignment == 0, "a multiple of the alignment", sets=(SPEC,)),
+)
+# fmt: on
+
+
+class Contiguous(Check):
+    """The rule that each payload begins where the one before it, padded, ends: no gap, no other order, none shared."""
+
+    def check(self, context: Any, path: str) -> None:
+        end = 0
+        for i, row in enumerate(context[self.field]):
+            if row.offset != end:
+                self.broken(context, f"expected {end}, found {row.offset}", f"{path} -> {self.field} -> {i} -> offset")
+            if isinstance(row.dtype, OpaqueType):
+                return
+            end = row.offset + row.dtype.nbytes(row.shape)
+            end += -end % context.alignment
+
+
+def data_is_padded(file: Any) -> bool:
+    """Tells whether the last payload is padded, too."""
+    ends = [sum(place[:2]) for place in file.data.places().values()]
+    return not ends or max(ends) + -max(ends) % file.alignment <= file.data.size
+
+
+def gaps_are_zero(file: Any) -> bool:
+    """Tells whether the padding between payloads is zeros."""
+    return not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
+
+
+def reverse(sizes: Sequence[int]) -> list[int]:
+    """Returns dims as shape, or shape as dims."""
+    return list(sizes)[::-1]
+
+
+# fmt: off
+GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
+    "header"       / Header                                                * "what the file is, and how much of it",
+    "metadata"     / KeyValues(Table(lambda file: file.header.n_kv, KeyValue)) * "typed values by key",
+    "alignment"    / Derived(alignment)                                    * "of DATA and offsets: general.alignment, or 32",
+    "tensor_infos" / Table(lambda file: file.header.n_tensors, TensorInfo) * "one row a tensor",
+    NamesOnce("gguf-names-once", "tensor_infos"),
+    Contiguous("gguf-contiguous", "tensor_infos", (GGML,)),
+    "padding"      / Padding(this.alignment, may_lack=lambda file: not file.header.n_tensors) * "zeros up to the alignment",
+    Rule("gguf-padding", "padding", lambda file: not any(file.padding), "zeros", sets=(SPEC,)),
+    "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
+    Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", sets=(SPEC,)),
+    Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", sets=(GGML,)),
+), "tensor_infos", reverse)
+# fmt: on

@@ -1,0 +1,317 @@
+"""Values with a stored type: what a format's metadata holds beside plain Python.
+
+A type is written as text: ``uint8``, ``string``, ``array[int32]``; of nested arrays ``array[array[int32]]``, and
+``array[array[int32],array[string]]`` where the inner ones differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import construct
+import numpy as np
+
+from glft_schema.bulk import StoredNumbers, StoredStrings
+from glft_schema.errors import FormatError, shown
+from glft_schema.numbers import Number
+
+LONG = 1 << 10  # elements from which on an array of numbers comes as a numpy view, and one of strings as a lazy sequence
+ARRAY = "array"
+INTEGERS = ("uint32", "int32", "uint64", "int64")  # for ints without a type: the first that holds them
+
+
+Scalar = Callable[[Any, "ValueType", str], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueType:
+    """A type that a value can have.
+
+    Attributes:
+        name: such as ``uint8``.
+        code: the number on disk.
+        field: how one value is stored.
+    """
+
+    name: str
+    code: int
+    field: construct.Construct
+
+    @property
+    def scheme(self) -> str:
+        """Its name, as tables of types have it."""
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Typed(NamedTuple):
+    """A value to be stored as a certain type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
+
+    value: Any
+    type: str
+
+
+class Array(NamedTuple):
+    """An array as it is stored: elements of one type; where that is ``array``, each an `Array` of its own type."""
+
+    type: ValueType
+    values: Sequence[Any]
+
+
+class Stored(NamedTuple):
+    """A value as it is stored: numbers with all their bits, bools as their byte, text, or an `Array`."""
+
+    type: ValueType
+    value: Any
+
+    @property
+    def plain(self) -> Any:
+        """The value as plain Python: int, float, bool, str, list; long arrays as a numpy view or a lazy sequence."""
+        if isinstance(self.value, Array):
+            return _plain_array(self.value)
+        if self.type.name == "bool":
+            return bool(self.value)
+        return self.value.item() if isinstance(self.value, np.generic) else self.value
+
+    @property
+    def type_text(self) -> str:
+        """The type, with those of elements."""
+        if not isinstance(self.value, Array):
+            return self.type.name
+        inner = [Stored(self.value.type, value).type_text for value in self.value.values] if self.is_nested else []
+        if len(set(inner)) > 1:
+            return f"{ARRAY}[{','.join(inner)}]"
+        return f"{ARRAY}[{inner[0] if inner else self.value.type}]"
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is an array of arrays."""
+        return isinstance(self.value, Array) and self.value.type.name == ARRAY
+
+
+def _plain_array(array: Array) -> Any:
+    values = array.values
+    if array.type.name == ARRAY:
+        return [_plain_array(inner) for inner in values]
+    if isinstance(values, StoredNumbers):
+        numbers = values.array() != 0 if array.type.name == "bool" else values.array()
+        return numbers if len(values) > LONG else numbers.tolist()
+    if isinstance(values, StoredStrings) and len(values) > LONG:
+        return values
+    return [Stored(array.type, value).plain for value in values]
+
+
+class Metadata(Mapping[str, Any]):
+    """Typed values by key, in file order, as plain Python. Read-only: ``metadata | {"key": value}`` is another one.
+
+    Args:
+        entries: the stored values.
+        types: the table of value types.
+    """
+
+    def __init__(self, entries: Mapping[str, Stored], types: Any) -> None:
+        self._entries = dict(entries)
+        self._types = types
+
+    def __getitem__(self, key: str) -> Any:
+        return self._entries[key].plain
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"{{{', '.join(f'{key!r}: {shown(value)}' for key, value in self.items())}}}"
+
+    def __or__(self, others: Mapping[str, Any]) -> Metadata:
+        """Returns these entries with others in their place or after them. A key that stays keeps its type.
+
+        Raises:
+            FormatError: for a value that cannot be stored, or not in the key's type.
+        """
+        entries = dict(self._entries)
+        for key, value in others.items():
+            if key in entries and not isinstance(value, Typed):
+                value = Typed(value, entries[key].type_text)
+            entries[key] = stored(value, self._types, key)
+        return Metadata(entries, self._types)
+
+    def without(self, *keys: str) -> Metadata:
+        """Returns these entries but those of `keys`. Raises KeyError for a key that is not there."""
+        for key in keys:
+            self._entries[key]
+        return Metadata({key: entry for key, entry in self._entries.items() if key not in keys}, self._types)
+
+    def type_of(self, key: str) -> str:
+        """Returns the stored type of a value, such as ``array[string]``. Raises KeyError where there is no such key."""
+        return self._entries[key].type_text
+
+    def stored(self, key: str) -> Stored:
+        """Returns a value as it is stored. Raises KeyError where there is no such key."""
+        return self._entries[key]
+
+
+def stored(value: Any, types: Any, path: str) -> Stored:
+    """Returns a value with its type: a `Typed` one's, a numpy one's, or that which a plain one gets.
+
+    Plain ints become uint32, or else int32, uint64, int64, whichever holds them first; in lists int32 comes first. Plain floats
+    become float32, which is what readers of GGUF ask for.
+
+    Raises:
+        FormatError: for what no type can hold, and for an empty list, whose type cannot be known.
+    """
+    if isinstance(value, Stored):
+        return value
+    if not isinstance(value, Typed):
+        value = Typed(value, _type_of(value, path))
+    return _as_typed(value.value, value.type, types, path)
+
+
+def _type_of(value: Any, path: str) -> str:
+    """Returns the type of a plain value, as text."""
+    if isinstance(value, (bool, np.bool_)):
+        return "bool"
+    if isinstance(value, np.generic):
+        return str(value.dtype.name)
+    if isinstance(value, int):
+        return _integer_type(value, value, INTEGERS, path)
+    if isinstance(value, float):
+        return "float32"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return f"{ARRAY}[{'string' if value.dtype.kind == 'U' else value.dtype.name}]"
+    if not _is_sequence(value):
+        raise FormatError(f"expected a number, bool, text or a list of such, found {shown(value)}", path)
+    if isinstance(value, StoredNumbers):
+        return f"{ARRAY}[{value.array().dtype.name}]"
+    if isinstance(value, StoredStrings):
+        return f"{ARRAY}[string]"
+    if not len(value):
+        raise FormatError('expected at least one element, found none: give the type, Typed([], "array[string]")', path)
+    if all(isinstance(element, int) and not isinstance(element, bool) for element in value):
+        return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), path)}]"
+    if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
+        return f"{ARRAY}[float32]"
+    inner = list(dict.fromkeys(_type_of(element, path) for element in value))
+    if len(inner) > 1 and not all(_is_sequence(element) for element in value):
+        raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
+    return f"{ARRAY}[{','.join(_type_of(element, path) for element in value) if len(inner) > 1 else inner[0]}]"
+
+
+def _integer_type(least: int, greatest: int, names: Sequence[str], path: str) -> str:
+    for name in names:
+        bounds = np.iinfo(name)
+        if bounds.min <= least and greatest <= bounds.max:
+            return name
+    raise FormatError(f"expected an integer of at most 64 bits, found {shown(greatest if least >= 0 else least)}", path)
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes, Typed))
+
+
+def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Stored:
+    """Returns `value` as the type that `text` names; `scalar` makes each value of it a stored one."""
+    scalar = scalar or _scalar
+    if not text.startswith(f"{ARRAY}["):
+        if text == ARRAY or text not in [type_.name for type_ in types]:
+            names = ", ".join(type_.name for type_ in types)
+            raise FormatError(f"expected one of {names}[...], found {shown(text)}", path)
+        return Stored(types[text], scalar(value, types[text], path))
+    if not _is_sequence(value):
+        raise FormatError(f"expected a list, found {shown(value)}", path)
+    parts = _parts(text, path)
+    if parts == [ARRAY] and not len(value):
+        return Stored(types[ARRAY], Array(types[ARRAY], ()))
+    if not parts[0].startswith(ARRAY):
+        element = _as_typed_element(parts, types, path)
+        bulk = isinstance(value, (StoredNumbers, StoredStrings, np.ndarray))
+        return Stored(types[ARRAY], Array(element, value if bulk else [scalar(part, element, path) for part in value]))
+    parts = parts * len(value) if len(parts) == 1 else parts
+    if len(parts) != len(value):
+        raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
+    inner = [_as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
+    return Stored(types[ARRAY], Array(types[ARRAY], inner))
+
+
+def _as_typed_element(parts: list[str], types: Any, path: str) -> ValueType:
+    if len(parts) != 1 or parts[0] not in [type_.name for type_ in types]:
+        raise FormatError(f"expected one type for the elements, found {shown(', '.join(parts))}", path)
+    found = types[parts[0]]
+    assert isinstance(found, ValueType)
+    return found
+
+
+def _parts(text: str, path: str) -> list[str]:
+    """Returns the element types of ``array[...]``."""
+    if not text.endswith("]"):
+        raise FormatError(f"expected a type such as array[int32], found {shown(text)}", path)
+    parts, depth, start = [], 0, len(ARRAY) + 1
+    for at, letter in enumerate(text[:-1]):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 1:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [*parts, text[start:-1].strip()]
+
+
+def _scalar(value: Any, type_: ValueType, path: str) -> Any:
+    """Returns a plain value as it is stored; what the type cannot hold is refused here, not only when it is written."""
+    if type_.name == "bool":
+        if not isinstance(value, (bool, np.bool_)):
+            raise FormatError(f"expected a bool, found {shown(value)}", path)
+        return int(value)
+    if isinstance(type_.field, Number):
+        type_.field.stored(value, path=path)
+    elif not isinstance(value, str):
+        raise FormatError(f"expected text, found {shown(value)}", path)
+    return value
+
+
+def to_text(value: Stored) -> str:
+    """Returns a value as one line of text that `from_text` reads back bit for bit: its type, a space, and the value as JSON.
+
+    NaN that is not the usual one comes as its bits, ``"0x7fa00001"``; a bool that is neither 0 nor 1 as its byte.
+    """
+    return f"{value.type_text} {json.dumps(_to_json(value))}"
+
+
+def from_text(text: str, types: Any, path: str) -> Stored:
+    """Reads what `to_text` wrote. Raises FormatError for any other text."""
+    type_text, _, value = text.partition(" ")
+    try:
+        return _as_typed(json.loads(value), type_text, types, path, _from_json)
+    except (json.JSONDecodeError, RecursionError):
+        raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
+
+
+def _to_json(value: Stored) -> Any:
+    if isinstance(value.value, Array):
+        values = value.value.values
+        elements = values.array() if isinstance(values, StoredNumbers) else values
+        return [_to_json(Stored(value.value.type, element)) for element in elements]
+    if value.type.name == "bool":
+        return bool(value.value) if value.value in (0, 1) else int(value.value)
+    if isinstance(value.value, np.floating) and np.isnan(value.value):
+        bits, usual = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
+        return float("nan") if bits == usual else f"0x{bits}"
+    return value.value.item() if isinstance(value.value, np.generic) else value.value
+
+
+def _from_json(value: Any, type_: ValueType, path: str) -> Any:
+    if type_.name == "bool" and isinstance(value, int) and 0 <= value < 256:
+        return int(value)
+    if isinstance(type_.field, Number) and type_.field.is_float and isinstance(value, str):
+        try:
+            return np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())[0]
+        except (ValueError, IndexError):
+            raise FormatError(f"expected the bits of a {type_.name}, found {shown(value)}", path) from None
+    return _scalar(value, type_, path)
