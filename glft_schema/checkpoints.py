@@ -12,14 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from glft_schema.container import FORMATS
+from glft_schema.container import open as open_container
 from glft_schema.errors import FormatError, TensorError, one_line, shown
+from glft_schema.file import File
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.source import StrPath, open_regular
+from glft_schema.tensors import Tensor
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
-CONTAINER_MAGICS = {b"TFLG": "a GLFT file", b"GGUF": "a GGUF file"}
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 # What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
@@ -44,12 +47,14 @@ class StoredTensor:
         dtype: its torch dtype.
         load: gives its numbers; called when they are written, and not kept.
         identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
+        packed: the tensor in the weights file that it comes from, or None.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     load: Callable[[], torch.Tensor]
     identity: Hashable = None
+    packed: Tensor | None = None
 
     @property
     def numel(self) -> int:
@@ -92,7 +97,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
-    """Opens a checkpoint: a safetensors file, a folder of them with its index, or a torch file that holds only tensors.
+    """Opens a checkpoint: a safetensors file, a folder of them with its index, a torch file of tensors, or a weights file.
 
     A torch file is read with ``weights_only=True``: it can run no code. Where it is a dict that has the weights under
     ``state_dict``, ``model_state_dict`` or ``model``, these are taken. Tensors of a safetensors file are read one by one.
@@ -123,9 +128,18 @@ def _open_any(path: StrPath) -> Mapping[str, Any]:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
         return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0]))
-    if magic in CONTAINER_MAGICS:
-        raise FormatError(f"expected a safetensors or torch file, found {CONTAINER_MAGICS[magic]}")
+    if any(magic in format.magics for format in FORMATS):
+        return stored_tensors(open_container(path))
     return _open_safetensors(path)
+
+
+def stored_tensors(file: File) -> dict[str, StoredTensor]:
+    """Returns the tensors of a weights file, which stays open for them."""
+    return {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+
+
+def _in_file(tensor: Tensor) -> StoredTensor:
+    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.place if tensor.nbytes else None, tensor)
 
 
 @dataclass(frozen=True)

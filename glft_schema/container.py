@@ -14,7 +14,7 @@ import construct
 
 from glft_schema.atomic import atomic_write
 from glft_schema.construct_errors import as_format_error, building, inside
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import Record, Struct, new_context
 from glft_schema.file import File
 from glft_schema.formats.format import Format
@@ -22,6 +22,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
+from glft_schema.rules import RULE_SETS, Finding
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
 from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
@@ -135,6 +136,26 @@ def trace_regions(file: File) -> list[Span]:
     return trace.beside_wanted
 
 
+def findings(file: File, rules: str) -> list[Finding]:
+    """Returns the rules of a rule set that a file breaks, in file order: its regions are parsed again, and values looked into.
+
+    Args:
+        file: an open file; it keeps to `LENIENT`, or it would not be.
+        rules: `spec`, `ggml` or `lenient`.
+
+    Raises:
+        SchemeError: for another rule set.
+    """
+    if rules not in RULE_SETS:
+        raise SchemeError(f"expected one of {', '.join(RULE_SETS)}, found {shown(rules)}")
+    found: list[Finding] = []
+    starts: dict[str, int] = {}
+    _run(file.format.struct, file.source, Trace(starts=starts), findings=found)
+    for finding in found:
+        finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
+    return [finding for finding in found if rules in finding.sets]
+
+
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
     record = struct._parse(Cursor(source), new_context(True, trace=trace, **params), "(parsing)")
     assert isinstance(record, Record)
@@ -160,8 +181,16 @@ def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
         return obj.format, obj.regions
     if not isinstance(obj, Mapping):
         raise FormatError(f"expected a File or a mapping of regions, found {shown(obj)}")
-    name = obj.get("format", GLFT.name)
+    try:
+        format = format_named(obj.get("format", GLFT.name))
+    except SchemeError as error:
+        raise FormatError(str(error), "format") from None
+    return format, {region: value for region, value in obj.items() if region != "format"}
+
+
+def format_named(name: object) -> Format:
+    """Returns a format by its name, in letters of either case. Raises SchemeError where there is none."""
     for format in FORMATS:
-        if format.name == name:
-            return format, {region: value for region, value in obj.items() if region != "format"}
-    raise FormatError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}", "format")
+        if isinstance(name, str) and format.name.lower() == name.lower():
+            return format
+    raise SchemeError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}")

@@ -82,23 +82,26 @@ class Struct(construct.Struct):
 
     def __init__(self, *fields: construct.Construct) -> None:
         super().__init__(*(_one_name(field) for field in fields))
+        self._all = [(field.name, field, follows(field)) for field in self.subcons]
+        self._needed = [row for row in self._all if not isinstance(row[1], Check) or row[1].is_always_needed]
 
     def _parse(self, stream: Any, context: Any, path: str) -> Record:
-        trace: Trace | None = context._params.get("trace")
+        params = context._params
+        trace: Trace | None = params.get("trace")
         context = self._nested(context, stream)
         fields: dict[str, Any] = {}
         counts: dict[str, Any] = {}
         value: Any
-        for field in self.subcons:
-            if trace is None or not field.name:
+        for name, field, is_count in self._all if "findings" in params else self._needed:
+            if trace is None or not name:
                 value = field._parsereport(stream, context, path)
             else:
-                with trace.field(f"{path} -> {field.name}", stream) as span:
+                with trace.field(f"{path} -> {name}", stream) as span:
                     span.value = value = field._parsereport(stream, context, path)
-            if field.name:
+            if name:
                 value = list(value) if isinstance(value, construct.ListContainer) else value
-                context[field.name] = value
-                (counts if follows(field) else fields)[field.name] = value
+                context[name] = value
+                (counts if is_count else fields)[name] = value
         return Record(fields, counts)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
@@ -233,17 +236,11 @@ class TypeCode(construct.Adapter):
     """An integer that stands for a type of `table`.
 
     Parses into the type; builds from it, from its name or from its code; size of `integer`.
-
-    Args:
-        integer: how the code is stored.
-        table: the types by code, name and themselves.
-        unknown: makes a type of a code that is not in the table; unless given, such a code is refused.
     """
 
-    def __init__(self, integer: construct.Construct, table: Any, unknown: Callable[[int], Any] | None = None) -> None:
+    def __init__(self, integer: construct.Construct, table: Any) -> None:
         super().__init__(integer)
         self.table = table
-        self.unknown = unknown
 
     def _decode(self, code: int, context: Any, path: str) -> Any:
         return self._known(code, path)
@@ -257,9 +254,6 @@ class TypeCode(construct.Adapter):
         try:
             return self.table[key]
         except KeyError:
-            code = getattr(key, "code", key)
-            if self.unknown and isinstance(code, int) and not isinstance(code, bool):
-                return self.unknown(code)
             raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from glft_schema.construct_errors import building
 from glft_schema.errors import FormatError, SchemeError, shown
-from glft_schema.fields import Struct, new_context
+from glft_schema.fields import new_context
 from glft_schema.formats.format import Format
 from glft_schema.tensor_data import payload_size
 
@@ -41,12 +41,11 @@ def place(
         return {"data": {}, **regions, format.table: rows}
     if given:
         raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
-    head = Struct(*format.struct.subcons[:-1])
     before = {region: value for region, value in regions.items() if region != "data"}
     stream = io.BytesIO()
     with building():
         table = [{**row, "offset": 0} for row in rows]
-        context = head._build({**before, format.table: table}, stream, new_context(False), "(building)")
+        context = format.head._build({**before, format.table: table}, stream, new_context(False), "(building)")
     start = end = stream.tell()
     alignment = math.lcm(alignment, context.get("alignment", 1))
     positions: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Rules: what must hold in a file, as data, and in whose eyes.
 
 A rule names the rule sets that hold it. Reading refuses what breaks a rule of `LENIENT`: nobody could say what such a file
-means. Rules that are only in the others are looked at when findings are asked for, see `glft_schema.verify.findings`.
+means. Rules that are only in the others are looked at when findings are asked for, see `glft_schema.container.findings`.
 """
 
 from __future__ import annotations
@@ -76,26 +76,26 @@ class Check(construct.Construct):
             raise found
         context._params.findings.append(Finding(self.id, self.sets, plain_path(path), problem, offset))
 
+    @property
+    def is_always_needed(self) -> bool:
+        """Whether no reader can do without it."""
+        return LENIENT in self.sets
+
     def is_needed(self, context: Any) -> bool:
-        """Tells whether what breaks the rule is refused: always, or by the sets that the caller of `build` named."""
-        return LENIENT in self.sets or bool(set(self.sets).intersection(context._params.get("rules", ())))
-
-    def is_wanted(self, context: Any) -> bool:
-        """Tells whether anybody asks for the rule."""
-        return "findings" in context._params or self.is_needed(context)
-
-    def _check(self, context: Any, path: str) -> None:
-        if LENIENT in self.sets or self.is_wanted(context):
-            self.check(context, path)
+        """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
+        return self.is_always_needed or bool(set(self.sets).intersection(context._params.get("rules", ())))
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
-        self._check(context, path)
+        if self.is_always_needed or "findings" in context._params:
+            self.check(context, path)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> None:
-        self._check(context, path)
+        if self.is_needed(context):
+            self.check(context, path)
 
     def _sizeof(self, context: Any, path: str) -> int:
-        self._check(context, path)
+        if self.is_always_needed:
+            self.check(context, path)
         return 0
 
 

@@ -252,7 +252,7 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
 
 def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
     """Tells whether two payloads of a row are the same bytes."""
-    if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.is_same_place(other)):
+    if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.place == other.place):
         return True
     written = []
     for payload in (one, other):

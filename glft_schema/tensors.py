@@ -73,9 +73,10 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
 
-    def is_same_place(self, other: Tensor) -> bool:
-        """Tells whether the payload is the same bytes of the same open file as that of `other`."""
-        return (self._source, self.position, self.nbytes) == (other._source, other.position, other.nbytes)
+    @property
+    def place(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
+        """Where its numbers are, and what they mean: equal for tensors of one open file that share a payload."""
+        return self._source, self.position, self.nbytes, self.dtype, self.shape
 
     @property
     def raw(self) -> memoryview:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
 
@@ -21,10 +21,16 @@ T = TypeVar("T", bound=HasCode)
 
 
 class TypeTable(Generic[T]):
-    """Types by code, name, scheme and themselves, in order."""
+    """Types by code, name, scheme and themselves, in order.
 
-    def __init__(self, kind: str, *types: T) -> None:
+    Attributes:
+        kind: what they are types of, for errors.
+        unknown: makes a type of a code that is not in the table; where it is None, there are no others.
+    """
+
+    def __init__(self, kind: str, *types: T, unknown: Callable[[int], T] | None = None) -> None:
         self.kind = kind
+        self.unknown = unknown
         self._known: dict[object, T] = {}
         for type_ in types:
             self.add(type_)
@@ -40,10 +46,20 @@ class TypeTable(Generic[T]):
         """Raises KeyError where there is no such type."""
         if isinstance(key, bool) or key.__hash__ is None:
             raise KeyError(key)
+        if key not in self._known and self.unknown:
+            if isinstance(key, int) and key >= 0:
+                return self.unknown(key)
+            code = getattr(key, "code", None)
+            if isinstance(code, int) and self.unknown(code) is key:
+                return self.unknown(code)
         return self._known[key]
 
     def __contains__(self, key: object) -> bool:
-        return not isinstance(key, bool) and key.__hash__ is not None and key in self._known
+        try:
+            self[key]
+        except KeyError:
+            return False
+        return True
 
     def __iter__(self) -> Iterator[T]:
         return iter(dict.fromkeys(self._known.values()))

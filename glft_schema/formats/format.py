@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from glft_schema.fields import Struct, follows
 from glft_schema.tensor_types import TensorType
@@ -18,9 +19,13 @@ class Format:
         name: as in its specification.
         magics: the four bytes that its files start with, and those that are recognised only to be refused with a reason.
         types: its tensor types.
-        struct: the whole file; its last field is the `TensorData` region.
+        struct: the whole file; its last region is the `TensorData`, ``data``.
         table: the name of the region with a row for each tensor: name, dims, dtype, offset.
         dims_of: a tensor's shape in torch's order -> its dims as they are stored; and the other way round.
+        keeps_to: the rule sets that new files keep to.
+        shares_payloads: whether tensors that are one and the same are stored once in new files.
+        vectors_stay: whether patterns in schemes leave tensors of fewer than two dims as they are.
+        with_alignment: (metadata, alignment) -> metadata that states it; None where files do not.
     """
 
     name: str
@@ -29,6 +34,16 @@ class Format:
     struct: Struct
     table: str
     dims_of: Callable[[Sequence[int]], Sequence[int]]
+    keeps_to: tuple[str, ...] = ()
+    shares_payloads: bool = True
+    vectors_stay: bool = False
+    with_alignment: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
+
+    @property
+    def head(self) -> Struct:
+        """What comes before the payloads."""
+        fields = self.struct.subcons
+        return Struct(*fields[: [field.name for field in fields].index("data")])
 
     @property
     def regions(self) -> list[str]:

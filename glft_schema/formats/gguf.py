@@ -28,7 +28,7 @@ from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types import ggml
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.type_table import TypeTable
-from glft_schema.typed_values import ARRAY, Array, Metadata, Stored, ValueType, stored
+from glft_schema.typed_values import ARRAY, Array, Metadata, Stored, Typed, ValueType, stored
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
@@ -229,7 +229,7 @@ TensorInfo = Struct(
     "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(lambda at: at.dims[::-1])          * "the sizes in torch's order: [out, in]",
-    "dtype"  / TypeCode(u32, ggml.GGML, OpaqueType.of)    * "how the payload is stored; `type` in the specification",
+    "dtype"  / TypeCode(u32, ggml.GGML)                   * "how the payload is stored; `type` in the specification",
     Rule("gguf-type", "dtype", lambda at: at.dtype in GGML_TYPES, "a type of ggml", sets=(SPEC, GGML)),
     TensorFits("gguf-dims-fit-type", "dims"),
     "offset" / u64                                        * "where the payload begins, in bytes into DATA",
@@ -263,6 +263,11 @@ def gaps_are_zero(file: Any) -> bool:
     return not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
 
 
+def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
+    """Returns metadata that states an alignment."""
+    return as_metadata(metadata) | {ALIGNMENT: Typed(alignment, "uint32")}
+
+
 def reverse(sizes: Sequence[int]) -> list[int]:
     """Returns dims as shape, or shape as dims."""
     return list(sizes)[::-1]
@@ -281,5 +286,10 @@ GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
     Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", sets=(SPEC,)),
     Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", sets=(GGML,)),
-), "tensor_infos", reverse)
+), "tensor_infos", reverse,
+    keeps_to=(SPEC, GGML),
+    shares_payloads=False,
+    vectors_stay=True,  # norms and biases: ggml's kernels take them in F32 only
+    with_alignment=with_alignment,
+)
 # fmt: on

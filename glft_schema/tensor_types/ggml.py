@@ -7,7 +7,7 @@ from glft_schema.tensor_types.i_quants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_X
 from glft_schema.tensor_types.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K
 from glft_schema.tensor_types.legacy import Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
 from glft_schema.tensor_types.plain import BF16, F16, F32, F64, I8, I16, I32, I64
-from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
 from glft_schema.tensor_types.ternary import TQ1_0, TQ2_0
 from glft_schema.type_table import TypeTable
 
@@ -19,5 +19,6 @@ GGML = TypeTable[TensorType](
     Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K,
     IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS, IQ1_M,
     TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
+    unknown=OpaqueType.of,
 )
 # fmt: on
