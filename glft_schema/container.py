@@ -23,6 +23,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.rules import RULE_SETS, Finding
+from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
 from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
@@ -90,13 +91,14 @@ class ContainerConstruct(construct.Construct):
 Container = ContainerConstruct()
 
 
-def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True) -> File:
-    """Opens a weights file of any format.
+def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True, whole_set: bool = True) -> File:
+    """Opens a weights file of any format; of a set of GGUF files that the first one begins, all as one.
 
     Args:
         path: the file.
         device: where its tensors go.
         mmap: map the file; otherwise payloads are read into memory of their own when asked for.
+        whole_set: open the other files of the set that it is the first of, too.
 
     Raises:
         OSError: where it cannot be opened or is not a regular file.
@@ -104,7 +106,8 @@ def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True) -
     """
     source = open_source(path, mmap)
     try:
-        return parse_source(source, device)
+        file = parse_source(source, device)
+        return open_set(file, lambda shard: open(shard, device, mmap, whole_set=False)) if whole_set else file
     except BaseException:
         source.close()
         raise
@@ -178,6 +181,10 @@ def _located(known: FormatError, format: Format, source: Source) -> FormatError:
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
     """Returns the format and the regions to be built from."""
     if isinstance(obj, File):
+        if len(obj.shards) > 1:
+            raise FormatError(
+                f"expected one file, found a set of {len(obj.shards)}: glft_schema.splitting.merge makes one of it"
+            )
         return obj.format, obj.regions
     if not isinstance(obj, Mapping):
         raise FormatError(f"expected a File or a mapping of regions, found {shown(obj)}")

@@ -11,7 +11,7 @@ from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, FileSource, MappedSource, Source
-from glft_schema.tensor_data import TensorMap
+from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
 
 ROWS_SHOWN = 20  # of each table, when a file is printed
@@ -60,10 +60,15 @@ class File:
         return self._record
 
     @property
-    def tensors(self) -> TensorMap:
+    def shards(self) -> tuple[File, ...]:
+        """The files that it consists of: itself, or those of a set."""
+        return (self,)
+
+    @property
+    def tensors(self) -> Tensors:
         """The tensors by name, in the table's order, with the gaps between them."""
         tensors = self.regions.data
-        assert isinstance(tensors, TensorMap)
+        assert isinstance(tensors, Tensors)
         return tensors
 
     @property
@@ -78,8 +83,8 @@ class File:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole file."""
-        return self.source.size
+        """Bytes of the whole file, or of all files of a set."""
+        return sum(shard.source.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
         """Returns the names of the tensors."""
@@ -99,7 +104,8 @@ class File:
 
     def close(self) -> None:
         """Ends access to the file. May be called again."""
-        self.source.close()
+        for shard in self.shards:
+            shard.source.close()
 
     def __enter__(self) -> File:
         return self
@@ -110,13 +116,9 @@ class File:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, File):
             return NotImplemented
-        if self.format is not other.format or self.nbytes != other.nbytes:
+        if self.format is not other.format or len(self.shards) != len(other.shards):
             return False
-        step = 1 << 20
-        return all(self._bytes(start, step) == other._bytes(start, step) for start in range(0, max(self.nbytes, 1), step))
-
-    def _bytes(self, start: int, nbytes: int) -> bytes:
-        return bytes(self.source.view(start, min(nbytes, self.nbytes - start)))
+        return all(_same_bytes(mine.source, its.source) for mine, its in zip(self.shards, other.shards, strict=True))
 
     def __copy__(self) -> File:
         return self
@@ -128,13 +130,13 @@ class File:
         from glft_schema.container import Container, open
 
         if isinstance(self.source, BytesSource):
-            return Container.parse, (self._bytes(0, self.nbytes),)
+            return Container.parse, (bytes(self.source.view(0, self.nbytes)),)
         if not isinstance(self.source, (MappedSource, FileSource)):
             raise TypeError(f"a file over a {type(self.source).__name__} cannot be pickled")
         return open, (self.name, self.device, not isinstance(self.source, FileSource))
 
     def __repr__(self) -> str:
-        state = "closed" if self.source.closed else f"{len(self._record.data)} tensors, {self.nbytes} bytes"
+        state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
         return f"<{self.format.name} file {shown(self.name)}: {state}>"
 
     def __str__(self) -> str:
@@ -147,6 +149,13 @@ class File:
         ]
         parts = [repr(self), f"header: {self._record.header}", "metadata:", *_cut(metadata), "tensors:", *_cut(tensors)]
         return "\n".join(parts)
+
+
+def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
+    if one.size != other.size:
+        return False
+    parts = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
+    return all(one.view(*part) == other.view(*part) for part in parts)
 
 
 def _cut(lines: list[str]) -> list[str]:

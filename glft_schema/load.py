@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from glft_schema.container import open
 from glft_schema.lazy import torch
 from glft_schema.source import StrPath
-from glft_schema.tensors import Place
 
 
 def load_file(
@@ -27,13 +28,12 @@ def load_file(
         FormatError: where it is no file of a known format.
     """
     with open(path, device, mmap) as file:
-        made: dict[Place, torch.Tensor] = {}
+        made: dict[Hashable, torch.Tensor] = {}
         loaded = {}
         for name, tensor in file.tensors.items():
-            place = file.tensors.place(name)
-            if place not in made:
-                made[place] = tensor.dequantize(dtype)
-            loaded[name] = made[place]
+            if tensor.place not in made:
+                made[tensor.place] = tensor.dequantize(dtype)
+            loaded[name] = made[tensor.place]
         return loaded
 
 

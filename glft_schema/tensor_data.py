@@ -54,7 +54,19 @@ class Gap(NamedTuple):
     nbytes: int
 
 
-class TensorMap(Mapping[str, Tensor]):
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name.
+
+    Attributes:
+        gaps: bytes that belong to none of them, in order.
+        trailing: those after the last payload.
+    """
+
+    gaps: tuple[Gap, ...] = ()
+    trailing: int = 0
+
+
+class TensorMap(Tensors):
     """The tensors of a file by name, in the table's order, and the bytes between them.
 
     Attributes:
@@ -80,6 +92,8 @@ class TensorMap(Mapping[str, Tensor]):
         self.order = order
         self.size = source.size - start
         self.gaps = tuple(gaps)
+        last = self.gaps[-1] if self.gaps else Gap(0, 0)
+        self.trailing = last.nbytes if sum(last) == self.size else 0
         self.device: str | torch.device = "cpu"
 
     def __getitem__(self, name: str) -> Tensor:
@@ -94,16 +108,6 @@ class TensorMap(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
-
-    @property
-    def trailing(self) -> int:
-        """Bytes after the last payload."""
-        last = self.gaps[-1] if self.gaps else Gap(0, 0)
-        return last.nbytes if sum(last) == self.size else 0
-
-    def place(self, name: str) -> Place:
-        """Returns where a tensor's payload lies. Raises KeyError where there is none."""
-        return self._rows[name][1]
 
     def places(self) -> dict[str, Place]:
         """Returns where each payload lies."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from glft_schema.container import trace_regions
 from glft_schema.file import File
 
@@ -12,11 +14,14 @@ def byte_counts(file: File) -> dict[str, int]:
     Keys are such as ``header``, ``Q4_per_group_64 scales`` and ``gaps``, in file order of their first byte; together they are
     the whole file. Payloads that several tensors share count once.
     """
-    counts = {span.path: span.end - span.start for span in trace_regions(file) if span.end is not None}
-    del counts["data"]
-    for place in sorted({file.tensors.place(name) for name in file.tensors}, key=lambda place: place.offset):
-        for field, (_, nbytes) in place.dtype.places(place.shape).items():
-            if nbytes:
-                counts[f"{place.dtype} {field}"] = counts.get(f"{place.dtype} {field}", 0) + nbytes
-    counts["gaps"] = sum(gap.nbytes for gap in file.tensors.gaps)
-    return counts
+    counts: Counter[str] = Counter()
+    for shard in file.shards:
+        regions = trace_regions(shard)
+        counts.update({span.path: (span.end or 0) - span.start for span in regions if span.path != "data"})
+        for tensor in sorted(
+            {tensor.place: tensor for tensor in shard.tensors.values()}.values(), key=lambda tensor: tensor.offset
+        ):
+            places = tensor.dtype.places(tensor.shape) or {"bytes": (0, tensor.nbytes)}
+            counts.update({f"{tensor.dtype} {field}": nbytes for field, (_, nbytes) in places.items() if nbytes})
+        counts["gaps"] += sum(gap.nbytes for gap in shard.tensors.gaps)
+    return {name: nbytes for name, nbytes in counts.items() if name != "gaps"} | {"gaps": counts["gaps"]}
