@@ -6,7 +6,8 @@ import json
 import math
 import os
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -121,16 +122,30 @@ def _open_any(path: StrPath) -> Mapping[str, Any]:
         return _open_folder(Path(path))
     if os.fspath(path).endswith(INDEX_SUFFIX):
         return _open_index(Path(path))
-    fd = open_regular(path)
-    try:
-        magic = os.read(fd, 4)
-    finally:
-        os.close(fd)
+    magic = _magic(path)
     if magic.startswith(TORCH_MAGICS):
         return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0]))
     if any(magic in format.magics for format in FORMATS):
         return stored_tensors(open_container(path))
     return _open_safetensors(path)
+
+
+def metadata_of(path: StrPath) -> Mapping[str, Any]:
+    """Returns the metadata of a checkpoint: typed of GGUF, text of GLFT and a safetensors file, none of others.
+
+    Raises:
+        OSError, FormatError: as `open_checkpoint`.
+    """
+    if os.path.isdir(path) or os.fspath(path).endswith(INDEX_SUFFIX):
+        return {}
+    magic = _magic(path)
+    if magic.startswith(TORCH_MAGICS):
+        return {}
+    if any(magic in format.magics for format in FORMATS):
+        metadata: Mapping[str, Any] = open_container(path, whole_set=False).metadata
+        return metadata
+    with _reading_safetensors(path) as file:
+        return file.metadata() or {}
 
 
 def stored_tensors(file: File) -> dict[str, StoredTensor]:
@@ -140,6 +155,14 @@ def stored_tensors(file: File) -> dict[str, StoredTensor]:
 
 def _in_file(tensor: Tensor) -> StoredTensor:
     return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.place if tensor.nbytes else None, tensor)
+
+
+def _magic(path: StrPath) -> bytes:
+    fd = open_regular(path)
+    try:
+        return os.read(fd, 4)
+    finally:
+        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -153,12 +176,8 @@ class _Unreadable:
 
 
 def _open_safetensors(path: StrPath) -> dict[str, StoredTensor | _Unreadable]:
-    from safetensors import SafetensorError, safe_open
-
-    os.close(open_regular(path))
     stored: dict[str, StoredTensor | _Unreadable] = {}
-    try:
-        file: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
+    with _reading_safetensors(path) as file:
         for name in list(file.keys()):
             part = file.get_slice(name)
             dtype = getattr(torch, SAFETENSORS_DTYPES.get(part.get_dtype(), ""), None)
@@ -166,10 +185,20 @@ def _open_safetensors(path: StrPath) -> dict[str, StoredTensor | _Unreadable]:
                 stored[name] = StoredTensor(tuple(part.get_shape()), dtype, partial(_load_safetensor, file, name, path))
             else:
                 stored[name] = _Unreadable(part.get_dtype())
+    return stored
+
+
+@contextmanager
+def _reading_safetensors(path: StrPath) -> Iterator[Any]:
+    """Gives the library's handle on a file, and words its errors."""
+    from safetensors import SafetensorError, safe_open
+
+    os.close(open_regular(path))
+    try:
+        yield safe_open(os.fspath(path), framework="pt", backend="pread")
     except SafetensorError as error:
         found = one_line(str(error))
         raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error
-    return stored
 
 
 def _load_safetensor(file: Any, name: str, path: StrPath) -> torch.Tensor:

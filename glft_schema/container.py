@@ -22,7 +22,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
-from glft_schema.rules import RULE_SETS, Finding
+from glft_schema.rules import LENIENT, RULE_SETS, Finding
 from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
 from glft_schema.tensor_bytes import Sink
@@ -151,6 +151,8 @@ def findings(file: File, rules: str) -> list[Finding]:
     """
     if rules not in RULE_SETS:
         raise SchemeError(f"expected one of {', '.join(RULE_SETS)}, found {shown(rules)}")
+    if rules == LENIENT:
+        return []
     found: list[Finding] = []
     starts: dict[str, int] = {}
     _run(file.format.struct, file.source, Trace(starts=starts), findings=found)

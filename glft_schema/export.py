@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from glft_schema.checkpoints import StoredTensor, in_memory
 from glft_schema.container import Container, format_named
-from glft_schema.errors import SchemeError, TensorError, TiedWarning, shown
+from glft_schema.errors import SchemeError, TiedWarning, shown
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
-from glft_schema.numbers import LITTLE, ByteOrder
+from glft_schema.planned import Planned, Progress, WrittenTensor
 from glft_schema.schemes import Choice, choose_types
 from glft_schema.source import StrPath
-from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.tensor_type import matrix
-from glft_schema.verify import max_error
-
-Progress = Callable[[str, int], None]
-
-
-@dataclass(frozen=True)
-class WrittenTensor:
-    """A tensor as it went into a file.
-
-    Attributes:
-        name: its name.
-        source: the dtype it came in.
-        type: the type it was stored in.
-        nbytes: bytes of its payload; 0 where it shares that of `alias_of`.
-        alias_of: the tensor that it is tied to, or None.
-        note: why the type is not the one asked for or stored; mostly empty.
-        copied: the payload is that of the source, bit for bit but for the byte order; nothing was computed.
-        error: max |stored - source|, where that was asked for.
-    """
-
-    name: str
-    source: torch.dtype
-    type: TensorType
-    nbytes: int
-    alias_of: str | None
-    note: str
-    copied: bool = False
-    error: float | None = None
 
 
 def save_file(
@@ -100,9 +69,9 @@ def save_file(
         raise SchemeError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     target = format_named(format)
     stored = in_memory(leave_out(tensors, exclude))
-    choices = choose_types(stored, schemes or {}, target)
+    choices = choose_types(stored, schemes or {}, target.types, target.vectors_stay)
     aliases = _tied(stored, choices) if target.shares_payloads else {}
-    planned = {name: _Planned(name, stored[name], choice.type, progress, measure) for name, choice in choices.items()}
+    planned = {name: Planned(name, stored[name], choice, progress, measure) for name, choice in choices.items()}
     if target.with_alignment and alignment is not None:
         metadata = target.with_alignment(metadata or {}, alignment)
     regions = {
@@ -115,19 +84,7 @@ def save_file(
     }
     regions = place(target, regions, 1 if alignment is None else alignment, aliases)
     Container.build_file({"format": target.name, **regions}, path, rules=target.keeps_to if rules is None else tuple(rules))
-    return [
-        WrittenTensor(
-            name,
-            stored[name].dtype,
-            choice.type,
-            0 if name in aliases else planned[name].nbytes,
-            aliases.get(name),
-            choice.note,
-            planned[name].is_copy,
-            planned[aliases.get(name, name)].error,
-        )
-        for name, choice in choices.items()
-    ]
+    return [tensor.written(planned.get(aliases.get(name, ""))) for name, tensor in planned.items()]
 
 
 def write_gguf_lite(
@@ -142,55 +99,6 @@ def write_gguf_lite(
     Integer buffers, such as the counters of batch norms, cannot be held: `exclude` them. Returns and raises as `save_file`.
     """
     return save_file(model.state_dict(), path, metadata, schemes, exclude=exclude)
-
-
-@dataclass
-class _Planned:
-    """A payload that is made when it is written."""
-
-    name: str
-    stored: StoredTensor
-    type: TensorType
-    progress: Progress | None
-    measure: bool
-    error: float | None = None
-
-    @property
-    def is_copy(self) -> bool:
-        """Whether the payload is that of another weights file."""
-        return self.stored.packed is not None and self.stored.packed.dtype is self.type
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the payload."""
-        if self.is_copy and self.stored.packed:
-            return self.stored.packed.nbytes
-        return self.type.nbytes(self.stored.shape)
-
-    def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
-        if self.is_copy and self.stored.packed:
-            yield from self.stored.packed.pieces(order)
-            self.error = 0.0
-        else:
-            yield from self._encoded(order)
-        if self.progress:
-            self.progress(self.name, self.nbytes)
-
-    def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
-        tensor = self.stored.load()
-        if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
-            planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
-        if self.type.exact and self.type.dtype == tensor.dtype:
-            self.error = 0.0
-            yield from self.type.pieces({"weights": tensor}, order)
-        else:
-            fields = self.type.encode(tensor, self.name)
-            if self.measure:
-                numbers = self.type.decode(fields, matrix(tensor.shape)[1]).reshape(tensor.shape)
-                self.error = max_error(numbers, tensor)
-            del tensor
-            yield from self.type.pieces(fields, order)
 
 
 def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:

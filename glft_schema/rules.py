@@ -47,10 +47,12 @@ class Check(construct.Construct):
         id: its stable name.
         field: the field that it guards.
         sets: the rule sets that hold it.
+        on_request: what breaks it is only ever built because somebody asked for just that, and so is never refused.
     """
 
-    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS) -> None:
+    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS, on_request: bool = False) -> None:
         super().__init__()
+        self.on_request = on_request
         self.id = id
         self.field = field
         self.sets = sets
@@ -83,7 +85,8 @@ class Check(construct.Construct):
 
     def is_needed(self, context: Any) -> bool:
         """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
-        return self.is_always_needed or bool(set(self.sets).intersection(context._params.get("rules", ())))
+        asked_for = set(self.sets).intersection(context._params.get("rules", ()))
+        return self.is_always_needed or (bool(asked_for) and not self.on_request)
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
         if self.is_always_needed or "findings" in context._params:
@@ -118,8 +121,9 @@ class Rule(Check):
         error: type[FormatError] = FormatError,
         show: Callable[[Any], str] = shown,
         sets: tuple[str, ...] = RULE_SETS,
+        on_request: bool = False,
     ) -> None:
-        super().__init__(id, field, sets)
+        super().__init__(id, field, sets, on_request)
         self.show = show
         self.holds = holds
         self.expected = expected

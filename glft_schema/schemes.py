@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from glft_schema.checkpoints import StoredTensor
 from glft_schema.errors import SchemeError, TensorError, shown
-from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
 from glft_schema.names import matching
 from glft_schema.tensor_types import TensorType
@@ -23,11 +22,16 @@ class Choice:
     note: str = ""
 
 
-def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str], format: Format) -> dict[str, Choice]:
+def choose_types(
+    tensors: Mapping[str, StoredTensor],
+    schemes: Mapping[str, str],
+    types: TypeTable[TensorType],
+    vectors_stay: bool = False,
+) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
     A key that is a tensor's name stands for that tensor alone. A name wins over a pattern, and the last matching pattern whose
-    type can hold the tensor over earlier ones. In GGUF patterns leave tensors of fewer than two dims alone. A tensor that no
+    type can hold the tensor over earlier ones. A tensor that no
     scheme names, or none can hold, keeps its own type; where the format has none of its kind, it gets the next that holds it
     exactly: a quantized one of another format is dequantized to F32, narrower floats are widened to it, and integers to wider
     ones.
@@ -35,7 +39,8 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
     Args:
         tensors: what is to be written.
         schemes: names or fnmatch patterns -> names of types, such as ``{"*.weight": "q8_per_channel"}``.
-        format: of the file.
+        types: of the format.
+        vectors_stay: patterns leave tensors of fewer than two dims as they are.
 
     Raises:
         SchemeError: for a scheme that names no type or matches no tensor.
@@ -45,10 +50,10 @@ def choose_types(tensors: Mapping[str, StoredTensor], schemes: Mapping[str, str]
         raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
     wanted: dict[str, list[tuple[str, TensorType]]] = {}
     for key, scheme in schemes.items():
-        type_ = _type(scheme, format.types)
+        type_ = _type(scheme, types)
         for name in matching(key, tensors):
             wanted.setdefault(name, []).append((key, type_))
-    return {name: _choose(name, tensor, wanted.get(name, []), format) for name, tensor in tensors.items()}
+    return {name: _choose(name, tensor, wanted.get(name, []), types, vectors_stay) for name, tensor in tensors.items()}
 
 
 def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
@@ -58,7 +63,9 @@ def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in types)}, found {scheme!r}")
 
 
-def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], format: Format) -> Choice:
+def _choose(
+    name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable[TensorType], vectors_stay: bool
+) -> Choice:
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
     packed = tensor.packed.dtype if tensor.packed else None
     refusals: list[str] = []
@@ -67,20 +74,20 @@ def _choose(name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]
         if type_ is packed:
             return Choice(type_, "; ".join(refusals))
         refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
-        if refusal is None and format.vectors_stay and key != name and len(tensor.shape) < 2:
+        if refusal is None and vectors_stay and key != name and len(tensor.shape) < 2:
             refusal = "it has fewer than two dims, and no scheme of its own"
         if refusal is None:
             return Choice(type_, "; ".join(refusals))
         if key == name:
             raise TensorError(f"{type_.scheme} cannot hold it: {refusal}", name)
         refusals.append(f"not {type_.scheme}: {refusal}")
-    if packed is not None and packed in format.types:
+    if packed is not None and packed in types:
         return Choice(packed, "; ".join(refusals))
     if isinstance(packed, OpaqueType):
         raise TensorError(f"its type, {packed.code}, is not known, and cannot be made another", name)
     if packed and not packed.exact:
         refusals.append(f"{packed} dequantized")
-    return Choice(*_own_type(name, tensor, format.types, refusals))
+    return Choice(*_own_type(name, tensor, types, refusals))
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:

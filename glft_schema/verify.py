@@ -39,7 +39,10 @@ def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparis
             yield Comparison(name, tensor.dtype, float("inf"), shapes)
         else:
             try:
-                expected = tensor.dtype.round_trip(source[name].load(), name)
+                expected = source[name].load()
+                packed = source[name].packed
+                if packed is None or packed.dtype is not tensor.dtype:
+                    expected = tensor.dtype.round_trip(expected, name)
             except TensorError as error:
                 yield Comparison(name, tensor.dtype, float("inf"), error.problem)
                 continue

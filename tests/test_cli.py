@@ -136,7 +136,11 @@ def test_bad_requests_are_one_line(source: Path, tmp_path: Path) -> None:
     nan = tmp_path / "nan.safetensors"
     safetensors.torch.save_file({"w": torch.full((1, 64), float("nan"))}, nan)
     assert_refused(glft("export", nan, out, "--scheme", "q8_per_channel"), f"glft: {nan}: tensor 'w' at [0, 0]: NaN")
-    assert_refused(glft("inspect", nan), f"glft: {nan}: header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found", "a safetensors file")
+    assert_refused(
+        glft("inspect", nan),
+        f"glft: {nan}: header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found",
+        "a safetensors file",
+    )
     assert_refused(glft("verify", source, "--against", source), "header -> magic: expected")
     assert not out.exists()
 

@@ -10,9 +10,12 @@ from typing import Annotated
 
 import typer
 
+from glft_schema.cli.convert import convert
 from glft_schema.cli.export import export
+from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
+from glft_schema.cli.split import merge, split
 from glft_schema.cli.verify import verify
 
 app = typer.Typer(
@@ -21,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (export, inspect, lab, verify):
+for verb in (convert, export, get_tensor, inspect, lab, merge, split, verify):
     app.command()(verb)
 
 
@@ -30,7 +33,7 @@ VERSION = typer.Option("--version", is_eager=True, help="Print the version and e
 
 @app.callback()
 def options(version: Annotated[bool, VERSION] = False) -> None:
-    """Model-weight containers: export, inspect, verify."""
+    """Model-weight containers, GLFT and GGUF: export, convert, inspect, verify."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit

@@ -36,7 +36,7 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
     except TensorError as error:
         path, reason = tensors or path, str(error)
     except FormatError as error:
-        path, reason = Path(error.file or path), error.text
+        path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
     except BrokenPipeError:
         raise  # whoever reads our output has had enough
     except OSError as error:
@@ -46,6 +46,12 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
         return
     print(f"glft: {path}: {reason}", file=sys.stderr)
     raise typer.Exit(REFUSED)
+
+
+def refuse_overwriting(out: Path, source: Path) -> None:
+    """Raises SchemeError where writing `out` would replace what is read from `source`, a file or the folder around it."""
+    if out.exists() and (out.samefile(source) or (source.is_dir() and out.parent.samefile(source))):
+        raise SchemeError("expected another file to write to, found the one to be read")
 
 
 @contextmanager

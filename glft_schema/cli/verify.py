@@ -10,8 +10,9 @@ import typer
 
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
 from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
-from glft_schema.container import Container
+from glft_schema.container import Container, findings
 from glft_schema.file import File
+from glft_schema.rules import LENIENT, RULE_SETS
 from glft_schema.verify import Comparison, compare
 
 
@@ -19,24 +20,34 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A weights file.")],
     against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from.")] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="The largest error of a number that passes.")] = 0.0,
+    rules: Annotated[str, typer.Option(metavar="SET", help=f"Rules to check: {', '.join(RULE_SETS)}.")] = LENIENT,
     exclude: Exclude = None,
 ) -> None:
     """Check a file against its format, and against the checkpoint that it was made from.
 
-    Each tensor is compared with its source after quantizing: the two are expected to be equal. Exit code 1 where they are not.
+    Rules are those of the format's specification (spec), of llama.cpp's reader (ggml), or what no reader can do without
+    (lenient). Each tensor is compared with its source after quantizing: the two are expected to be equal. Exit code 1 where a
+    rule is broken or tensors are not equal.
     """
     with blame(file), Container.parse_file(file) as parsed:
-        print(f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, all rules hold")
+        found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, rules)]
+        state = f"{len(found)} rules broken ({rules})" if found else f"all rules hold ({rules})"
+        print(f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state}")
+        if found:
+            rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for _, finding in found]
+            print("\n".join(table(("rule", "field", "problem", "byte"), rows, right=1)))
         if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
             print(f"{gaps:,} bytes belong to no tensor, {parsed.tensors.trailing:,} of them after the last payload")
         if against is None:
+            if found:
+                raise typer.Exit(FAILED)
             return
         with blame(against):
             source = open_checkpoint(against, exclude or [])
         results = _compare(parsed, source)
     failed = [result for result in results if result.problem or not result.error <= tolerance]
     worst = max((result.error for result in results), default=0.0)
-    if failed:
+    if failed or found:
         rows = [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
         print("\n".join(table(("tensor", "dtype", "problem", "max error"), rows, right=1)))
         print(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from glft_schema.atomic import atomic_write
 from glft_schema.container import Container
 from glft_schema.describe.byte_counts import byte_counts
-from glft_schema.export import WrittenTensor, write_gguf_lite
+from glft_schema.export import write_gguf_lite
 from glft_schema.formats.glft import GLFT
 from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.report import write_report
 from glft_schema.lab.training import corpus, held_back_loss, train
 from glft_schema.load import read_gguf_lite
+from glft_schema.planned import WrittenTensor
 from glft_schema.quantize import fake_quantize
 from glft_schema.verify import max_error
 

@@ -87,7 +87,8 @@ class TensorType:
     block: Struct | None = None
 
     def __post_init__(self) -> None:
-        assert self.name not in _NAMED, "a type's name is what pickle hands on"
+        if self.name in _NAMED:  # it is what pickle hands on
+            raise ValueError(f"expected a name that no other type has, found {self.name!r}")
         _NAMED[self.name] = self
 
     def __repr__(self) -> str:

@@ -1,0 +1,69 @@
+"""`glft convert IN OUT`: a weights file of one format into one of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
+from glft_schema.cli.written import (
+    Alignment,
+    BigEndian,
+    Entries,
+    FormatName,
+    GgufVersion,
+    Out,
+    Rules,
+    Schemes,
+    entries,
+    header_of,
+    pairs,
+    report,
+)
+from glft_schema.convert import convert as convert_file
+from glft_schema.convert import target_format
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="A GGUF, GLFT, .safetensors or torch .pt file, or a folder.")],
+    out: Out,
+    scheme: Schemes = None,
+    metadata: Entries = None,
+    exclude: Exclude = None,
+    alignment: Alignment = None,
+    format: FormatName = None,
+    gguf_version: GgufVersion = None,
+    big_endian: BigEndian = False,
+    rules: Rules = None,
+) -> None:
+    """Write a weights file in another format, or the same one with other types.
+
+    FORMAT follows from the ending of OUT unless given. Payloads are copied where OUT has their type and no scheme asks for
+    another; else they are dequantized, and quantized where a scheme says so. The report says what happened to each tensor.
+    """
+    with blame(out, tensors=source):
+        refuse_overwriting(out, source)
+        target = target_format(out, format)
+        with progress_bar(f"writing {out.name}") as bar:
+            count = 0
+
+            def step(name: str, nbytes: int) -> None:
+                nonlocal count
+                count += 1
+                bar(name, count / (count + 1))
+
+            written = convert_file(
+                source,
+                out,
+                pairs(scheme, "*"),
+                entries(metadata, typed=target == "GGUF"),
+                format=target,
+                header=header_of(gguf_version, big_endian),
+                alignment=alignment,
+                rules=rules,
+                exclude=exclude or [],
+                progress=step,
+            )
+    print("\n".join(report(written, out, errors=True)))

@@ -1,0 +1,39 @@
+"""`glft get-tensor FILE NAME OUT.npy`: the numbers of one tensor, for numpy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from glft_schema.atomic import atomic_write
+from glft_schema.cli.terminal import blame
+from glft_schema.container import open
+from glft_schema.errors import SchemeError
+from glft_schema.names import matching
+
+DTYPES = ("float16", "float32", "float64")
+
+
+def get_tensor(
+    file: Annotated[Path, typer.Argument(help="A weights file.")],
+    name: Annotated[str, typer.Argument(help="The tensor's name, or a pattern that matches it alone.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="The file to write; replaced only when all went well.")],
+    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}; unless given, as stored or float32.")] = None,
+) -> None:
+    """Write one tensor, dequantized, to a .npy file."""
+    with blame(file), open(file) as opened:
+        names = matching(name, opened.tensors)
+        if len(names) > 1:
+            raise SchemeError(f"expected one tensor that matches {name!r}, found {len(names)}")
+        if dtype not in (None, *DTYPES):
+            raise SchemeError(f"expected one of {', '.join(DTYPES)}, found {dtype!r}")
+        import torch
+
+        numbers = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
+        numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # which numpy does not have
+        with atomic_write(out) as stream:
+            np.save(stream, numbers.numpy())
+        print(f"{out}: {numbers.dtype} {list(numbers.shape)}")

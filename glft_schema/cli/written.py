@@ -1,0 +1,105 @@
+"""What the verbs that write files share: their options, and the report of what became of each tensor."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glft_schema.cli.terminal import safe, table
+from glft_schema.errors import SchemeError
+from glft_schema.planned import WrittenTensor
+from glft_schema.typed_values import Typed
+
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; replaced only when all went well.")]
+Schemes = Annotated[
+    list[str] | None,
+    typer.Option("--scheme", metavar="PATTERN=TYPE", help="Store what matches as TYPE; TYPE alone is for all. Repeatable."),
+]
+Entries = Annotated[
+    list[str] | None,
+    typer.Option("--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable."),
+]
+Alignment = Annotated[int | None, typer.Option(min=1, help="Begin payloads at multiples of this many bytes.")]
+FormatName = Annotated[str | None, typer.Option("--format", metavar="FORMAT", help="glft, gguf or safetensors.")]
+GgufVersion = Annotated[int | None, typer.Option("--gguf-version", min=1, max=3, help="Of a GGUF file: 1, 2 or 3.")]
+BigEndian = Annotated[bool, typer.Option("--big-endian", help="Write a GGUF file in this byte order.")]
+Rules = Annotated[
+    list[str] | None, typer.Option("--rules", metavar="SET", help="Rule sets that the file has to keep to. Repeatable.")
+]
+
+TYPED_KEY = re.compile(r"(?P<key>.*):(?P<type>[a-z0-9]+(\[.*\])?)", re.DOTALL)
+
+
+def header_of(version: int | None, big_endian: bool) -> dict[str, Any] | None:
+    """Returns the header's fields that are asked for, or None."""
+    header: dict[str, Any] = {} if version is None else {"version": version}
+    if big_endian:
+        header["byte_order"] = "big"
+    return header or None
+
+
+def pairs(texts: list[str] | None, default: str | None = None) -> dict[str, str]:
+    """Returns ``K=V`` texts as a dict; a text without ``=`` is the value of `default`, where there is one.
+
+    Raises:
+        SchemeError: for a text without ``=`` where there is not.
+    """
+    found: dict[str, str] = {}
+    for text in texts or []:
+        key, equals, value = text.rpartition("=") if default is not None else text.partition("=")
+        if not equals:
+            if default is None:
+                raise SchemeError(f"expected K=V, found {text!r}")
+            key, value = default, text
+        found.pop(key, None)  # so that the last one comes last
+        found[key] = value
+    return found
+
+
+def entries(texts: list[str] | None, typed: bool) -> dict[str, Any]:
+    """Returns ``K=V`` texts as metadata; where it can have types, ``K:TYPE=JSON`` is a typed value.
+
+    Raises:
+        SchemeError: for another text.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs(texts).items():
+        named = TYPED_KEY.fullmatch(key) if typed else None
+        try:
+            found[named["key"] if named else key] = Typed(json.loads(value), named["type"]) if named else value
+        except json.JSONDecodeError:
+            raise SchemeError(f"expected a value in JSON for {key!r}, found {value!r}") from None
+    return found
+
+
+def report(written: list[WrittenTensor], out: Path, errors: bool = False) -> list[str]:
+    """Returns what became of the tensors, in lines; with `errors`, one a tensor."""
+    by_type: dict[str, tuple[int, int]] = {}
+    for tensor in written:
+        count, nbytes = by_type.get(tensor.type.name, (0, 0))
+        by_type[tensor.type.name] = (count + 1, nbytes + tensor.nbytes)
+    lines = [f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
+    lines += table(("dtype", "tensors", "bytes"), [(name, f"{n}", f"{b:,}") for name, (n, b) in by_type.items()], right=2)
+    if errors:
+        rows = [
+            (safe(t.name), t.type.name, "copied" if t.copied else "converted", "" if t.error is None else f"{t.error:g}")
+            for t in written
+        ]
+        lines += ["", *table(("tensor", "dtype", "payload", "max error"), rows, right=1)]
+    kept: dict[tuple[str, str], list[str]] = {}
+    for tensor in written:
+        if tensor.note:
+            reason = re.sub(r", found \[[\d, ]*\]", "", tensor.note)
+            kept.setdefault((tensor.type.scheme, reason), []).append(re.sub(r"\b\d+\b", "N", tensor.name))
+    if kept:
+        lines += ["", "not as asked or stored:"]
+        for (scheme, reason), names in kept.items():
+            some = [safe(name) for name in dict.fromkeys(names)]
+            more = f" and {len(some) - 4} more" if len(some) > 4 else ""
+            lines.append(f"  {len(names)} as {scheme} ({', '.join(some[:4])}{more}): {reason}")
+    ties = [f"  {safe(tensor.name)} is {safe(tensor.alias_of)}" for tensor in written if tensor.alias_of is not None]
+    return [*lines, *(["", "stored once:", *ties] if ties else [])]

@@ -1,0 +1,106 @@
+"""From any weights file to any other: safetensors, GLFT, GGUF; tensors one at a time, metadata in a form that comes back.
+
+Payloads are copied bit for bit where the target has their type and no scheme asks for another. Metadata of GGUF has types; in
+GLFT and safetensors, which hold text alone, each value becomes the text of its type and itself as JSON, and an entry
+`MARKER` says so. On the way back the types return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from glft_schema.checkpoints import metadata_of, open_checkpoint
+from glft_schema.errors import SchemeError
+from glft_schema.export import save_file
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
+from glft_schema.formats.glft import GLFT
+from glft_schema.planned import Progress, WrittenTensor
+from glft_schema.safetensors_file import save_safetensors
+from glft_schema.source import StrPath
+from glft_schema.typed_values import Metadata, from_text, to_text
+
+MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
+SAFETENSORS = "safetensors"
+SUFFIXES = {".safetensors": SAFETENSORS, ".gguf": GGUF.name, ".glft": GLFT.name, ".gguf-lite": GLFT.name}
+
+
+def convert(
+    source: StrPath,
+    out: StrPath,
+    schemes: Mapping[str, str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    format: str | None = None,
+    header: Mapping[str, Any] | None = None,
+    alignment: int | None = None,
+    rules: Iterable[str] | None = None,
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> list[WrittenTensor]:
+    """Writes the tensors and the metadata of `source` to another file.
+
+    Args:
+        source: whatever `open_checkpoint` opens.
+        out: the file to write.
+        schemes: what is to be requantized, as of `save_file`.
+        metadata: entries to add or to replace.
+        format: ``safetensors``, ``glft`` or ``gguf``; unless given, what the ending of `out` says.
+        header: as of `save_file`.
+        alignment: as of `save_file`.
+        rules: as of `save_file`; a GGUF file that becomes another one keeps its ways unless given.
+        exclude: as of `save_file`.
+        progress: as of `save_file`.
+
+    Returns:
+        What became of each tensor; `copied` tells whether its payload was taken over, `error` what it lost otherwise.
+
+    Raises:
+        SchemeError: where the format is not known; and as `save_file`, with its other errors.
+    """
+    target = target_format(out, format)
+    tensors, entries = open_checkpoint(source, exclude), metadata_of(source)
+    if target == SAFETENSORS:
+        texts = as_texts(entries, metadata or {})
+        return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
+    if rules is None and target == GGUF.name and isinstance(entries, Metadata):
+        rules = ()
+    kept = as_texts(entries, metadata or {}) if target == GLFT.name else as_typed(entries, metadata or {})
+    more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress}
+    return save_file(tensors, out, kept, schemes, alignment, format=target, measure=True, **more)
+
+
+def target_format(out: StrPath, format: str | None) -> str:
+    """Returns the name of the format that is asked for, or that the ending of `out` stands for.
+
+    Raises:
+        SchemeError: where there is none such.
+    """
+    names = {name.lower(): name for name in SUFFIXES.values()}
+    if format is None and Path(out).suffix.lower() in SUFFIXES:
+        return SUFFIXES[Path(out).suffix.lower()]
+    if format is None or format.lower() not in names:
+        endings = ", ".join(SUFFIXES)
+        raise SchemeError(
+            f"expected a format ({', '.join(names)}) or a file that ends in {endings}, found {format or str(out)!r}"
+        )
+    return names[format.lower()]
+
+
+def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:
+    """Returns metadata as text by key: as it is where it was text, else as types and values."""
+    if not isinstance(entries, Metadata) and entries.get(MARKER) != MARKED:
+        return {**entries, **added}
+    typed = as_typed(entries, added)
+    return {MARKER: MARKED, **{key: to_text(typed.stored(key)) for key in typed}}
+
+
+def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
+    """Returns metadata as typed values: as they are, or read from their texts, or as strings."""
+    if isinstance(entries, Metadata):
+        return entries | added
+    if entries.get(MARKER) != MARKED:
+        return as_metadata(entries) | added
+    texts = {key: text for key, text in entries.items() if key != MARKER}
+    return as_metadata({key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}) | added

@@ -1,0 +1,116 @@
+"""A tensor on its way into a file: planned with its type and size, made when its turn comes, reported when it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from glft_schema.checkpoints import StoredTensor
+from glft_schema.errors import TensorError
+from glft_schema.lazy import torch
+from glft_schema.numbers import LITTLE, ByteOrder
+from glft_schema.schemes import Choice
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.verify import max_error
+
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True)
+class WrittenTensor:
+    """A tensor as it went into a file.
+
+    Attributes:
+        name: its name.
+        source: the dtype it came in.
+        type: the type it was stored in.
+        nbytes: bytes of its payload; 0 where it shares that of `alias_of`.
+        alias_of: the tensor that it is tied to, or None.
+        note: why the type is not the one asked for or stored; mostly empty.
+        copied: the payload is that of the source, bit for bit but for the byte order; nothing was computed.
+        error: max |stored - source|, where that was asked for.
+    """
+
+    name: str
+    source: torch.dtype
+    type: TensorType
+    nbytes: int
+    alias_of: str | None
+    note: str
+    copied: bool = False
+    error: float | None = None
+
+
+@dataclass
+class Planned:
+    """A payload that is made when it is written.
+
+    Attributes:
+        name: of the tensor.
+        stored: what it is made of.
+        choice: the type it gets.
+        progress: called with name and payload bytes when it is written.
+        measure: whether what is stored is compared with its source.
+        error: max |stored - source|, once it is known.
+    """
+
+    name: str
+    stored: StoredTensor
+    choice: Choice
+    progress: Progress | None = None
+    measure: bool = False
+    error: float | None = None
+
+    @property
+    def type(self) -> TensorType:
+        """The type it gets."""
+        return self.choice.type
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the payload is that of another weights file."""
+        return self.stored.packed is not None and self.stored.packed.dtype is self.type
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        if self.is_copy and self.stored.packed:
+            return self.stored.packed.nbytes
+        return self.type.nbytes(self.stored.shape)
+
+    def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
+        """Yields the payload's bytes.
+
+        Raises:
+            TensorError: where the tensor cannot be stored as planned.
+        """
+        if self.is_copy and self.stored.packed:
+            yield from self.stored.packed.pieces(order)
+            self.error = 0.0
+        else:
+            yield from self._encoded(order)
+        if self.progress:
+            self.progress(self.name, self.nbytes)
+
+    def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
+        tensor = self.stored.load()
+        if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
+            planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
+        if self.type.exact and self.type.dtype == tensor.dtype:
+            self.error = 0.0
+            yield from self.type.pieces({"weights": tensor}, order)
+        else:
+            fields = self.type.encode(tensor, self.name)
+            if self.measure:
+                numbers = self.type.decode(fields, matrix(tensor.shape)[1]).reshape(tensor.shape)
+                self.error = max_error(numbers, tensor)
+            del tensor
+            yield from self.type.pieces(fields, order)
+
+    def written(self, alias_of: Planned | None = None) -> WrittenTensor:
+        """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""
+        nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
+        error = alias_of.error if alias_of else self.error
+        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, self.is_copy, error)

@@ -1,0 +1,62 @@
+"""Tensors into a safetensors file, one at a time: the library of that name holds all of them in memory.
+
+Source: the format as its README tells it (safetensors 0.8): u64 length, JSON header, payloads without gaps. As the library
+does, the header is padded with spaces to a multiple of 8, and tensors with wider numbers come first, so that all are aligned.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+
+from glft_schema.atomic import atomic_write
+from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor, in_memory
+from glft_schema.errors import TensorError
+from glft_schema.names import leave_out
+from glft_schema.planned import Planned, Progress, WrittenTensor
+from glft_schema.schemes import choose_types
+from glft_schema.source import StrPath
+from glft_schema.tensor_bytes import write_all
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.plain import BF16, F16, F32, F64, I8, I16, I32, I64
+from glft_schema.type_table import TypeTable
+
+TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64)
+METADATA = "__metadata__"
+
+
+def save_safetensors(
+    tensors: Mapping[str, StoredTensor],
+    path: StrPath,
+    metadata: Mapping[str, str] | None = None,
+    schemes: Mapping[str, str] | None = None,
+    *,
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+    measure: bool = False,
+) -> list[WrittenTensor]:
+    """Writes tensors to a safetensors file; quantized ones are dequantized. Arguments, result and errors as of `save_file`.
+
+    Tensors that are one and the same are stored once for each name: the format does not let them share bytes.
+    """
+    stored = in_memory(leave_out(tensors, exclude))
+    if METADATA in stored:
+        raise TensorError("expected a name that the format does not use itself", METADATA)
+    choices = choose_types(stored, schemes or {}, TYPES)
+    planned = {name: Planned(name, stored[name], choice, progress, measure) for name, choice in choices.items()}
+    codes = {torch_name: code for code, torch_name in SAFETENSORS_DTYPES.items()}
+    ordered = sorted(planned.values(), key=lambda tensor: (-tensor.type.dtype.itemsize, tensor.name))
+    header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        dtype, shape = codes[str(tensor.type.exact)], list(tensor.stored.shape)
+        header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with atomic_write(path) as stream:
+        write_all(stream, len(text).to_bytes(8, "little") + text)
+        for tensor in ordered:
+            for piece in tensor.pieces():
+                write_all(stream, piece)
+    return [tensor.written() for tensor in planned.values()]
