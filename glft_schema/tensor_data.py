@@ -229,7 +229,7 @@ class TensorData(construct.Construct):
 def payload_size(payload: Any, row: Any) -> int:
     """Returns the bytes that the payload of a row takes: what its type says, or, of an unknown type, its own size."""
     if isinstance(row.dtype, OpaqueType):
-        return int(getattr(payload, "nbytes", None) or len(payload))
+        return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
     return int(row.dtype.nbytes(row.shape))
 
 

@@ -9,12 +9,27 @@ from pathlib import Path
 import numpy as np
 import xllamacpp
 
+LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class GgufInitParams(ctypes.Structure):
+    """``gguf_init_params`` of gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p)))
+
+
+@LOG
+def silent(level: int, text: bytes, user: object) -> None:
+    """Swallows what the library would print."""
+
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
     """Returns the wheel's shared object."""
     (path,) = Path(xllamacpp.__file__).parent.glob("*.so")
-    return ctypes.CDLL(str(path))
+    found = ctypes.CDLL(str(path))
+    found.ggml_log_set(silent, None)
+    return found
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
@@ -43,3 +58,17 @@ def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
     written = function(ctypes.c_int(code), pointer(weights), pointer(out), ctypes.c_int64(0), rows, length, None)
     assert written == out.nbytes
     return out
+
+
+def reads_gguf(stored: bytes, data: bool = True) -> bool:
+    """Tells whether gguf.cpp accepts a file; with `data`, its payloads are read, too."""
+    c = library()
+    c.gguf_init_from_buffer.restype = ctypes.c_void_p
+    tensors = ctypes.c_void_p()
+    params = GgufInitParams(not data, ctypes.pointer(tensors))
+    found = c.gguf_init_from_buffer(stored, ctypes.c_size_t(len(stored)), params)
+    if not found:
+        return False
+    c.gguf_free(ctypes.c_void_p(found))
+    c.ggml_free(tensors)
+    return True

@@ -22,7 +22,7 @@ from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, Struct, Table, TypeCode
 from glft_schema.formats.format import Format
-from glft_schema.numbers import BIG, ByteOrderOf, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from glft_schema.rules import GGML, SPEC, Check, Rule
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types import ggml
@@ -154,6 +154,11 @@ def is_alignment(entry: Any) -> bool:
     return bool(entry.key == ALIGNMENT)
 
 
+def is_integer(type_: ValueType) -> bool:
+    """Tells whether values of a type are integers."""
+    return isinstance(type_.field, Number) and not type_.field.is_float and type_.name != "bool"
+
+
 def show_entry(value: Any) -> str:
     """Returns a stored value as errors show it."""
     return shown(value.values if isinstance(value, Array) else value)
@@ -209,7 +214,7 @@ KeyValue = Struct(
          "no array in an array", show=show_entry, sets=(GGML,)),
     Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in parts(at.value, at.type)),
          f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
-    Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (isinstance(at.value, int) and at.value > 0),
+    Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (is_integer(at.type) and at.value > 0),
          f"an integer above 0 for {ALIGNMENT}", show=show_entry),
     Rule("gguf-alignment-u32", "type", lambda at: not is_alignment(at) or at.type.field is u32, f"uint32 for {ALIGNMENT}",
          sets=(SPEC, GGML)),

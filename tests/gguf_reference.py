@@ -1,0 +1,97 @@
+"""GGUF once more, written from its specification with nothing but `struct` and loops: the oracle for the schema."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+# codes of value types -> how `struct` calls them
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+F32, F16, Q4_0, Q5_0, Q8_0, I8, I32, BF16 = 0, 1, 2, 6, 8, 24, 26, 30
+BLOCKS = {F32: (1, 4), F16: (1, 2), Q4_0: (32, 18), Q5_0: (32, 22), Q8_0: (32, 34), I8: (1, 1), I32: (1, 4), BF16: (1, 2)}
+
+
+@dataclass
+class Info:
+    """A tensor info and its payload; dims as stored, the contiguous one first."""
+
+    name: bytes
+    dims: list[int]
+    type: int
+    payload: bytes = b""
+    offset: int = 0
+
+
+@dataclass
+class File:
+    """What a file is made of. Values are numbers, bytes for strings, and (element type, elements) for arrays; floats and bools
+    are given as they are stored, by their bits."""
+
+    entries: list[tuple[bytes, int, Any]] = field(default_factory=list)
+    infos: list[Info] = field(default_factory=list)
+    data: bytes | None = None
+    version: int = 3
+    order: str = "<"
+    magic: bytes = b"GGUF"
+    n_tensors: int | None = None
+    n_kv: int | None = None
+    alignment: int = 32
+    padding: bytes | None = None
+
+    def number(self, letter: str, number: Any) -> bytes:
+        return struct.pack(self.order + letter, number)
+
+    def size(self, number: int) -> bytes:
+        return self.number("I" if self.version == 1 else "Q", number)
+
+    def string(self, text: bytes) -> bytes:
+        return self.size(len(text)) + text
+
+    def value(self, code: int, value: Any) -> bytes:
+        if code == STRING:
+            return self.string(value)
+        if code == ARRAY:
+            inner, elements = value
+            return self.number("I", inner) + self.size(len(elements)) + b"".join(self.value(inner, e) for e in elements)
+        if isinstance(value, bytes):  # the bits of a float, highest byte first
+            return value if self.order == ">" else value[::-1]
+        return self.number(NUMBERS.get(code, "B"), value)
+
+    def place(self) -> File:
+        """Gives the tensors offsets one after another, and the data that belong there."""
+        data = b""
+        for info in self.infos:
+            info.offset = len(data)
+            data += info.payload + bytes(-len(info.payload) % self.alignment)
+        self.data = data
+        return self
+
+    def head(self) -> bytes:
+        out = self.magic + self.number("I", self.version)
+        out += self.size(len(self.infos) if self.n_tensors is None else self.n_tensors)
+        out += self.size(len(self.entries) if self.n_kv is None else self.n_kv)
+        for key, code, value in self.entries:
+            out += self.string(key) + self.number("I", code) + self.value(code, value)
+        for info in self.infos:
+            out += self.string(info.name) + self.number("I", len(info.dims))
+            out += b"".join(self.size(dim) for dim in info.dims)
+            out += self.number("I", info.type) + self.number("Q", info.offset)
+        return out
+
+    def bytes(self) -> bytes:
+        if self.data is None:
+            self.place()
+        head = self.head()
+        padding = bytes(-len(head) % self.alignment) if self.padding is None else self.padding
+        return head + padding + (self.data or b"")
+
+
+def nbytes(code: int, dims: list[int]) -> int:
+    """Returns the bytes of a payload."""
+    count = 1
+    for dim in dims:
+        count *= dim
+    weights, size = BLOCKS[code]
+    return count // weights * size
