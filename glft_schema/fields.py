@@ -288,7 +288,7 @@ class Sizes(construct.Construct):
 
     def __init__(self, count: Number, size: Picked, limit: int) -> None:
         super().__init__()
-        self.count = count
+        self.count = self.least = count
         self.size = size
         self.limit = limit
 

@@ -24,7 +24,7 @@ from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, 
 from glft_schema.formats.format import Format
 from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from glft_schema.rules import GGML, SPEC, Check, Rule
-from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
+from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits, TensorMap
 from glft_schema.tensor_types import ggml
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.type_table import TypeTable
@@ -259,14 +259,16 @@ class Contiguous(Check):
 
 
 def data_is_padded(file: Any) -> bool:
-    """Tells whether the last payload is padded, too."""
+    """Tells whether the last payload is padded, too, as it is where files are built from payloads alone."""
+    if not isinstance(file.data, TensorMap):
+        return True
     ends = [sum(place[:2]) for place in file.data.places().values()]
     return not ends or max(ends) + -max(ends) % file.alignment <= file.data.size
 
 
 def gaps_are_zero(file: Any) -> bool:
-    """Tells whether the padding between payloads is zeros."""
-    return not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
+    """Tells whether the padding between payloads is zeros, as it is where files are built from payloads alone."""
+    return not isinstance(file.data, TensorMap) or not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
 
 
 def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
