@@ -71,10 +71,10 @@ class ContainerConstruct(construct.Construct):
 
         Raises:
             OSError: from the system, with what stood at `filename` intact.
-            FormatError: where `obj` cannot be built.
+            FormatError: where `obj` cannot be built, or breaks a rule of the sets in ``rules``, a keyword.
         """
         with atomic_write(filename) as stream:
-            self.build_stream(obj, stream)
+            self.build_stream(obj, stream, **contextkw)
 
     def _parse(self, stream: Any, context: Any, path: str) -> File:
         with inside(path):

@@ -334,8 +334,9 @@ class Padding(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         nbytes = -stream.tell() % self.to(context)
         fits = isinstance(obj, bytes) and (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes))
-        write_all(stream, obj if fits else bytes(nbytes))
-        return obj
+        padding = obj if fits else bytes(nbytes)
+        write_all(stream, padding)
+        return padding
 
 
 class Refused(construct.Construct):

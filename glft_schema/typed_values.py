@@ -176,6 +176,8 @@ def stored(value: Any, types: Any, path: str) -> Stored:
 
 def _type_of(value: Any, path: str) -> str:
     """Returns the type of a plain value, as text."""
+    if isinstance(value, Typed):
+        return value.type
     if isinstance(value, (bool, np.bool_)):
         return "bool"
     if isinstance(value, np.generic):
@@ -201,7 +203,7 @@ def _type_of(value: Any, path: str) -> str:
     if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
         return f"{ARRAY}[float32]"
     inner = list(dict.fromkeys(_type_of(element, path) for element in value))
-    if len(inner) > 1 and not all(_is_sequence(element) for element in value):
+    if len(inner) > 1 and not all(type_text.startswith(ARRAY) for type_text in inner):
         raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
     return f"{ARRAY}[{','.join(_type_of(element, path) for element in value) if len(inner) > 1 else inner[0]}]"
 
@@ -221,6 +223,7 @@ def _is_sequence(value: object) -> bool:
 def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Stored:
     """Returns `value` as the type that `text` names; `scalar` makes each value of it a stored one."""
     scalar = scalar or _scalar
+    value = value.value if isinstance(value, Typed) else value
     if not text.startswith(f"{ARRAY}["):
         if text == ARRAY or text not in [type_.name for type_ in types]:
             names = ", ".join(type_.name for type_ in types)
@@ -233,6 +236,8 @@ def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | Non
         return Stored(types[ARRAY], Array(types[ARRAY], ()))
     if not parts[0].startswith(ARRAY):
         element = _as_typed_element(parts, types, path)
+        if isinstance(value, np.ndarray) and value.dtype == bool:
+            value = value.astype(np.uint8)
         bulk = isinstance(value, (StoredNumbers, StoredStrings, np.ndarray))
         return Stored(types[ARRAY], Array(element, value if bulk else [scalar(part, element, path) for part in value]))
     parts = parts * len(value) if len(parts) == 1 else parts

@@ -62,7 +62,8 @@ Header = Struct(
     "version"    / Default(u32, VERSIONS[-1])                     * "1, 2 or 3",
     Rule("gguf-version", "version", lambda at: at.version in VERSIONS, "1, 2 or 3"),
     Rule("gguf-version-2", "version", this.version != 1, "2 or 3", sets=(GGML,), on_request=True),
-    Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian", sets=(SPEC,)),
+    Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian",
+         sets=(SPEC,), on_request=True),
     "n_tensors"  / Count(size, len_(this._.tensor_infos))         * "number of tensor infos",
     "n_kv"       / Count(size, lambda at: len(at._.get("metadata") or ())) * "number of key-values",
 )

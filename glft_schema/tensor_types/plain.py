@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
@@ -14,6 +14,26 @@ from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 def as_stored(weights: torch.Tensor) -> torch.Tensor:
     """Returns the stored numbers: they are the tensor's."""
     return weights
+
+
+def to_f16(weights: torch.Tensor) -> torch.Tensor:
+    """Rounds to float16; NaN becomes the quiet one of its sign, as in llama.cpp, whatever the processor would make of it."""
+    rounded = weights.to(torch.float16)
+    wide = weights.to(torch.float32) if weights.dtype.itemsize == 1 else weights
+    if bool(wide.isnan().any()):
+        quiet = torch.where(wide.signbit(), -0x0200, 0x7E00).to(torch.int16).view(torch.float16)
+        rounded = torch.where(wide.isnan(), quiet, rounded)
+    return rounded
+
+
+def to_bf16(weights: torch.Tensor) -> torch.Tensor:
+    """Rounds to bfloat16; NaN keeps its upper bits and becomes a quiet one, as in llama.cpp."""
+    rounded = weights.to(torch.bfloat16)
+    wide = weights.to(torch.float32)
+    if bool(wide.isnan().any()):
+        quiet = (wide.view(torch.int32) >> 16 | 0x40).to(torch.int16).view(torch.bfloat16)
+        rounded = torch.where(wide.isnan(), quiet, rounded)
+    return rounded
 
 
 def overflow(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
@@ -31,11 +51,18 @@ def changed(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterab
         yield True, f"an integer is too large for {stored.dtype}", stored.to(weights.dtype) != weights
 
 
-def plain(name: str, code: int, number: Number, sentence: str, torch_name: str) -> TensorType:
-    """Declares a type that is numbers one after another, in C order."""
+def plain(
+    name: str,
+    code: int,
+    number: Number,
+    sentence: str,
+    torch_name: str,
+    to_number: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> TensorType:
+    """Declares a type that is numbers one after another, in C order; `to_number` rounds others to them."""
 
     def rounded(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"weights": weights.to(number.dtype)}
+        return {"weights": to_number(weights) if to_number else weights.to(number.dtype)}
 
     faults = changed if number.is_signed else overflow
     return TensorType(name, code, Struct("weights" / number[DIMS] * sentence), as_stored, rounded, faults, torch_name)
@@ -43,8 +70,8 @@ def plain(name: str, code: int, number: Number, sentence: str, torch_name: str) 
 
 # fmt: off
 F32  = plain("F32",   0, f32,  "IEEE 754 single", "float32")
-F16  = plain("F16",   1, f16,  "IEEE 754 half", "float16")
-BF16 = plain("BF16", 30, bf16, "the upper half of an IEEE 754 single", "bfloat16")
+F16  = plain("F16",   1, f16,  "IEEE 754 half", "float16", to_f16)
+BF16 = plain("BF16", 30, bf16, "the upper half of an IEEE 754 single", "bfloat16", to_bf16)
 F64  = plain("F64",  28, f64,  "IEEE 754 double", "float64")
 I8   = plain("I8",   24, i8,   "two's complement", "int8")
 I16  = plain("I16",  25, i16,  "two's complement", "int16")

@@ -1,0 +1,423 @@
+"""GGUF as a user meets it: golden files, metadata with types, tensors in either byte order, types that nobody knows."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import ClosedError, Container, File, FormatError, SchemeError, TensorError, load_file, save_file
+from glft_schema.bulk import StoredStrings
+from glft_schema.container import findings
+from glft_schema.formats.gguf import GGML_TYPES, as_metadata
+from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.typed_values import Typed
+from tests import gguf_reference as reference
+from tests.gguf_reference import ARRAY, F32, I8, Info
+from tests.golden import golden
+
+ORDERS = ("little", "big")
+
+
+@pytest.fixture(params=ORDERS)
+def file(request: pytest.FixtureRequest) -> File:
+    return Container.parse(golden(f"gguf_{request.param}"))
+
+
+def build(**regions: object) -> File:
+    return Container.parse(Container.build({"format": "GGUF", **regions}))
+
+
+def test_golden_header_and_metadata(file: File) -> None:
+    assert dict(file.header) == {"magic": b"GGUF", "byte_order": file.header.byte_order, "version": 3}
+    assert (file.header.n_tensors, file.header.n_kv, file.alignment) == (3, 6, 32)
+    nan = file.metadata["g.nan"]
+    assert math.isnan(nan)
+    assert {**file.metadata, "g.nan": None} == {
+        "g.name": "tü",
+        "g.flags": [True, False],
+        "g.empty": [],
+        "g.nested": [[1, 2], ["x"]],
+        "g.nan": None,
+        "g.big": 2**40 + 1,
+    }
+    assert [type(value) for value in file.metadata.values()] == [str, list, list, list, float, int]
+    types = ["string", "array[bool]", "array[int16]", "array[array[uint8],array[string]]", "float32", "uint64"]
+    assert [file.metadata.type_of(key) for key in file.metadata] == types
+
+
+def test_golden_tensors(file: File) -> None:
+    assert [(t.name, t.dims, t.shape, t.dtype.name, t.offset, t.position, t.nbytes) for t in file.tensors.values()] == [
+        ("w", (32, 1), (1, 32), "Q5_0", 0, 352, 22),
+        ("v", (2,), (2,), "F32", 32, 384, 8),
+        ("i", (), (), "I16", 64, 416, 2),
+    ]
+    codes = [0x10, 2, *[0] * 13, 3, 1, 15, *[0] * 13, 0x14]  # the first and the last have their fifth bit from qh
+    assert file.tensors["w"].dequantize().tolist() == [[(code - 16) / 2 for code in codes]]
+    assert file.tensors["v"].dequantize().tolist() == [1.5, -2.0]
+    assert file.tensors["i"].dequantize() == torch.tensor(-300, dtype=torch.int16)
+    assert file.tensors["v"][1] == -2.0
+    assert file.tensors["w"][0, 31] == 2.0
+
+
+def test_golden_files_build_back_and_are_one_another_swapped() -> None:
+    little, big = (Container.parse(golden(f"gguf_{order}")) for order in ORDERS)
+    for file, other in ((little, big), (big, little)):
+        assert Container.build(file) == file.source.view(0, file.nbytes)
+        swapped = Container.build({"format": "GGUF", **file.regions, "header": {"byte_order": other.header.byte_order}})
+        assert swapped == other.source.view(0, other.nbytes)
+    assert little != big
+
+
+def test_values_build_the_golden_file(file: File) -> None:
+    nan = np.frombuffer(bytes.fromhex("0100a07f"), "<f4")[0]
+    blocks = torch.zeros(1, 1, 22, dtype=torch.uint8)
+    raw = bytes.fromhex("0038 01000080 10F2") + bytes(13) + b"\x43"
+    blocks[0, 0] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    built = Container.build(
+        {
+            "format": "GGUF",
+            "header": {"byte_order": file.header.byte_order},
+            "metadata": {
+                "g.name": "tü",
+                "g.flags": [True, False],
+                "g.empty": Typed([], "array[int16]"),
+                "g.nested": [Typed([1, 2], "array[uint8]"), ["x"]],
+                "g.nan": nan,
+                "g.big": 2**40 + 1,
+            },
+            "tensor_infos": [
+                {"name": "w", "dims": [32, 1], "dtype": "q5_0"},
+                {"name": "v", "dims": [2], "dtype": 0},
+                {"name": "i", "dims": [], "dtype": GGML["I16"]},
+            ],
+            "data": {
+                "w": {"blocks": blocks},
+                "v": {"weights": torch.tensor([1.5, -2.0])},
+                "i": {"weights": torch.tensor(-300, dtype=torch.int16)},
+            },
+        }
+    )
+    assert built == golden(f"gguf_{file.header.byte_order}")
+
+
+def test_a_file_is_a_value(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    path.write_bytes(golden("gguf_little"))
+    with glft_schema.open(path) as file, glft_schema.open(path, mmap=False) as unmapped:
+        assert file == unmapped == pickle.loads(pickle.dumps(file)) == copy.deepcopy(file)
+        assert dict(unmapped.metadata)["g.nested"] == file.metadata["g.nested"]
+        assert "'g.name' = 'tü'" in str(file)
+        assert "Q5_0" in str(file)
+        names, metadata = file.metadata.stored("g.nested").value.values[1].values, file.metadata
+        assert repr(names) == "['x']"
+    for access in (lambda: file.metadata, lambda: metadata["g.flags"], lambda: names[0], lambda: list(names)):
+        with pytest.raises(ClosedError, match="is closed"):
+            access()
+
+
+def test_long_arrays_are_views_and_lazy() -> None:
+    numbers, texts = np.arange(2000, dtype=np.int16), [f"token {i}" for i in range(2000)]
+    for order in ORDERS:
+        file = build(header={"byte_order": order}, metadata={"n": numbers, "t": texts, "f": np.zeros(1500, dtype=bool)})
+        view = file.metadata["n"]
+        assert isinstance(view, np.ndarray)
+        assert np.array_equal(view, numbers)
+        assert not view.flags.writeable
+        assert file.metadata["f"].dtype == bool
+        tokens = file.metadata["t"]
+        assert isinstance(tokens, StoredStrings)
+        assert (len(tokens), tokens[0], tokens[-1], tokens[5:7]) == (2000, "token 0", "token 1999", texts[5:7])
+        assert tokens == texts
+        assert tokens != texts[:-1]
+        assert tokens != "token"
+        assert "token 7" in tokens
+        assert tokens.index("token 1234") == 1234
+        assert repr(tokens) == "['token 0', 'token 1', 'token 2', 'token 3', ... 2,000 in all]"
+        with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
+            tokens[2000]
+        assert "... 2,000 in all" in str(file)
+        stored = file.metadata.stored("n").value.values
+        assert repr(stored) == "[0, 1, 2, 3, ... 2,000 in all]"
+        assert stored[-1] == 1999
+
+
+def test_strings_are_walked_over_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.bulk.WINDOW", 16)
+    texts = ["", "a", "b" * 40, "c" * 3, "", "d" * 9]
+    assert build(metadata={"t": texts, "after": 7}).metadata == {"t": texts, "after": 7}
+
+
+PLAIN = [
+    (True, "bool"),
+    (7, "uint32"),
+    (-7, "int32"),
+    (1 << 32, "uint64"),
+    (-(1 << 40), "int64"),
+    (0.5, "float32"),
+    ("x", "string"),
+    (np.float64(0.5), "float64"),
+    (np.uint8(3), "uint8"),
+    (np.bool_(True), "bool"),
+    ([1, -2], "array[int32]"),
+    ([1 << 31], "array[uint32]"),
+    ([1, 0.5], "array[float32]"),
+    ([True], "array[bool]"),
+    (["a", ""], "array[string]"),
+    (("a",), "array[string]"),
+    ([[1], [2]], "array[array[int32]]"),
+    ([[1], ["a"]], "array[array[int32],array[string]]"),
+    (np.array([1, 2], dtype=np.uint16), "array[uint16]"),
+    (np.array([0.5]), "array[float64]"),
+    (np.array([True, False]), "array[bool]"),
+    (np.array(["a", "b"]), "array[string]"),
+    (Typed(1, "int8"), "int8"),
+    (Typed(1, "float64"), "float64"),
+    (Typed([], "array[array]"), "array[array]"),
+    (Typed([[], [1]], "array[array[uint8]]"), "array[array[uint8]]"),
+]
+
+
+@pytest.mark.parametrize(("value", "type_text"), PLAIN, ids=lambda value: str(value)[:30])
+def test_types_of_plain_values(value: object, type_text: str) -> None:
+    metadata = build(metadata={"k": value}).metadata
+    assert metadata.type_of("k") == type_text
+    expected = value.value if isinstance(value, Typed) else value
+    expected = expected.tolist() if isinstance(expected, (np.ndarray, np.generic)) else expected
+    assert metadata["k"] == (list(expected) if isinstance(expected, tuple) else expected)
+
+
+REFUSED = [
+    (None, "expected a number, bool, text or a list of such, found None"),
+    (b"x", "expected a number, bool, text or a list of such, found b'x'"),
+    ({}, "expected a number, bool, text or a list of such, found {}"),
+    ([], 'expected at least one element, found none: give the type, Typed([], "array[string]")'),
+    (1 << 64, "expected an integer of at most 64 bits, found 18446744073709551616"),
+    ([-1, 1 << 63], "expected an integer of at most 64 bits, found -1"),
+    (["a", 1], "expected elements of one type, found string and uint32"),
+    (1e39, "expected a number that f32 can hold, found 1e+39"),
+    ("\ud800", "expected text that UTF-8 can hold, found '\\ud800'"),
+    (Typed(1, "int"), "expected one of uint8, int8, uint16"),
+    (Typed(1, "array"), "found 'array'"),
+    (Typed(256, "uint8"), "expected a number that u8 can hold, found 256"),
+    (Typed(-1, "uint64"), "expected a number that u64 can hold, found -1"),
+    (Typed(0.5, "int32"), "expected a number that i32 can hold, found 0.5"),
+    (Typed(True, "int32"), "expected a number that i32 can hold, found True"),
+    (Typed(1, "bool"), "expected a bool, found 1"),
+    (Typed(1, "string"), "expected text, found 1"),
+    (Typed(1, "array[int8]"), "expected a list, found 1"),
+    (Typed([1], "array[int8"), "expected a type such as array[int32], found 'array[int8'"),
+    (Typed([1], "array[int8,int8]"), "expected one type for the elements, found 'int8, int8'"),
+    (Typed([[1]], "array[array[int8],array[int8]]"), "expected 2 elements, found 1"),
+    (Typed([300], "array[int8]"), "expected a number that i8 can hold, found 300"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=lambda value: str(value)[:30])
+def test_values_that_cannot_be_stored(value: object, message: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        build(metadata={"k": value})
+    assert message in str(caught.value)
+    assert caught.value.path.startswith("metadata")
+
+
+def test_metadata_with_other_values_keeps_types() -> None:
+    metadata = build(metadata={"a": Typed(1, "uint8"), "b": "x", "c": Typed([], "array[int16]")}).metadata
+    changed = metadata | {"a": 2, "d": 1.5, "b": Typed(3, "int64")}
+    assert changed == {"a": 2, "b": 3, "c": [], "d": 1.5}
+    assert [changed.type_of(key) for key in changed] == ["uint8", "int64", "array[int16]", "float32"]
+    assert build(metadata=changed).metadata == changed
+    assert list(changed.without("a", "c")) == ["b", "d"]
+    assert metadata == {"a": 1, "b": "x", "c": []}
+    with pytest.raises(FormatError, match="a: expected a number that u8 can hold, found 256"):
+        metadata | {"a": 256}
+    with pytest.raises(KeyError):
+        metadata.without("x")
+    with pytest.raises(KeyError):
+        metadata.type_of("x")
+    assert repr(as_metadata({"a": "x" * 200})).startswith("{'a': 'xxxx")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_save_and_load(tmp_path: Path, order: str, version: int) -> None:
+    tensors = {
+        "w.weight": torch.randn(4, 64),
+        "h": torch.randn(3).half(),
+        "b": torch.randn(2, 2).bfloat16(),
+        "d": torch.randn(2, dtype=torch.float64),
+        "i": torch.arange(-3, 3),
+        "n.weight": torch.randn(64),
+        "u": torch.tensor([[250]], dtype=torch.uint8),
+        "f": torch.tensor([True]),
+    }
+    path = tmp_path / "model.gguf"
+    header = {"version": version, "byte_order": order}
+    written = save_file(tensors, path, {"general.architecture": "toy"}, {"*weight": "q8_0"}, format="gguf", header=header)
+    types = ["Q8_0", "F16", "BF16", "F64", "I64", "F32", "I16", "I8"]
+    assert [tensor.type.name for tensor in written] == types
+    notes = {tensor.name: tensor.note for tensor in written if tensor.note}
+    assert notes == {
+        "n.weight": "not q8_0: it has fewer than two dims, and no scheme of its own",
+        "u": "torch.uint8 widened to I16, exactly",
+        "f": "torch.bool widened to I8, exactly",
+    }
+    with glft_schema.open(path) as file:
+        assert (file.header.version, file.header.byte_order) == (version, order)
+        assert findings(file, "spec") == [] or (version, order) != (3, "little")
+        assert all(tensor.position % 32 == 0 for tensor in file.tensors.values())
+        assert file.nbytes % 32 == 0
+    loaded = load_file(path)
+    for name, tensor in tensors.items():
+        expected = GGML["Q8_0"].round_trip(tensor, name) if name == "w.weight" else tensor
+        assert loaded[name].shape == tensor.shape
+        assert torch.equal(loaded[name].to(expected.dtype), expected)
+        assert loaded[name].dtype == (expected.dtype if name not in "uf" else [torch.int16, torch.int8][name == "f"])
+
+
+def test_alignment_is_stated_and_kept_to(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    save_file({"a": torch.zeros(1), "b": torch.zeros(3)}, path, format="GGUF", alignment=256)
+    with glft_schema.open(path) as file:
+        assert (file.alignment, file.metadata) == (256, {"general.alignment": 256})
+        assert file.metadata.type_of("general.alignment") == "uint32"
+        assert [tensor.position % 256 for tensor in file.tensors.values()] == [0, 0]
+        assert (file.nbytes, findings(file, "spec"), findings(file, "ggml")) == (768, [], [])
+    with pytest.raises(FormatError, match=r"expected a power of two for general.alignment, found 24"):
+        save_file({"a": torch.zeros(1)}, path, format="gguf", alignment=24)
+    save_file({"a": torch.zeros(1)}, path, format="gguf", alignment=24, rules=["spec"])
+    with glft_schema.open(path) as file:
+        assert [finding.rule for finding in findings(file, "ggml")] == ["gguf-alignment-power"]
+
+
+def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for tensors, metadata, message in (
+        ({"n" * 64: torch.zeros(1)}, {}, "tensor_infos -> 0 -> name: expected at most 63 bytes"),
+        ({"w": torch.zeros(1, 1, 1, 1, 1)}, {}, "tensor_infos -> 0 -> dims: expected at most 4"),
+        ({}, {"k": [[1]]}, "metadata -> 0 -> value: expected no array in an array"),
+        ({}, {"No": 1}, "metadata -> 0 -> key: expected lower_snake_case segments joined by dots"),
+    ):
+        with pytest.raises(FormatError) as caught:
+            save_file(tensors, path, metadata, format="gguf")
+        assert message in str(caught.value)
+        assert not path.exists()
+        save_file(tensors, path, metadata, format="gguf", rules=["lenient"])
+        path.unlink()
+    with pytest.raises(SchemeError, match="expected GLFT or GGUF, found 'onnx'"):
+        save_file({}, path, format="onnx")
+
+
+def test_tied_tensors_are_stored_apart(tmp_path: Path) -> None:
+    weight = torch.randn(2, 2)
+    written = save_file({"a": weight, "b": weight}, tmp_path / "model.gguf", format="gguf")
+    assert [(tensor.nbytes, tensor.alias_of) for tensor in written] == [(16, None), (16, None)]
+
+
+UNKNOWN = reference.File(
+    [],
+    [Info(b"a", [5], 200, b"abcde", 0), Info(b"b", [2], I8, b"xy", 32), Info(b"c", [9, 9], 201, b"", 64)],
+    b"abcde".ljust(32, b"\1") + b"xy" + bytes(30) + b"z",
+).bytes()
+
+
+def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
+    file = Container.parse(UNKNOWN)
+    a, b, c = file.tensors.values()
+    assert (a.dtype.name, a.dtype.code, a.nbytes, bytes(a.raw)) == ("type 200", 200, 32, b"abcde".ljust(32, b"\1"))
+    assert (b.dequantize().tolist(), c.nbytes, bytes(c.raw)) == ([120, 121], 1, b"z")
+    for access in (a.dequantize, lambda: a.payload, lambda: a[0], lambda: list(a.pieces("big"))):
+        with pytest.raises(TensorError, match=r"tensor 'a': its type, 200, is not known; glft_schema.register_type adds types"):
+            access()
+    assert Container.build(file) == UNKNOWN
+    assert pickle.loads(pickle.dumps(a.dtype)) is a.dtype
+
+
+def test_unknown_types_are_copied_where_they_can_be(tmp_path: Path) -> None:
+    from glft_schema.convert import convert
+
+    (tmp_path / "in.gguf").write_bytes(UNKNOWN)
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf")
+    assert [(tensor.copied, tensor.nbytes) for tensor in written] == [(True, 32), (True, 2), (True, 1)]
+    with glft_schema.open(tmp_path / "out.gguf") as file:
+        assert file.tensors["a"].raw == b"abcde".ljust(32, b"\1")
+        assert bytes(file.tensors["c"].raw) == b"z" + bytes(31)  # its end is not known: the padding is taken for a part
+    with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known, and cannot be made another"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.glft")
+    with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.gguf", header={"byte_order": "big"})
+
+
+def test_unknown_types_are_built_from_bytes() -> None:
+    infos = [{"name": "a", "dims": [3], "dtype": 77}, {"name": "b", "dims": [1], "dtype": OpaqueType.of(78)}]
+    file = build(tensor_infos=infos, data={"a": b"abc", "b": memoryview(b"defg")})
+    assert [bytes(tensor.raw).rstrip(b"\0") for tensor in file.tensors.values()] == [b"abc", b"defg"]
+    with pytest.raises(FormatError, match="tensor_infos -> 0 -> dtype: expected a ggml type"):
+        build(tensor_infos=[{"name": "a", "dims": [3], "dtype": "q4_x"}], data={"a": b""})
+
+
+def test_the_types_of_ggml_are_those_that_its_rule_knows() -> None:
+    assert {type_.name for type_ in GGML_TYPES} >= {"F32", "BF16", "I64", "Q8_K", "NVFP4"}
+    assert len(GGML_TYPES) == 35
+
+
+def test_embedded_in_another_file() -> None:
+    from construct import Int16ul, Prefixed, Struct
+
+    package = Struct("junk" / Int16ul, "weights" / Prefixed(Int16ul, Container))
+    stored = package.build({"junk": 7, "weights": Container.parse(golden("gguf_big"))})
+    assert stored[4:] == golden("gguf_big")
+    assert package.parse(stored).weights.metadata["g.name"] == "tü"
+
+
+def test_values_that_are_no_file() -> None:
+    for regions, message in (
+        ({"metadata": [1]}, "metadata: expected a mapping of keys to values, found [1]"),
+        ({"header": {"byte_order": "middle"}}, "header -> byte_order: expected 'little' or 'big', found 'middle'"),
+        ({"header": {"version": 4}}, "header -> version: expected 1, 2 or 3, found 4"),
+        ({"header": {"n_kv": 3}}, "header -> n_kv: expected 0, which follows from what it counts, found 3"),
+        ({"alignment": 64}, "expected the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
+        ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64, a limit of this reader"),
+        ({"tensor_infos": [{"name": 3, "dims": [1], "dtype": 0}]}, "tensor_infos -> 0 -> name: expected text, found 3"),
+        (
+            {"header": {"version": 1}, "tensor_infos": [{"name": "a", "dims": [1 << 32, 0], "dtype": 0}]},
+            "tensor_infos -> 0 -> dims: expected a number that u32 can hold, found 4294967296",
+        ),
+    ):
+        with pytest.raises(FormatError) as caught:
+            build(**regions)
+        assert message in str(caught.value)
+
+
+def test_deep_arrays_cannot_be_built() -> None:
+    value: object = [1]
+    for _ in range(16):
+        value = [value]
+    with pytest.raises(FormatError, match="expected arrays nested at most 16 deep, a limit of this reader"):
+        build(metadata={"k": value})
+
+
+def test_padding_that_fits_no_more_becomes_zeros() -> None:
+    stored = reference.File([], [Info(b"w", [1], F32, bytes(4))], padding=b"\1" * 7).bytes()
+    file = Container.parse(stored)
+    assert (file.padding, Container.build(file)) == (b"\1" * 7, stored)
+    longer = Container.parse(Container.build({"format": "GGUF", **file.regions, "metadata": {"k": "longer"}}))
+    assert not any(longer.padding)
+    assert longer.metadata == {"k": "longer"}
+
+
+def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
+    entries = [(b"b", 7, 200), (b"f", 6, bytes.fromhex("7fa00001")), (b"d", 12, bytes.fromhex("7ff4000000000001"))]
+    entries += [(b"a", ARRAY, (7, [0, 9])), (b"n", ARRAY, (6, [bytes.fromhex("ffa12345")]))]
+    for order, other in (("<", "big"), (">", "little")):
+        metadata = Container.parse(reference.File(entries, order=order).bytes()).metadata
+        assert (metadata["b"], metadata["a"]) == (True, [False, True])
+        built = Container.build({"format": "GGUF", "header": {"byte_order": other}, "metadata": metadata})
+        assert built == reference.File(entries, order="<" if other == "little" else ">").bytes()
