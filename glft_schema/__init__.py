@@ -1,6 +1,7 @@
-"""Model-weight containers, declared once: the same construct schema parses, builds, checks and documents them."""
+"""Model-weight containers, GLFT and GGUF, declared once: one construct schema parses, builds, checks and documents each."""
 
 from glft_schema.container import Container, open
+from glft_schema.convert import convert
 from glft_schema.errors import (
     ClosedError,
     FormatError,
@@ -21,7 +22,9 @@ from glft_schema.quantize import (
     quantize_symmetric_per_channel,
     quantize_symmetric_per_group,
 )
+from glft_schema.tensor_types.ggml import register_type
 from glft_schema.tensors import Tensor
+from glft_schema.typed_values import Typed
 
 __version__ = "0.1.0"
 
@@ -38,6 +41,8 @@ __all__ = [
     "TensorError",
     "TiedWarning",
     "TruncatedError",
+    "Typed",
+    "convert",
     "dequantize_symmetric",
     "fake_quantize",
     "load_file",
@@ -45,6 +50,7 @@ __all__ = [
     "quantize_symmetric_per_channel",
     "quantize_symmetric_per_group",
     "read_gguf_lite",
+    "register_type",
     "save_file",
     "write_gguf_lite",
 ]

@@ -144,8 +144,9 @@ def metadata_of(path: StrPath) -> Mapping[str, Any]:
     if any(magic in format.magics for format in FORMATS):
         metadata: Mapping[str, Any] = open_container(path, whole_set=False).metadata
         return metadata
-    with _reading_safetensors(path) as file:
-        return file.metadata() or {}
+    with _reading_safetensors(path), open(path, "rb") as file:  # the library checks it, but forgets the order
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return dict(header.get("__metadata__", {}))
 
 
 def stored_tensors(file: File) -> dict[str, StoredTensor]:

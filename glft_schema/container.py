@@ -184,9 +184,7 @@ def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
     """Returns the format and the regions to be built from."""
     if isinstance(obj, File):
         if len(obj.shards) > 1:
-            raise FormatError(
-                f"expected one file, found a set of {len(obj.shards)}: glft_schema.splitting.merge makes one of it"
-            )
+            raise FormatError(f"expected one file, found a set of {len(obj.shards)}: merge it first")
         return obj.format, obj.regions
     if not isinstance(obj, Mapping):
         raise FormatError(f"expected a File or a mapping of regions, found {shown(obj)}")

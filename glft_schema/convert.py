@@ -49,7 +49,7 @@ def convert(
         format: ``safetensors``, ``glft`` or ``gguf``; unless given, what the ending of `out` says.
         header: as of `save_file`.
         alignment: as of `save_file`.
-        rules: as of `save_file`; a GGUF file that becomes another one keeps its ways unless given.
+        rules: as of `save_file`; where metadata come from a GGUF file, none unless given: it keeps its ways.
         exclude: as of `save_file`.
         progress: as of `save_file`.
 
@@ -64,7 +64,7 @@ def convert(
     if target == SAFETENSORS:
         texts = as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
-    if rules is None and target == GGUF.name and isinstance(entries, Metadata):
+    if rules is None and target == GGUF.name and has_types(entries):
         rules = ()
     kept = as_texts(entries, metadata or {}) if target == GLFT.name else as_typed(entries, metadata or {})
     more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress}
@@ -88,9 +88,14 @@ def target_format(out: StrPath, format: str | None) -> str:
     return names[format.lower()]
 
 
+def has_types(entries: Mapping[str, Any]) -> bool:
+    """Tells whether metadata has types: of GGUF, or as their text."""
+    return isinstance(entries, Metadata) or entries.get(MARKER) == MARKED
+
+
 def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, str]:
     """Returns metadata as text by key: as it is where it was text, else as types and values."""
-    if not isinstance(entries, Metadata) and entries.get(MARKER) != MARKED:
+    if not has_types(entries):
         return {**entries, **added}
     typed = as_typed(entries, added)
     return {MARKER: MARKED, **{key: to_text(typed.stored(key)) for key in typed}}
@@ -98,9 +103,7 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
     """Returns metadata as typed values: as they are, or read from their texts, or as strings."""
-    if isinstance(entries, Metadata):
-        return entries | added
-    if entries.get(MARKER) != MARKED:
+    if isinstance(entries, Metadata) or not has_types(entries):
         return as_metadata(entries) | added
     texts = {key: text for key, text in entries.items() if key != MARKER}
     return as_metadata({key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}) | added

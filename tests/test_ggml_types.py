@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
@@ -10,7 +15,7 @@ import torch
 from glft_schema.errors import TensorError
 from glft_schema.fields import Struct
 from glft_schema.numbers import f16, i8
-from glft_schema.source import BytesSource
+from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML
@@ -209,3 +214,125 @@ def test_what_cannot_be_quantized_is_refused(name: str) -> None:
         with pytest.raises(TensorError, match="weights are too large for the scale of their block") as caught:
             type_.encode(weights, "w")
         assert caught.value.index == (1, weights_in(type_))
+
+
+# The numbers of more than one byte in a block, as (first byte, bytes each, how many); all other bytes stand alone.
+# Source: the block structs of llama.cpp's ggml-common.h, and the words that ggml-quants.c reads from their bytes.
+# fmt: off
+WORDS = {
+    "Q4_0": [(0, 2, 1)], "Q4_1": [(0, 2, 2)], "Q5_0": [(0, 2, 1), (2, 4, 1)], "Q5_1": [(0, 2, 2), (4, 4, 1)],
+    "Q8_0": [(0, 2, 1)], "Q8_1": [(0, 2, 2)], "Q1_0": [(0, 2, 1)], "Q2_0": [(0, 2, 1)],
+    "Q2_K": [(80, 2, 2)], "Q3_K": [(108, 2, 1)], "Q4_K": [(0, 2, 2)], "Q5_K": [(0, 2, 2)], "Q6_K": [(208, 2, 1)],
+    "Q8_K": [(0, 4, 1), (260, 2, 16)],
+    "IQ2_XXS": [(0, 2, 1), (2, 4, 16)], "IQ2_XS": [(0, 2, 33)], "IQ2_S": [(0, 2, 1)], "IQ3_XXS": [(0, 2, 1), (66, 4, 8)],
+    "IQ3_S": [(0, 2, 1)], "IQ1_S": [(0, 2, 1), (34, 2, 8)], "IQ1_M": [(48, 2, 4)], "IQ4_NL": [(0, 2, 1)],
+    "IQ4_XS": [(0, 2, 2)], "TQ1_0": [(52, 2, 1)], "TQ2_0": [(64, 2, 1)], "MXFP4": [], "NVFP4": [],
+}
+# fmt: on
+
+
+def swapped(blocks: np.ndarray, words: list[tuple[int, int, int]]) -> np.ndarray:
+    """Returns blocks whose words have their bytes in the other order."""
+    other = blocks.copy()
+    for first, size, count in words:
+        for word in range(first, first + size * count, size):
+            other[:, word : word + size] = blocks[:, word : word + size][:, ::-1]
+    return other
+
+
+@by_type
+def test_big_endian_blocks_mean_the_same(type_: TensorType) -> None:
+    blocks = random_blocks(type_)[:BLOCKS]
+    other = swapped(blocks, WORDS[type_.name])
+    dims = [BLOCKS // 2, 2 * weights_in(type_)]
+    rows, columns = range(dims[0]), range(dims[1])
+    fields = type_.cut(BytesSource(other.tobytes()), 0, dims, rows, columns, "big")
+    assert np.array_equal(fields["blocks"].numpy().reshape(blocks.shape), blocks)
+    assert b"".join(type_.pieces(fields, "big")) == other.tobytes()
+    payload = type_.parse(Cursor(BytesSource(other.tobytes())), dims, "big")
+    assert np.array_equal(payload.blocks.numpy().reshape(blocks.shape), blocks)
+    stream = io.BytesIO()
+    type_.write(payload, stream, dims, order="big")
+    assert stream.getvalue() == other.tobytes()
+    part = type_.cut(BytesSource(other.tobytes()), 0, dims, range(1, 2), range(weights_in(type_), 2 * weights_in(type_)), "big")
+    assert part["blocks"].flatten().tolist() == blocks[3].tolist()
+
+
+PLAIN = [type_ for type_ in GGML if type_.exact]
+
+
+@pytest.mark.parametrize("type_", PLAIN, ids=str)
+def test_plain_numbers_in_either_byte_order(type_: TensorType) -> None:
+    stored = np.random.default_rng(0).integers(0, 256, 24 * 8, dtype=np.uint8).tobytes()
+    size = type_.dtype.itemsize
+    dims = [4, 48 // size]
+    assert type_.nbytes(dims) == 192
+    other = b"".join(stored[at : at + size][::-1] for at in range(0, len(stored), size))
+    whole = range(4), range(dims[1])
+    little = type_.cut(BytesSource(stored), 0, dims, *whole, "little")
+    big = type_.cut(BytesSource(other), 0, dims, *whole, "big")
+    assert little["weights"].dtype == type_.dtype
+    for fields in (little, big):
+        assert bytes(b"".join(type_.pieces(fields))) == stored
+        assert bytes(b"".join(type_.pieces(fields, "big"))) == other
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_rounds_floats_as_llama_cpp(name: str) -> None:
+    """Every half way between two of them, every NaN prefix, and random bits."""
+    random = np.random.default_rng(1).integers(0, 1 << 32, 1 << 20, dtype=np.uint32)
+    prefixes = np.arange(1 << 16, dtype=np.uint32) << 16
+    bits = np.concatenate(
+        (random, prefixes, prefixes + 0x8000, prefixes + 0x1000, prefixes + 1, np.uint32(0x7F800000) + prefixes // 97)
+    )
+    weights = np.ascontiguousarray(bits.view(np.float32).reshape(-1, 256))
+    expected = llama_cpp.quantize(GGML[name].code, weights, 512).view(np.int16)
+    found = GGML[name].quantize(torch.from_numpy(weights))["weights"].view(torch.int16).numpy()
+    assert np.array_equal(found, expected)
+
+
+def test_integers_are_kept_or_refused() -> None:
+    for name, least, greatest in (("I8", -128, 127), ("I16", -(1 << 15), (1 << 15) - 1), ("I32", -(1 << 31), (1 << 31) - 1)):
+        numbers = torch.tensor([least, 0, greatest])
+        assert torch.equal(GGML[name].round_trip(numbers, "w").long(), numbers)
+        with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for torch.int"):
+            GGML[name].encode(torch.tensor([0, greatest + 1]), "w")
+        with pytest.raises(TensorError, match=r"expected an integer dtype, found torch.float32: exclude or convert it"):
+            GGML[name].encode(torch.ones(1), "w")
+    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert it"):
+        GGML["Q8_0"].encode(torch.ones(1, 32).long(), "w")
+
+
+def test_a_registered_type_is_read_and_written(tmp_path: Path) -> None:
+    """In a process of its own: types stay registered."""
+    code = """
+import torch
+from glft_schema import load_file, register_type, save_file
+from glft_schema.fields import Struct
+from glft_schema.numbers import f16, i8
+
+def dequantize(d, qs):
+    return d.float() * qs.float()
+
+def quantize(weights):
+    d = weights.abs().amax(1, keepdim=True) / 100
+    return {"d": d.half(), "qs": (weights / d.half().float()).round().to(torch.int8)}
+
+block = Struct("d" / f16[1] * "scale", "qs" / i8[16] * "codes")
+register_type("Q8_X", 200, 16, block, dequantize, quantize)
+weights = torch.arange(-32.0, 32.0).reshape(2, 32)
+for order in ("little", "big"):
+    more = {"format": "gguf", "header": {"byte_order": order}, "rules": ()}
+    written = save_file({"w": weights}, "own.gguf", schemes={"*": "q8_x"}, **more)
+    assert (written[0].type.name, written[0].nbytes) == ("Q8_X", 72)
+    assert (load_file("own.gguf")["w"] - weights).abs().max() < 0.2
+for name, code in (("q8_x", 201), ("Q8_Y", 200), ("q4_0", 201), ("Q8_Y", 2), ("Q8_per_channel", 201)):
+    try:
+        register_type(name, code, 16, block, dequantize)
+    except ValueError as error:
+        assert "expected a " in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
