@@ -130,6 +130,14 @@ class Metadata(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{key!r}: {shown(value)}' for key, value in self.items())}}}"
 
+    def __eq__(self, other: object) -> bool:
+        """Tells whether another mapping has the same keys with equal values, in any order; NaN is not equal to itself."""
+        if not isinstance(other, Mapping) or self.keys() != other.keys():
+            return False if isinstance(other, Mapping) else NotImplemented
+        return all(_equal(value, other[key]) for key, value in self.items())
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __or__(self, others: Mapping[str, Any]) -> Metadata:
         """Returns these entries with others in their place or after them. A key that stays keeps its type.
 
@@ -156,6 +164,12 @@ class Metadata(Mapping[str, Any]):
     def stored(self, key: str) -> Stored:
         """Returns a value as it is stored. Raises KeyError where there is no such key."""
         return self._entries[key]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    return bool(one == other)
 
 
 def stored(value: Any, types: Any, path: str) -> Stored:

