@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,14 @@ import safetensors.torch
 import torch
 
 from glft_schema import Container, FormatError
+from glft_schema.formats.gguf import GGUF, KeyValue, KeyValues, TensorInfo
 from glft_schema.formats.glft import GLFT, MAX_DIMS, Descriptor
+from glft_schema.rules import Rule
+from glft_schema.tensor_types.ggml import GGML
 from tests import reference
+from tests.gguf_cases import READ, READS, REFUSED
 from tests.reference import F32, Q4, Row
+from tests.test_gguf_rules import CHECKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,10 +33,12 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (example,) = blocks(ROOT / "README.md", "python")
     names: dict[str, object] = {}
-    exec(compile(example, "README.md", "exec"), names)
+    for example in blocks(ROOT / "README.md", "python"):
+        exec(compile(example, "README.md", "exec"), names)
     assert names["rows"].shape == (2, 128)
+    assert names["half"].dtype == torch.bfloat16
+    assert set(safetensors.torch.load_file("model.safetensors")) == set(names["tensors"])
 
 
 def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +47,21 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     model = torch.nn.ModuleDict(parts)
     safetensors.torch.save_file(model.state_dict(), "model.safetensors")
     names: dict[str, object] = {"model": model, "torch": torch, "received": b"GGML"}
-    export, checkpoint, into_model, load, check, quantize, build, package = blocks(ROOT / "docs" / "recipes.md", "python")
-    for example in (export, into_model, load.replace('"cuda"', '"cpu"'), check, quantize, build, package, checkpoint):
+    examples = blocks(ROOT / "docs" / "recipes.md", "python")
+    export, checkpoint, write, change, rules, into_model, load, check, quantize, build, package = examples
+    for example in (
+        write,
+        change,
+        rules,
+        export,
+        into_model,
+        load.replace('"cuda"', '"cpu"'),
+        check,
+        quantize,
+        build,
+        package,
+        checkpoint,
+    ):
         exec(compile(example, "recipes.md", "exec"), names)
     assert not names["missing"].missing_keys
     assert (names["weights"].shape, names["scales"].shape) == ((8, 256), (8, 8))
@@ -46,7 +69,9 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert names["nibbles"].shape == (64, 32)
     assert Container.parse(names["built"]).tensors["w"].nbytes == 68
     assert Container.parse_file("model2.gguf-lite").metadata["note"] == "checked"
+    assert Path("whole.gguf").read_bytes() == Path("model.gguf").read_bytes()
     printed = capsys.readouterr().out
+    assert "output_norm.weight F32 copied" in printed
     assert "fc1.bias F32 256 not q4_per_group_64: expected at least 2 dims" in printed
     assert "header -> magic 0 None header -> magic: expected" in printed
 
@@ -68,8 +93,83 @@ def test_format_page_has_every_field_type_and_code() -> None:
     assert f"stop at {MAX_DIMS}" in FORMAT_PAGE
 
 
+def table_rows(page: str) -> dict[str, list[str]]:
+    """Returns the cells of each row of a page's tables, by the first cell, without its code quotes."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def test_gguf_page_has_every_type() -> None:
+    rows = table_rows("gguf.md")
+    for type_ in GGML:
+        name, weights, nbytes, bits, fields, formula, encoder = rows[str(type_.code)]
+        assert (name, bool(encoder)) == (type_.name, type_.quantize is not None)
+        assert type_.refusal([1, int(weights)]) is None
+        assert type_.nbytes([1, int(weights)]) == int(nbytes) == float(bits) * int(weights) / 8
+        declared = type_.block.subcons if type_.block else []
+        for field in declared:
+            assert f"`{field.name}` {field.subcon!r}" in fields
+        assert fields.count("`") == 2 * max(len(declared), 1)
+        assert formula
+
+
+def test_gguf_page_has_every_field_and_rule() -> None:
+    rows = table_rows("gguf.md")
+    for struct in (GGUF.struct.header, KeyValue, TensorInfo):
+        for field in struct.subcons:
+            if field.name and field.name not in ("byte_order", "shape"):
+                assert field.name in rows
+    for check in [KeyValues.once, *CHECKS]:
+        field, expected, sets = rows[check.id]
+        assert expected
+        assert field == check.field
+        assert sets == ("always" if check.is_always_needed else ", ".join(check.sets))
+        if isinstance(check, Rule):
+            assert expected == check.expected
+
+
+def test_page_of_readers_has_every_case() -> None:
+    rows = table_rows("gguf-readers.md")
+    for name, case in REFUSED.items():
+        assert rows[name] == [
+            "refused",
+            READS if case.c else "refused",
+            case.gguf_py if " " in case.gguf_py else f"`{case.gguf_py}`",
+        ]
+    for name, case in READ.items():
+        broken = [", ".join(f"`{rule}`" for rule in rules.split()) for rules in (case.spec, case.ggml)]
+        theirs = case.gguf_py if " " in case.gguf_py else f"`{case.gguf_py}`"
+        assert rows[name] == [*broken, "refused" if case.ggml else READS, theirs]
+    assert f"{len(REFUSED) + len(READ)} unusual files" in (ROOT / "docs" / "index.md").read_text("utf-8")
+
+
+def test_a_type_is_one_edit(tmp_path: Path) -> None:
+    """The program of the page runs, and so does a copy of the package with the page's edit."""
+    page = ROOT / "docs" / "adding-a-type.md"
+    (program,), (diff,) = blocks(page, "python"), blocks(page, "diff")
+    package = tmp_path / "glft_schema"
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    edited = package / "tensor_types" / "legacy.py"
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    built_in = """
+import glft_schema as glft
+file = glft.open("own.gguf")
+assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
+"""
+    for name, code in (
+        ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["w"].shape == (4, 64)'),
+        ("edit", built_in),
+    ):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), name
+        edited.write_text(edited.read_text("utf-8") + "\n".join(added) + "\n", "utf-8")
+
+
 def test_every_field_of_the_schema_has_a_sentence() -> None:
     structs = [GLFT.struct, GLFT.struct.header, Descriptor, *(type_.payload for type_ in GLFT.types)]
+    structs += [GGUF.struct, GGUF.struct.header, KeyValue, TensorInfo, *(type_.payload for type_ in GGUF.types)]
+    structs += [type_.block for type_ in GGUF.types if type_.block]
     for struct in structs:
         for field in struct.subcons:
             if field.name:

@@ -1,29 +1,16 @@
-"""The types of ggml, as GGUF files number them. A new one is declared in the module of its family and listed here."""
+"""The types of ggml, as GGUF files number them: all that the modules of the families declare."""
 
 from __future__ import annotations
 
 from glft_schema.fields import Struct
+from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, plain, ternary
 from glft_schema.tensor_types.blocks import Encoder, Formula, block_type
-from glft_schema.tensor_types.fp4 import IQ4_NL, IQ4_XS, MXFP4, NVFP4
-from glft_schema.tensor_types.i_quants import IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS
-from glft_schema.tensor_types.k_quants import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K
-from glft_schema.tensor_types.legacy import Q1_0, Q2_0, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1
-from glft_schema.tensor_types.plain import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
-from glft_schema.tensor_types.ternary import TQ1_0, TQ2_0
 from glft_schema.type_table import TypeTable
 
-# fmt: off
-GGML = TypeTable[TensorType](
-    "ggml",
-    F32, F16, BF16, F64, I8, I16, I32, I64,
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1,
-    Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K,
-    IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS, IQ1_M,
-    TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
-    unknown=OpaqueType.of,
-)
-# fmt: on
+FAMILIES = (plain, legacy, k_quants, i_quants, ternary, fp4)
+DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
+GGML = TypeTable[TensorType]("ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of)
 
 
 def register_type(
