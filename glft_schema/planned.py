@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from glft_schema.checkpoints import StoredTensor
@@ -11,6 +11,7 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.schemes import Choice
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.chunks import row_chunks
 from glft_schema.tensor_types.tensor_type import matrix
 from glft_schema.verify import max_error
 
@@ -104,10 +105,18 @@ class Planned:
         else:
             fields = self.type.encode(tensor, self.name)
             if self.measure:
-                numbers = self.type.decode(fields, matrix(tensor.shape)[1]).reshape(tensor.shape)
-                self.error = max_error(numbers, tensor)
+                self.error = self._error(fields, tensor)
             del tensor
             yield from self.type.pieces(fields, order)
+
+    def _error(self, fields: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> float:
+        """Returns max |stored - source|, a few rows at a time."""
+        rows, columns = matrix(tensor.shape)
+        source, error = tensor.reshape(rows, columns), 0.0
+        for part in row_chunks(rows, columns, whole=False):
+            stored = self.type.decode({name: field[part] for name, field in fields.items()}, columns)
+            error = max(error, max_error(stored, source[part]))
+        return error
 
     def written(self, alias_of: Planned | None = None) -> WrittenTensor:
         """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""

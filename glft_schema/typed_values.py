@@ -18,10 +18,9 @@ from glft_schema.bulk import StoredNumbers, StoredStrings
 from glft_schema.errors import FormatError, shown
 from glft_schema.numbers import Number
 
-LONG = 1 << 10  # elements from which on an array of numbers comes as a numpy view, and one of strings as a lazy sequence
+LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
 ARRAY = "array"
 INTEGERS = ("uint32", "int32", "uint64", "int64")  # for ints without a type: the first that holds them
-
 
 Scalar = Callable[[Any, "ValueType", str], Any]
 
@@ -185,6 +184,8 @@ def stored(value: Any, types: Any, path: str) -> Stored:
         return value
     if not isinstance(value, Typed):
         value = Typed(value, _type_of(value, path))
+    if not isinstance(value.type, str):
+        raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
     return _as_typed(value.value, value.type, types, path)
 
 
@@ -239,7 +240,7 @@ def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | Non
     scalar = scalar or _scalar
     value = value.value if isinstance(value, Typed) else value
     if not text.startswith(f"{ARRAY}["):
-        if text == ARRAY or text not in [type_.name for type_ in types]:
+        if text == ARRAY or text not in types:
             names = ", ".join(type_.name for type_ in types)
             raise FormatError(f"expected one of {names}[...], found {shown(text)}", path)
         return Stored(types[text], scalar(value, types[text], path))
@@ -249,24 +250,26 @@ def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | Non
     if parts == [ARRAY] and not len(value):
         return Stored(types[ARRAY], Array(types[ARRAY], ()))
     if not parts[0].startswith(ARRAY):
-        element = _as_typed_element(parts, types, path)
-        if isinstance(value, np.ndarray) and value.dtype == bool:
-            value = value.astype(np.uint8)
-        bulk = isinstance(value, (StoredNumbers, StoredStrings, np.ndarray))
-        return Stored(types[ARRAY], Array(element, value if bulk else [scalar(part, element, path) for part in value]))
+        if len(parts) != 1 or parts[0] not in types:
+            raise FormatError(f"expected one type for the elements, found {shown(', '.join(parts))}", path)
+        return Stored(types[ARRAY], Array(types[parts[0]], _elements(value, types[parts[0]], path, scalar)))
     parts = parts * len(value) if len(parts) == 1 else parts
     if len(parts) != len(value):
         raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
+    parts = [_type_of(element, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
     inner = [_as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
     return Stored(types[ARRAY], Array(types[ARRAY], inner))
 
 
-def _as_typed_element(parts: list[str], types: Any, path: str) -> ValueType:
-    if len(parts) != 1 or parts[0] not in [type_.name for type_ in types]:
-        raise FormatError(f"expected one type for the elements, found {shown(', '.join(parts))}", path)
-    found = types[parts[0]]
-    assert isinstance(found, ValueType)
-    return found
+def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
+    """Returns the elements of an array as they are stored; those of long ones in a file or of numpy's are not looked at."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
+            raise FormatError(f"expected {element} in one dim, found {value.dtype} {list(value.shape)}", path)
+        return value.astype(np.uint8) if value.dtype == bool else value
+    if isinstance(value, (StoredNumbers, StoredStrings)):
+        return value
+    return [scalar(part, element, path) for part in value]
 
 
 def _parts(text: str, path: str) -> list[str]:
@@ -330,7 +333,8 @@ def _from_json(value: Any, type_: ValueType, path: str) -> Any:
         return int(value)
     if isinstance(type_.field, Number) and type_.field.is_float and isinstance(value, str):
         try:
-            return np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())[0]
-        except (ValueError, IndexError):
+            (number,) = np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())
+        except ValueError:
             raise FormatError(f"expected the bits of a {type_.name}, found {shown(value)}", path) from None
+        return number
     return _scalar(value, type_, path)

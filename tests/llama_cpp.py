@@ -60,15 +60,31 @@ def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
-def reads_gguf(stored: bytes, data: bool = True) -> bool:
-    """Tells whether gguf.cpp accepts a file; with `data`, its payloads are read, too."""
+def reads_gguf(stored: bytes) -> bool:
+    """Tells whether gguf.cpp accepts a file, payloads included.
+
+    It makes room for all payloads before it looks whether they are there, and aborts the process where it cannot: so files
+    that are shorter than they say are told apart by their header.
+    """
     c = library()
     c.gguf_init_from_buffer.restype = ctypes.c_void_p
-    tensors = ctypes.c_void_p()
-    params = GgufInitParams(not data, ctypes.pointer(tensors))
-    found = c.gguf_init_from_buffer(stored, ctypes.c_size_t(len(stored)), params)
-    if not found:
+    for name in ("gguf_get_data_offset", "gguf_get_tensor_offset", "gguf_get_tensor_size", "gguf_get_alignment"):
+        getattr(c, name).restype = ctypes.c_size_t
+    c.gguf_get_n_tensors.restype = ctypes.c_int64
+    size, tensors = ctypes.c_size_t(len(stored)), ctypes.c_void_p()
+    header = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(True, None)))
+    if not header:
         return False
-    c.gguf_free(ctypes.c_void_p(found))
-    c.ggml_free(tensors)
-    return True
+    end = c.gguf_get_data_offset(header)
+    if count := c.gguf_get_n_tensors(header):
+        last = ctypes.c_int64(count - 1)
+        end += c.gguf_get_tensor_offset(header, last) + c.gguf_get_tensor_size(header, last)
+        end += -end % c.gguf_get_alignment(header)
+    c.gguf_free(header)
+    if end > len(stored):
+        return False
+    whole = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(False, ctypes.pointer(tensors))))
+    if whole:
+        c.gguf_free(whole)
+        c.ggml_free(tensors)
+    return bool(whole)

@@ -147,7 +147,16 @@ def test_text_becomes_strings_and_stays(tmp_path: Path) -> None:
 
 
 def test_marked_text_that_is_none(tmp_path: Path) -> None:
-    for text in ("no value", "uint8", "uint8 x", "uint8 256", 'float32 "0x12"', "array[int8] 3", 'float32 "zz"'):
+    for text in (
+        "no value",
+        "uint8",
+        "uint8 x",
+        "uint8 256",
+        'float32 "0x12"',
+        "array[int8] 3",
+        'float32 "zz"',
+        'float32 "0x7fa000017fa00001"',
+    ):
         save_file({}, tmp_path / "in.glft", {"glft_schema.metadata": "typed", "k": text})
         with pytest.raises(FormatError, match=r"metadata -> k: expected") as caught:
             convert(tmp_path / "in.glft", tmp_path / "out.gguf")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from glft_schema.checkpoints import open_checkpoint
 from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
 from glft_schema.cli.written import (
     Alignment,
@@ -46,13 +47,14 @@ def convert(
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
+        total = len(open_checkpoint(source, exclude or [])) or 1
+        count = 0
         with progress_bar(f"writing {out.name}") as bar:
-            count = 0
 
             def step(name: str, nbytes: int) -> None:
                 nonlocal count
                 count += 1
-                bar(name, count / (count + 1))
+                bar(name, count / total)
 
             written = convert_file(
                 source,
