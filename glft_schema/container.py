@@ -6,7 +6,7 @@ says in which field, at which byte and for which tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
-from glft_schema.rules import LENIENT, RULE_SETS, Finding
+from glft_schema.rules import LENIENT, Finding, rule_sets
 from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
 from glft_schema.tensor_bytes import Sink
@@ -30,8 +30,11 @@ from glft_schema.trace import Span, Trace
 
 FORMATS = (GLFT, GGUF)
 OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive, such as torch.save makes",
-    b"{": "a safetensors file",  # after eight bytes of length
+    b"PK\x03\x04": "a zip archive, such as torch.save makes: open_checkpoint reads it",
+    b"{": "a safetensors file: open_checkpoint reads it",  # after eight bytes of length
+    b"vers": "a pointer of Git LFS: the file itself is still to be fetched",
+    b"<!DO": "a web page",
+    b"<htm": "a web page",
 }
 
 
@@ -83,8 +86,8 @@ class ContainerConstruct(construct.Construct):
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         with inside(path), building():
             format, regions = _regions(obj)
-            params = {"rules": context._params.rules} if "rules" in context._params else {}
-            format.struct._build(place(format, regions), Sink(stream), new_context(False, **params), "(building)")
+            rules = rule_sets(context._params.get("rules", ()))
+            format.struct._build(place(format, regions), Sink(stream), new_context(False, rules=rules), "(building)")
         return obj
 
 
@@ -139,26 +142,25 @@ def trace_regions(file: File) -> list[Span]:
     return trace.beside_wanted
 
 
-def findings(file: File, rules: str) -> list[Finding]:
-    """Returns the rules of a rule set that a file breaks, in file order: its regions are parsed again, and values looked into.
+def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:
+    """Returns the rules of one or more rule sets that a file breaks, in file order: it is parsed again, and values looked into.
 
     Args:
         file: an open file; it keeps to `LENIENT`, or it would not be.
-        rules: `spec`, `ggml` or `lenient`.
+        rules: `spec`, `ggml` or `lenient`, or several of them.
 
     Raises:
         SchemeError: for another rule set.
     """
-    if rules not in RULE_SETS:
-        raise SchemeError(f"expected one of {', '.join(RULE_SETS)}, found {shown(rules)}")
-    if rules == LENIENT:
+    wanted = set(rule_sets(rules))
+    if not wanted - {LENIENT}:
         return []
     found: list[Finding] = []
     starts: dict[str, int] = {}
     _run(file.format.struct, file.source, Trace(starts=starts), findings=found)
     for finding in found:
         finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
-    return [finding for finding in found if rules in finding.sets]
+    return [finding for finding in found if wanted.intersection(finding.sets)]
 
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:

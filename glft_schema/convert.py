@@ -22,6 +22,7 @@ from glft_schema.source import StrPath
 from glft_schema.typed_values import Metadata, from_text, to_text
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
+FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a safetensors file
 SAFETENSORS = "safetensors"
 SUFFIXES = {".safetensors": SAFETENSORS, ".gguf": GGUF.name, ".glft": GLFT.name, ".gguf-lite": GLFT.name}
 
@@ -35,7 +36,7 @@ def convert(
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
     alignment: int | None = None,
-    rules: Iterable[str] | None = None,
+    rules: str | Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> list[WrittenTensor]:
@@ -62,7 +63,7 @@ def convert(
     target = target_format(out, format)
     tensors, entries = open_checkpoint(source, exclude), metadata_of(source)
     if target == SAFETENSORS:
-        texts = as_texts(entries, metadata or {})
+        texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
     if rules is None and target == GGUF.name and has_types(entries):
         rules = ()
@@ -103,7 +104,15 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
     """Returns metadata as typed values: as they are, or read from their texts, or as strings."""
-    if isinstance(entries, Metadata) or not has_types(entries):
-        return as_metadata(entries) | added
-    texts = {key: text for key, text in entries.items() if key != MARKER}
-    return as_metadata({key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}) | added
+    if not isinstance(entries, Metadata) and has_types(entries):
+        texts = {key: text for key, text in entries.items() if key != MARKER and (key, text) != FOR_TORCH}
+        entries = {key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}
+    metadata = as_metadata(entries)
+    return metadata | {key: _in_type_of(key, value, metadata) for key, value in added.items()}
+
+
+def _in_type_of(key: str, value: Any, metadata: Metadata) -> Any:
+    """Returns a text that is to replace a value of another type as a value of that type."""
+    if not isinstance(value, str) or key not in metadata or metadata.type_of(key) == "string":
+        return value
+    return from_text(f"{metadata.type_of(key)} {value}", VALUE_TYPES, f"metadata -> {key}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,9 +25,9 @@ def save_file(
     schemes: Mapping[str, str] | None = None,
     alignment: int | None = None,
     *,
-    format: str = "GLFT",
+    format: str | None = None,
     header: Mapping[str, Any] | None = None,
-    rules: Iterable[str] | None = None,
+    rules: str | Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
     measure: bool = False,
@@ -45,9 +46,10 @@ def save_file(
             `glft_schema.schemes.choose_types`. Tensors that none names keep their type.
         alignment: payloads begin at multiples of it; 1 in GLFT and 32 in GGUF unless given. 64 lets every float tensor be read
             in place, at its best speed.
-        format: ``glft`` or ``gguf``.
+        format: ``glft`` or ``gguf``; unless given, GGUF where `path` ends in ``.gguf``, and else GLFT.
         header: fields of the header that are not to have their default: ``{"version": 2, "byte_order": "big"}`` of GGUF.
-        rules: rule sets that the file has to keep to; those of the format unless given, `spec` and `ggml` of GGUF.
+        rules: rule sets that the file has to keep to, such as ``["spec"]``, or none, ``[]``; those of the format unless given,
+            ``["spec", "ggml"]`` of GGUF.
         exclude: names or fnmatch patterns of tensors that are not to be written.
         progress: called with name and payload bytes after each tensor.
         measure: compare what is stored with its source, and report the error.
@@ -67,7 +69,7 @@ def save_file(
     """
     if not isinstance(tensors, Mapping):
         raise SchemeError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
-    target = format_named(format)
+    target = format_named(format or ("GGUF" if os.fspath(path).lower().endswith(".gguf") else "GLFT"))
     stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, target.types, target.vectors_stay)
     aliases = _tied(stored, choices) if target.shares_payloads else {}
@@ -83,7 +85,7 @@ def save_file(
         "data": {name: planned[aliases.get(name, name)] for name in planned},
     }
     regions = place(target, regions, 1 if alignment is None else alignment, aliases)
-    Container.build_file({"format": target.name, **regions}, path, rules=target.keeps_to if rules is None else tuple(rules))
+    Container.build_file({"format": target.name, **regions}, path, rules=target.keeps_to if rules is None else rules)
     return [tensor.written(planned.get(aliases.get(name, ""))) for name, tensor in planned.items()]
 
 
@@ -98,7 +100,7 @@ def write_gguf_lite(
 
     Integer buffers, such as the counters of batch norms, cannot be held: `exclude` them. Returns and raises as `save_file`.
     """
-    return save_file(model.state_dict(), path, metadata, schemes, exclude=exclude)
+    return save_file(model.state_dict(), path, metadata, schemes, format="GLFT", exclude=exclude)
 
 
 def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:

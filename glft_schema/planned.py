@@ -74,6 +74,11 @@ class Planned:
         return self.stored.packed is not None and self.stored.packed.dtype is self.type
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the numbers are stored as they come."""
+        return self.type.exact is not None and self.type.dtype == self.stored.dtype
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the payload."""
         if self.is_copy and self.stored.packed:
@@ -99,7 +104,7 @@ class Planned:
         if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
             planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
-        if self.type.exact and self.type.dtype == tensor.dtype:
+        if self.is_kept:
             self.error = 0.0
             yield from self.type.pieces({"weights": tensor}, order)
         else:
@@ -122,4 +127,5 @@ class Planned:
         """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = alias_of.error if alias_of else self.error
-        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, self.is_copy, error)
+        copied = self.is_copy or (self.is_kept and self.stored.packed is None)
+        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, copied, error)

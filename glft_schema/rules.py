@@ -6,19 +6,28 @@ means. Rules that are only in the others are looked at when findings are asked f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import construct
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.trace import plain_path
 
 SPEC = "spec"  # the format's specification
 GGML = "ggml"  # llama.cpp's reader
 LENIENT = "lenient"  # what no reader can do without
 RULE_SETS = (SPEC, GGML, LENIENT)
+
+
+def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Returns the rule sets of these names, or of this one. Raises SchemeError for another name."""
+    found = (names,) if isinstance(names, str) else tuple(names)
+    for name in found:
+        if name not in RULE_SETS:
+            raise SchemeError(f"expected one of {', '.join(RULE_SETS)}, found {shown(name)}")
+    return found
 
 
 @dataclass
@@ -47,12 +56,12 @@ class Check(construct.Construct):
         id: its stable name.
         field: the field that it guards.
         sets: the rule sets that hold it.
-        on_request: what breaks it is only ever built because somebody asked for just that, and so is never refused.
+        building: whether building keeps to it, too, where one of its sets is asked for.
     """
 
-    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS, on_request: bool = False) -> None:
+    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS, building: bool = True) -> None:
         super().__init__()
-        self.on_request = on_request
+        self.building = building
         self.id = id
         self.field = field
         self.sets = sets
@@ -86,7 +95,7 @@ class Check(construct.Construct):
     def is_needed(self, context: Any) -> bool:
         """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
         asked_for = set(self.sets).intersection(context._params.get("rules", ()))
-        return self.is_always_needed or (bool(asked_for) and not self.on_request)
+        return self.is_always_needed or (bool(asked_for) and self.building)
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
         if self.is_always_needed or "findings" in context._params:
@@ -121,9 +130,9 @@ class Rule(Check):
         error: type[FormatError] = FormatError,
         show: Callable[[Any], str] = shown,
         sets: tuple[str, ...] = RULE_SETS,
-        on_request: bool = False,
+        building: bool = True,
     ) -> None:
-        super().__init__(id, field, sets, on_request)
+        super().__init__(id, field, sets, building)
         self.show = show
         self.holds = holds
         self.expected = expected

@@ -59,8 +59,11 @@ def choose_types(
 def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     for type_ in types:
         if isinstance(scheme, str) and type_.scheme == scheme.lower():
+            if type_.quantize is None:
+                raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
-    raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in types)}, found {scheme!r}")
+    names = ", ".join(type_.scheme for type_ in types if type_.quantize)
+    raise SchemeError(f"expected one of {names}, found {scheme!r}")
 
 
 def _choose(

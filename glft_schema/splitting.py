@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glft_schema.container import Container
-from glft_schema.errors import SchemeError
+from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
 from glft_schema.formats.gguf import ALIGNMENT, GGUF
 from glft_schema.shards import COUNT, KEYS, NUMBER, TENSORS, shard_path, split_of
@@ -32,7 +32,7 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
         OSError: from the system.
     """
     if file.format is not GGUF or split_of(file):
-        raise SchemeError(f"expected a single GGUF file to be split, found {file!r}")
+        raise SchemeError(f"expected a single GGUF file to be split, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
         raise SchemeError("expected a number of tensors or of bytes for each file, found neither")
     groups: list[list[Tensor]] = [[]]
@@ -60,7 +60,7 @@ def merge(file: File, path: StrPath) -> None:
         OSError: from the system.
     """
     if len(file.shards) < 2:
-        raise SchemeError(f"expected the first file of a set, found {file!r}")
+        raise SchemeError(f"expected the first file of a set, found {shown(file.name)}")
     metadata = file.metadata.without(*KEYS)
     _write(file.header, metadata, list(file.tensors.values()), path)
 

@@ -14,6 +14,7 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.blocks import columns
 from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
@@ -91,6 +92,25 @@ class Tensor:
         """
         self._check_known()
         return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
+
+    @property
+    def fields(self) -> dict[str, torch.Tensor]:
+        """What is stored, by field: of a type of blocks each field of its block, [blocks, numbers], in file order.
+
+        Unsigned words come as their bytes, the lowest first. Raises as `dequantize`.
+        """
+        payload = self.payload
+        if self.dtype.block is None:
+            return dict(payload)
+        return columns(self.dtype.block, payload.blocks.reshape(-1, payload.blocks.shape[-1]))
+
+    def get_shape(self) -> list[int]:
+        """Returns `shape`, as safetensors has it."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """Returns the name of the type, as safetensors has it."""
+        return self.dtype.name
 
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
         """Yields the payload's bytes in order: as they are, or with its numbers in another byte order.
@@ -198,6 +218,8 @@ class Tensor:
     ) -> torch.Tensor:
         """Returns a part of the matrix [out, in]; `columns` begins and ends at multiples of the type's unit."""
         dtype, device = dtype or self.dtype.dtype, device or self.device
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"expected a torch dtype, found {shown(dtype)}")
         if not dtype.is_floating_point and dtype != self.dtype.dtype:
             raise ValueError(f"expected a float dtype, found {dtype}")
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)

@@ -145,7 +145,7 @@ class Metadata(Mapping[str, Any]):
         """
         entries = dict(self._entries)
         for key, value in others.items():
-            if key in entries and not isinstance(value, Typed):
+            if key in entries and not isinstance(value, (Typed, Stored)):
                 value = Typed(value, entries[key].type_text)
             entries[key] = stored(value, self._types, key)
         return Metadata(entries, self._types)

@@ -112,7 +112,7 @@ def test_verify_tolerance(source: Path, tmp_path: Path) -> None:
 
 def test_verify_reports_bytes_of_no_tensor(tmp_path: Path) -> None:
     (tmp_path / "loose").write_bytes(golden("loose_layout"))
-    assert "5 bytes belong to no tensor, 2 of them after the last payload" in glft("verify", tmp_path / "loose").stdout
+    assert "5 bytes of padding and gaps, 2 of them after the last payload" in glft("verify", tmp_path / "loose").stdout
     assert "2 bytes follow the last payload" in glft("inspect", tmp_path / "loose").stdout
 
 

@@ -62,9 +62,10 @@ def test_inspect(gguf: Path) -> None:
     for part in (
         "GGUF, ",
         "byte_order little, version 3, n_tensors 3, n_kv 3",
-        "general.architecture = toy",
-        "t.tokens = ['token 0', 'token 1', 'token 2', 'token 3', 'token 4', 'token 5', 'token 6', 'token 7', ... 30 in all]",
-        "t.scores = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 5,000 in all]",
+        "general.architecture  string          toy",
+        "t.tokens              array[string]   ['token 0', 'token 1', 'token 2', 'token 3', 'token 4',",
+        "'token 7', ... 30 in all]",
+        "t.scores              array[float64]  [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 5,000 in all]",
         "BF16   [64, 4]",
         "BF16 weights",
     ):
@@ -74,15 +75,17 @@ def test_inspect(gguf: Path) -> None:
     assert found["metadata"]["general.architecture"] == {"type": "string", "value": "toy"}
     assert found["metadata"]["t.scores"] == {"type": "array[float64]", "length": 5000, "first": [0.0] * 8}
     assert found["tensors"][0]["dims"] == [64, 4]
+    full = json.loads(glft("inspect", gguf, "--json", "--full").stdout)
+    assert full["metadata"]["t.tokens"]["value"] == METADATA["t.tokens"]
     assert sum(found["byte_counts"].values()) == found["bytes"] == gguf.stat().st_size
 
 
 def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     for stored, part in (
-        (golden("gguf_big"), "g.nested = [[1, 2], ['x']]"),
+        (golden("gguf_big"), "[[1, 2], ['x']]"),
         (READ["a type of a fork, 200"].stored, "type 200 bytes"),
-        (READ["a string that is not UTF-8"].stored, "k = '\\udcff'"),
+        (READ["a string that is not UTF-8"].stored, "string  '\\udcff'"),
     ):
         path.write_bytes(stored)
         done = glft("inspect", path)
@@ -96,11 +99,14 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
     path.write_bytes(READ["an offset that is not aligned"].stored)
     done = glft("verify", path, "--rules", "ggml")
     assert (done.returncode, done.stderr) == (1, "")
-    assert "1 tensors, 100 bytes, 1 rules broken (ggml)" in done.stdout
+    assert "1 tensors, 100 bytes, 1 broken of the rules (ggml)" in done.stdout
     line = done.stdout.splitlines()[2]
     assert line.split() == ["gguf-contiguous", "tensor_infos", "->", "0", "->", "offset", "expected", "0,", "found", "4", "49"]
     assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
     assert glft("verify", path).returncode == 0
+    both = glft("verify", path, "--rules", "spec", "--rules", "ggml").stdout
+    assert "gguf-offset" in both
+    assert "gguf-contiguous" in both
     assert_refused(glft("verify", path, "--rules", "strict"), "expected one of spec, ggml, lenient, found 'strict'")
     path.write_bytes(REFUSED["a name twice"].stored)
     assert_refused(

@@ -128,7 +128,7 @@ def test_safetensors_files_are_what_the_library_reads(source: Path, tmp_path: Pa
     written = convert(tmp_path / "in.safetensors", path, metadata={"k2": "v2"})
     assert [(tensor.name, tensor.type.name) for tensor in written] == [("a", "F32"), ("b", "I64"), ("c", "F16"), ("d", "I8")]
     assert path.read_bytes()[:8] == (len(path.read_bytes()) - 12 - 32 - 4 - 1 - 8).to_bytes(8, "little")
-    assert metadata_of(path) == {"k": "v", "k2": "v2"}
+    assert metadata_of(path) == {"format": "pt", "k": "v", "k2": "v2"}
     save_file({"__metadata__": torch.ones(1)}, tmp_path / "x.gguf", format="gguf")
     with pytest.raises(TensorError, match="'__metadata__': expected a name that the format does not use itself"):
         convert(tmp_path / "x.gguf", path)
@@ -139,11 +139,27 @@ def test_text_becomes_strings_and_stays(tmp_path: Path) -> None:
     convert(tmp_path / "in.glft", tmp_path / "out.gguf", metadata={"n": Typed(3, "uint8")})
     assert metadata_of(tmp_path / "out.gguf") == {"arch": "toy", "note": "x=y", "n": 3}
     convert(tmp_path / "in.glft", tmp_path / "out.safetensors")
-    assert metadata_of(tmp_path / "out.safetensors") == {"arch": "toy", "note": "x=y"}
+    assert metadata_of(tmp_path / "out.safetensors") == {"format": "pt", "arch": "toy", "note": "x=y"}
     torch.save({"a": torch.ones(1)}, tmp_path / "in.pt")
     convert(tmp_path / "in.pt", tmp_path / "out.glft", metadata={"k": "v"})
     assert metadata_of(tmp_path / "out.glft") == {"k": "v"}
     assert metadata_of(tmp_path / "in.pt") == metadata_of(tmp_path) == {}
+
+
+def test_a_text_for_a_number_is_read_as_its_type(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out.gguf", metadata={"t.u8": "9", "t.flag": "false", "general.architecture": "10"})
+    changed = metadata_of(tmp_path / "out.gguf")
+    assert (changed["t.u8"], changed["t.flag"], changed["general.architecture"]) == (9, False, "10")
+    with pytest.raises(FormatError, match=r"metadata -> t.u8: expected a number that u8 can hold, found 'x'"):
+        convert(source, tmp_path / "out.gguf", metadata={"t.u8": '"x"'})
+
+
+def test_float8_is_widened(tmp_path: Path) -> None:
+    numbers = torch.tensor([[1.5, -448.0]]).to(torch.float8_e4m3fn)
+    safetensors.torch.save_file({"w": numbers}, tmp_path / "in.safetensors")
+    (written,) = convert(tmp_path / "in.safetensors", tmp_path / "out.gguf")
+    assert (written.type.name, written.error, written.copied) == ("F32", 0, False)
+    assert load_file(tmp_path / "out.gguf")["w"].tolist() == [[1.5, -448.0]]
 
 
 def test_marked_text_that_is_none(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ STRUCTS = (GGUF.struct, GGUF.struct.header, KeyValue, TensorInfo)
 CHECKS = [field for struct in STRUCTS for field in struct.subcons if isinstance(field, Check)]
 
 
+EVERYWHERE = {"architecture", "quantization-version"}  # what few of the cases state
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_bad_files_are_refused(name: str) -> None:
     case = REFUSED[name]
@@ -37,7 +40,8 @@ def test_unusual_files_are_read_and_built_back(name: str) -> None:
     assert Container.build(file) == case.stored
     for rules, expected in ((SPEC, case.spec), (GGML, case.ggml)):
         found = findings(file, rules)
-        assert sorted({finding.rule.removeprefix("gguf-") for finding in found}) == expected.split()
+        broken = {finding.rule.removeprefix("gguf-") for finding in found} - EVERYWHERE
+        assert sorted(broken) == expected.split()
         for finding in found:
             assert finding.path
             assert finding.offset is not None
@@ -73,7 +77,7 @@ def test_every_rule_is_broken_by_a_case() -> None:
             Container.parse(case.stored)
         refused.add(caught.value.rule)
     untested = {check.id for check in CHECKS if not check.is_always_needed} - {f"gguf-{rule}" for rule in broken}
-    assert untested == {"gguf-length"}  # which needs a file of a gigabyte
+    assert untested == {"gguf-length", *(f"gguf-{rule}" for rule in EVERYWHERE)}  # the first needs a file of a gigabyte
     assert {check.id for check in CHECKS if check.is_always_needed} - refused == {"gguf-magic"}  # told before: no format has it
 
 
@@ -89,10 +93,26 @@ def test_a_finding_names_rule_field_and_byte() -> None:
     (found,) = findings(Container.parse(tensors(w(b"n" * 65))), GGML)
     assert (found.rule, found.path, found.offset) == ("gguf-name-63", "tensor_infos -> 0 -> name", 24)
     assert found.problem == f"expected at most 63 bytes, found {'n' * 65!r}"
-    (found,) = findings(Container.parse(entries((b"k", 7, 2))), SPEC)
-    assert (found.rule, found.path, found.offset) == ("gguf-bool", "metadata -> 0 -> value", 37)
+    (found,) = findings(Container.parse(entries((b"general.architecture", 8, b"toy"), (b"k", 7, 2))), SPEC)
+    assert (found.rule, found.path, found.offset) == ("gguf-bool", "metadata -> 1 -> value", 80)
     with pytest.raises(SchemeError, match="expected one of spec, ggml, lenient, found 'strict'"):
         findings(Container.parse(entries()), "strict")
+
+
+def test_keys_that_the_specification_requires() -> None:
+    def rules(metadata: dict[str, object], type_: str) -> list[str]:
+        infos = [{"name": "w", "dims": [32], "dtype": type_}]
+        regions = {
+            "format": "GGUF",
+            "metadata": metadata,
+            "tensor_infos": infos,
+            "data": {"w": bytes(128 if type_ == "f32" else 34)},
+        }
+        return [finding.rule for finding in findings(Container.parse(Container.build(regions, rules=SPEC)), SPEC)]
+
+    assert rules({}, "q8_0") == ["gguf-architecture", "gguf-quantization-version"]
+    assert rules({"general.architecture": "toy"}, "f32") == []
+    assert rules({"general.architecture": "toy", "general.quantization_version": 2}, "q8_0") == []
 
 
 def test_building_keeps_to_the_rule_sets_asked_for() -> None:
@@ -102,5 +122,7 @@ def test_building_keeps_to_the_rule_sets_asked_for() -> None:
     with pytest.raises(FormatError, match="metadata -> 0 -> key: expected lower_snake_case segments joined by dots") as caught:
         Container.build(regions, rules=(SPEC, GGML))
     assert caught.value.rule == "gguf-key"
+    with pytest.raises(SchemeError, match="expected one of spec, ggml, lenient, found 'strict'"):
+        Container.build(regions, rules="strict")
     deliberate = {"format": "GGUF", "header": {"version": 1, "byte_order": "big"}}
     assert Container.parse(Container.build(deliberate, rules=(GGML,))).header.byte_order == "big"

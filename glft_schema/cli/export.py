@@ -13,7 +13,6 @@ from glft_schema.cli.written import (
     Alignment,
     BigEndian,
     Entries,
-    FormatName,
     GgufVersion,
     Out,
     Rules,
@@ -23,6 +22,7 @@ from glft_schema.cli.written import (
     pairs,
     report,
 )
+from glft_schema.errors import SchemeError
 from glft_schema.export import save_file
 
 
@@ -35,7 +35,7 @@ def export(
     metadata: Entries = None,
     exclude: Exclude = None,
     alignment: Alignment = None,
-    format: FormatName = None,
+    format: Annotated[str | None, typer.Option(metavar="FORMAT", help="glft or gguf.")] = None,
     gguf_version: GgufVersion = None,
     big_endian: BigEndian = False,
     rules: Rules = None,
@@ -49,6 +49,8 @@ def export(
     target = format or ("gguf" if out.suffix == ".gguf" else "glft")
     with blame(source):
         refuse_overwriting(out, source)
+        if format is None and out.suffix == ".safetensors":
+            raise SchemeError("expected a GLFT or GGUF file to write, found a safetensors file: glft convert writes those")
         stored = open_checkpoint(source, exclude or [])
     with blame(out, tensors=source):
         schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target.lower() == "gguf")

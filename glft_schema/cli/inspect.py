@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,29 +16,36 @@ from glft_schema.container import Container
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.errors import shown
 from glft_schema.file import File
-from glft_schema.typed_values import Metadata
+from glft_schema.typed_values import Array, Metadata, Stored
 
 FIRST = 8  # elements of a long array that are shown
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A weights file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    file: Annotated[Path, typer.Argument(help="A GLFT or GGUF file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --json, print long arrays of the metadata whole.")] = False,
 ) -> None:
-    """Show the header, the metadata, the tensors, and the bytes by type."""
+    """Show the header, the metadata, the tensors, and the bytes by type.
+
+    Of long arrays the first elements are shown. Dims are as stored: in torch's order in GLFT, the other way round in GGUF.
+    """
     with blame(file), Container.parse_file(file) as parsed:
-        print(json.dumps(as_data(parsed), indent=2) if as_json else as_text(parsed))
+        print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False) if as_json else as_text(parsed))
 
 
-def as_data(file: File) -> dict[str, Any]:
-    """Returns what the file holds, but for its numbers, as JSON can hold it; of long arrays the first elements."""
+def as_data(file: File, full: bool = False) -> dict[str, Any]:
+    """Returns what the file holds, but for its numbers, as JSON can hold it.
+
+    Of long arrays it has the length and the first elements, unless `full`; NaN and infinities are text.
+    """
     header = {**file.header, **file.header.counts}
     return {
         "file": file.name,
         "format": file.format.name,
         "bytes": file.nbytes,
         "header": {name: value.decode() if isinstance(value, bytes) else value for name, value in header.items()},
-        "metadata": _entries_as_data(file.metadata),
+        "metadata": _entries_as_data(file.metadata, full),
         "tensors": [
             {
                 "name": tensor.name,
@@ -54,20 +62,25 @@ def as_data(file: File) -> dict[str, Any]:
     }
 
 
-def _entries_as_data(metadata: Any) -> dict[str, Any]:
+def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
     if not isinstance(metadata, Metadata):
         return dict(metadata)
     entries: dict[str, Any] = {}
     for key, value in metadata.items():
-        entries[key] = {"type": metadata.type_of(key), **_value_as_data(value)}
+        entries[key] = {"type": metadata.type_of(key)}
+        if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and len(value) > FIRST and not full:
+            entries[key] |= {"length": len(value), "first": _as_json(value[:FIRST])}
+        else:
+            entries[key]["value"] = _as_json(value)
     return entries
 
 
-def _value_as_data(value: Any) -> dict[str, Any]:
-    if isinstance(value, (str, int, float)) or (isinstance(value, list) and len(value) <= FIRST):
-        return {"value": value}
-    first = value[:FIRST]
-    return {"length": len(value), "first": first.tolist() if isinstance(first, np.ndarray) else list(first)}
+def _as_json(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+        return [_as_json(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    return value
 
 
 def as_text(file: File) -> str:
@@ -76,13 +89,18 @@ def as_text(file: File) -> str:
     header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
     files = f", the first of {len(file.shards)} files" if len(file.shards) > 1 else ""
     lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}{files}"]
-    lines += ["", "metadata"] if file.metadata else []
-    lines += [f"  {safe(key)} = {_value_as_text(value)}" for key, value in file.metadata.items()]
+    if isinstance(file.metadata, Metadata):
+        entries = [(safe(key), file.metadata.type_of(key), _as_text(file.metadata.stored(key))) for key in file.metadata]
+        lines += ["", *table(("key", "type", "value"), entries, right=0)] if entries else []
+    elif file.metadata:
+        lines += ["", "metadata", *(f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items())]
     rows = [
         (safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
         for tensor in file.tensors.values()
     ]
     lines += ["", *table(("tensor", "dtype", "dims", "bytes", "at byte"), rows, right=2)]
+    numbers = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    lines += ["", f"{len(rows)} tensors, {numbers:,} numbers"]
     parts = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in byte_counts(file).items() if n]
     lines += ["", *table(("part", "bytes", "share"), parts, right=2)]
     if file.tensors.trailing:
@@ -90,12 +108,11 @@ def as_text(file: File) -> str:
     return "\n".join(lines)
 
 
-def _value_as_text(value: Any) -> str:
-    if isinstance(value, str):
-        return safe(value)
-    if not isinstance(value, (Sequence, np.ndarray)):
-        return str(value)
-    first = ", ".join(
-        shown(element, 40) for element in (value[:FIRST].tolist() if isinstance(value, np.ndarray) else value[:FIRST])
-    )
-    return f"[{first}{f', ... {len(value):,} in all' if len(value) > FIRST else ''}]"
+def _as_text(entry: Stored) -> str:
+    """Returns a value as text, numbers with the digits that their own type needs."""
+    value = entry.value
+    if not isinstance(value, Array):
+        return safe(value) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
+    parts = [Stored(value.type, element) for element in value.values[:FIRST]]
+    first = ", ".join(shown(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
+    return f"[{first}{f', ... {len(value.values):,} in all' if len(value.values) > FIRST else ''}]"

@@ -20,7 +20,9 @@ def verify(
     file: Annotated[Path, typer.Argument(help="A weights file.")],
     against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from.")] = None,
     tolerance: Annotated[float, typer.Option(min=0, help="The largest error of a number that passes.")] = 0.0,
-    rules: Annotated[str, typer.Option(metavar="SET", help=f"Rules to check: {', '.join(RULE_SETS)}.")] = LENIENT,
+    rules: Annotated[
+        list[str] | None, typer.Option(metavar="SET", help=f"Rules to check: {', '.join(RULE_SETS)}. Repeatable.")
+    ] = None,
     exclude: Exclude = None,
 ) -> None:
     """Check a file against its format, and against the checkpoint that it was made from.
@@ -30,14 +32,17 @@ def verify(
     rule is broken or tensors are not equal.
     """
     with blame(file), Container.parse_file(file) as parsed:
-        found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, rules)]
-        state = f"{len(found)} rules broken ({rules})" if found else f"all rules hold ({rules})"
-        print(f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state}")
+        sets = rules or [LENIENT]
+        found = [finding for shard in parsed.shards for finding in findings(shard, sets)]
+        state = f"{len(found)} broken of the rules" if found else "all rules hold"
+        print(
+            f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state} ({', '.join(sets)})"
+        )
         if found:
-            rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for _, finding in found]
+            rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for finding in found]
             print("\n".join(table(("rule", "field", "problem", "byte"), rows, right=1)))
         if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
-            print(f"{gaps:,} bytes belong to no tensor, {parsed.tensors.trailing:,} of them after the last payload")
+            print(f"{gaps:,} bytes of padding and gaps, {parsed.tensors.trailing:,} of them after the last payload")
         if against is None:
             if found:
                 raise typer.Exit(FAILED)

@@ -24,7 +24,6 @@ Entries = Annotated[
     typer.Option("--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable."),
 ]
 Alignment = Annotated[int | None, typer.Option(min=1, help="Begin payloads at multiples of this many bytes.")]
-FormatName = Annotated[str | None, typer.Option("--format", metavar="FORMAT", help="glft, gguf or safetensors.")]
 GgufVersion = Annotated[int | None, typer.Option("--gguf-version", min=1, max=3, help="Of a GGUF file: 1, 2 or 3.")]
 BigEndian = Annotated[bool, typer.Option("--big-endian", help="Write a GGUF file in this byte order.")]
 Rules = Annotated[

@@ -24,4 +24,4 @@ def byte_counts(file: File) -> dict[str, int]:
             places = tensor.dtype.places(tensor.shape) or {"bytes": (0, tensor.nbytes)}
             counts.update({f"{tensor.dtype} {field}": nbytes for field, (_, nbytes) in places.items() if nbytes})
         counts["gaps"] += sum(gap.nbytes for gap in shard.tensors.gaps)
-    return {name: nbytes for name, nbytes in counts.items() if name != "gaps"} | {"gaps": counts["gaps"]}
+    return {name: nbytes for name, nbytes in counts.items() if nbytes and name != "gaps"} | {"gaps": counts["gaps"]}

@@ -58,12 +58,12 @@ Header = Struct(
     Rule("gguf-magic", "magic", this.magic == MAGIC, f"{MAGIC!r}"),
     "byte_order" / ByteOrderOf(u32)                               * "little, or big where the low half of version reads as 0",
     Rule("gguf-little-endian", "byte_order", this.byte_order != BIG, "little, the byte order of most hosts",
-         sets=(GGML,), on_request=True),
+         sets=(GGML,), building=False),
     "version"    / Default(u32, VERSIONS[-1])                     * "1, 2 or 3",
     Rule("gguf-version", "version", lambda at: at.version in VERSIONS, "1, 2 or 3"),
-    Rule("gguf-version-2", "version", this.version != 1, "2 or 3", sets=(GGML,), on_request=True),
+    Rule("gguf-version-2", "version", this.version != 1, "2 or 3", sets=(GGML,), building=False),
     Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian",
-         sets=(SPEC,), on_request=True),
+         sets=(SPEC,), building=False),
     "n_tensors"  / Count(size, len_(this._.tensor_infos))         * "number of tensor infos",
     "n_kv"       / Count(size, lambda at: len(at._.get("metadata") or ())) * "number of key-values",
 )
@@ -267,6 +267,21 @@ def data_is_padded(file: Any) -> bool:
     return not ends or max(ends) + -max(ends) % file.alignment <= file.data.size
 
 
+def show_data(data: Any) -> str:
+    """Returns the region of payloads as errors show it."""
+    return f"{data.size} bytes with gaps at {shown([gap.offset for gap in data.gaps])}"
+
+
+def show_keys(metadata: Metadata) -> str:
+    """Returns the metadata as errors show what they lack."""
+    return f"{len(metadata)} other keys"
+
+
+def states_quantization(file: Any) -> bool:
+    """Tells whether a file with quantized tensors says so in its metadata."""
+    return "general.quantization_version" in file.metadata or all(row.dtype.exact for row in file.tensor_infos)
+
+
 def gaps_are_zero(file: Any) -> bool:
     """Tells whether the padding between payloads is zeros, as it is where files are built from payloads alone."""
     return not isinstance(file.data, TensorMap) or not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
@@ -286,15 +301,19 @@ def reverse(sizes: Sequence[int]) -> list[int]:
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "header"       / Header                                                * "what the file is, and how much of it",
     "metadata"     / KeyValues(Table(lambda file: file.header.n_kv, KeyValue)) * "typed values by key",
+    Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata, "general.architecture",
+         show=show_keys, sets=(SPEC,), building=False),
     "alignment"    / Derived(alignment)                                    * "of DATA and offsets: general.alignment, or 32",
     "tensor_infos" / Table(lambda file: file.header.n_tensors, TensorInfo) * "one row a tensor",
     NamesOnce("gguf-names-once", "tensor_infos"),
+    Rule("gguf-quantization-version", "metadata", states_quantization, "general.quantization_version, as tensors are quantized",
+         show=show_keys, sets=(SPEC,), building=False),
     Contiguous("gguf-contiguous", "tensor_infos", (GGML,)),
     "padding"      / Padding(this.alignment, may_lack=lambda file: not file.header.n_tensors) * "zeros up to the alignment",
     Rule("gguf-padding", "padding", lambda file: not any(file.padding), "zeros", sets=(SPEC,)),
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
-    Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", sets=(SPEC,)),
-    Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", sets=(GGML,)),
+    Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", show=show_data, sets=(SPEC,)),
+    Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", show=show_data, sets=(GGML,)),
 ), "tensor_infos", reverse,
     keeps_to=(SPEC, GGML),
     shares_payloads=False,
