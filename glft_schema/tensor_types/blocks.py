@@ -40,6 +40,8 @@ def block_type(
             return blocks.to(torch.float32)
         return dequantize(**columns(block, blocks.reshape(-1, size))).reshape(blocks.shape[0], -1)
 
+    decode.__doc__ = dequantize.__doc__
+
     def encode(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
         if not quantize or not numbers.numel():
             return {"blocks": numbers.to(torch.uint8)}

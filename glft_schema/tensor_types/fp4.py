@@ -32,7 +32,7 @@ def half_of_power(e: torch.Tensor) -> torch.Tensor:
 
 
 def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
-    """2^(e - 127) * value. No NaN: e = 255 is 2^128 / 2 times twice the value."""
+    """2^(e - 127) * value. No e is NaN: 255 stands for 2^128, too."""
     return looked_up(halves(qs), E2M1_DOUBLED) * half_of_power(e)
 
 
