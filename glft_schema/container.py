@@ -170,16 +170,16 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: A
 
 
 def _located(known: FormatError, format: Format, source: Source) -> FormatError:
-    """Returns `known` with field, offset and tensor, found by parsing once more with a trace."""
+    """Returns `known` with field, offset, and tensor or key, found by parsing once more with a trace."""
     trace = Trace(known.path)
     with suppress(construct.ConstructError, FormatError):
         _run(format.struct, source, trace)
     path = known.path or (trace.open[-1].path if trace.open else "")
     place = trace.find(path) or (trace.open[-1] if trace.open else None)
-    name = trace.find(f"{path.rpartition(' -> ')[0]} -> name")
     offset = known.offset if known.offset is not None or place is None else place.start
-    tensor = known.tensor or (name.value if name and isinstance(name.value, str) else None)
-    return known.at(path, offset, tensor, source.name)
+    found = known.at(path, offset, known.tensor or trace.label("name", path), source.name)
+    found.key = trace.label("key", path)
+    return found
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:

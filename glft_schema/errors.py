@@ -42,9 +42,11 @@ class FormatError(ValueError):
         tensor: the name of the tensor concerned, or None.
         file: where the bytes came from, or None.
         rule: the id of the rule that is broken, where it has one.
+        key: the key of the metadata's entry concerned, or None.
     """
 
     rule: str | None = None
+    key: str | None = None
 
     def __init__(
         self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None, file: str | None = None
@@ -62,7 +64,7 @@ class FormatError(ValueError):
     def at(self, path: str, offset: int | None, tensor: str | None, file: str | None) -> FormatError:
         """Returns the same error at another place."""
         moved = type(self)(self.problem, path, offset, tensor, file)
-        moved.rule = self.rule
+        moved.rule, moved.key = self.rule, self.key
         return moved
 
     @property
@@ -71,6 +73,8 @@ class FormatError(ValueError):
         where = []
         if self.tensor is not None:
             where.append(f"tensor {shown(self.tensor)}")
+        if self.key is not None:
+            where.append(f"key {shown(self.key)}")
         if self.offset is not None:
             where.append(f"at byte {self.offset}")
         text = f"{self.path}: {self.problem}" if self.path else self.problem

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+LABELS = ("name", "key")  # fields that say which row of a table one is
 ROOTS = ("(parsing)", "(building)", "(sizeof)")
 
 
@@ -43,6 +44,7 @@ class Trace:
         self._last_parent = ""
         self._last: dict[str, Span] = {}
         self._kept: dict[str, Span] = {}
+        self._labels: dict[str, tuple[str, Any]] = {}
         self.open: list[Span] = []
 
     @contextmanager
@@ -55,7 +57,9 @@ class Trace:
         yield span
         span.end = stream.tell()
         self.open.pop()
-        parent = _parent(span.path)
+        parent, _, name = span.path.rpartition(" -> ")
+        if name in LABELS:
+            self._labels[name] = parent, span.value
         if parent == self._wanted_parent:
             self._kept[span.path] = span
         if parent != self._last_parent:
@@ -66,6 +70,13 @@ class Trace:
     def beside_wanted(self) -> list[Span]:
         """The finished fields of the row that `wanted` is in, in order."""
         return list(self._kept.values())
+
+    def label(self, name: str, path: str) -> Any:
+        """Returns the field `name`, one of `LABELS`, of the row that `path` is in, or None where there is none."""
+        if beside := self.find(f"{_parent(path)} -> {name}"):
+            return beside.value
+        row, value = self._labels.get(name, ("", None))
+        return value if row and path.startswith(f"{row} -> ") else None
 
     def find(self, path: str) -> Span | None:
         """Returns the field at `path`, where it is one of those remembered."""

@@ -30,6 +30,8 @@ def test_bad_files_are_refused(name: str) -> None:
         Container.parse(case.stored)
     assert (caught.value.path, caught.value.offset) == (case.path, case.offset)
     assert case.message in caught.value.problem
+    in_row = case.path.startswith("metadata -> ") and name != "a key longer than the file"
+    assert (caught.value.key in ("k", "general.alignment")) == in_row == ("key '" in str(caught.value))
     assert llama_cpp.reads_gguf(case.stored) == case.c
 
 
