@@ -22,7 +22,8 @@ from glft_schema.numbers import ByteOrder, Number, byte_order
 from glft_schema.source import BytesSource, Cursor, Source
 from glft_schema.tensor_bytes import write_all
 
-WINDOW = 1 << 22  # bytes looked at in one go by a walk
+WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit
+MAX_WINDOW = 1 << 22
 SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
 
 
@@ -148,9 +149,10 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
     Raises:
         TruncatedError: where one of them reaches past the end of the source.
     """
-    unpack, size, position, done = _unpacker(length, order), length.itemsize, start, 0
+    unpack, size, position, done, nbytes = _unpacker(length, order), length.itemsize, start, 0, WINDOW
     while done < count:
-        first, window = position, source.view(position, min(WINDOW, source.size - position))
+        first, window = position, source.view(position, min(nbytes, source.size - position))
+        nbytes = min(2 * nbytes, MAX_WINDOW)
         last = len(window) - size  # where a length can begin
         position = 0
         while position <= last and done < count:

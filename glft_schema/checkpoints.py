@@ -16,9 +16,9 @@ from typing import Any
 from glft_schema.container import FORMATS
 from glft_schema.container import open as open_container
 from glft_schema.errors import FormatError, TensorError, one_line, shown
-from glft_schema.file import File
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
+from glft_schema.shards import KEYS
 from glft_schema.source import StrPath, open_regular
 from glft_schema.tensors import Tensor
 
@@ -113,57 +113,41 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         TensorError: for an entry that is no tensor.
         SchemeError: for a pattern that matches nothing.
     """
-    return in_memory(leave_out(_open_any(path), exclude))
+    return open_with_metadata(path, exclude)[0]
 
 
-def _open_any(path: StrPath) -> Mapping[str, Any]:
-    """Returns the entries of a checkpoint of any kind, not yet known to be tensors."""
-    if os.path.isdir(path):
-        return _open_folder(Path(path))
-    if os.fspath(path).endswith(INDEX_SUFFIX):
-        return _open_index(Path(path))
-    magic = _magic(path)
-    if magic.startswith(TORCH_MAGICS):
-        return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0]))
-    if any(magic in format.magics for format in FORMATS):
-        return stored_tensors(open_container(path))
-    return _open_safetensors(path)
+def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]:
+    """Opens a checkpoint as `open_checkpoint` does, with its metadata: typed of GGUF, text of GLFT and of a safetensors file.
 
-
-def metadata_of(path: StrPath) -> Mapping[str, Any]:
-    """Returns the metadata of a checkpoint: typed of GGUF, text of GLFT and a safetensors file, none of others.
-
-    Raises:
-        OSError, FormatError: as `open_checkpoint`.
+    Those of a set of GGUF files do not say that it was one.
     """
-    if os.path.isdir(path) or os.fspath(path).endswith(INDEX_SUFFIX):
-        return {}
-    magic = _magic(path)
+    entries, metadata = _open_any(path)
+    return in_memory(leave_out(entries, exclude)), metadata
+
+
+def _open_any(path: StrPath) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns the entries of a checkpoint of any kind, not yet known to be tensors, and its metadata."""
+    if os.path.isdir(path):
+        return _open_folder(Path(path)), {}
+    if os.fspath(path).endswith(INDEX_SUFFIX):
+        return _open_index(Path(path)), {}
+    fd = open_regular(path)
+    try:
+        magic = os.read(fd, 4)
+    finally:
+        os.close(fd)
     if magic.startswith(TORCH_MAGICS):
-        return {}
+        return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {}
     if any(magic in format.magics for format in FORMATS):
-        metadata: Mapping[str, Any] = open_container(path, whole_set=False).metadata
-        return metadata
-    with _reading_safetensors(path), open(path, "rb") as file:  # the library checks it, but forgets the order
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return dict(header.get("__metadata__", {}))
-
-
-def stored_tensors(file: File) -> dict[str, StoredTensor]:
-    """Returns the tensors of a weights file, which stays open for them."""
-    return {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+        file = open_container(path)
+        tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+        return tensors, file.metadata if len(file.shards) == 1 else file.metadata.without(*KEYS)
+    return _open_safetensors(path), _safetensors_metadata(path)
 
 
 def _in_file(tensor: Tensor) -> StoredTensor:
+    """Returns a tensor of a weights file, which stays open for it."""
     return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.place if tensor.nbytes else None, tensor)
-
-
-def _magic(path: StrPath) -> bytes:
-    fd = open_regular(path)
-    try:
-        return os.read(fd, 4)
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)
@@ -187,6 +171,14 @@ def _open_safetensors(path: StrPath) -> dict[str, StoredTensor | _Unreadable]:
             else:
                 stored[name] = _Unreadable(part.get_dtype())
     return stored
+
+
+def _safetensors_metadata(path: StrPath) -> dict[str, str]:
+    """Returns the metadata of a file that the library has accepted, which gives them in no order."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    metadata: dict[str, str] = header.get("__metadata__") or {}
+    return metadata
 
 
 @contextmanager

@@ -156,8 +156,10 @@ def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:
     if not wanted - {LENIENT}:
         return []
     found: list[Finding] = []
-    starts: dict[str, int] = {}
-    _run(file.format.struct, file.source, Trace(starts=starts), findings=found)
+    _run(file.format.struct, file.source, Trace(), findings=found)
+    starts: dict[str, int | None] = {finding.path: None for finding in found if finding.offset is None}
+    if starts:  # of rows that were parsed before the rule was looked at
+        _run(file.format.struct, file.source, Trace(starts=starts))
     for finding in found:
         finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
     return [finding for finding in found if wanted.intersection(finding.sets)]

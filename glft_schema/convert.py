@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glft_schema.checkpoints import metadata_of, open_checkpoint
-from glft_schema.errors import SchemeError
+from glft_schema.checkpoints import open_with_metadata
+from glft_schema.errors import FormatError, SchemeError
 from glft_schema.export import save_file
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
 from glft_schema.formats.glft import GLFT
@@ -61,8 +61,10 @@ def convert(
         SchemeError: where the format is not known; and as `save_file`, with its other errors.
     """
     target = target_format(out, format)
-    tensors, entries = open_checkpoint(source, exclude), metadata_of(source)
+    tensors, entries = open_with_metadata(source, exclude)
     if target == SAFETENSORS:
+        if header or alignment or rules:
+            raise SchemeError("expected no header, alignment or rules for a safetensors file, which has none of these")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
     if rules is None and target == GGUF.name and has_types(entries):
@@ -99,6 +101,8 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
     if not has_types(entries):
         return {**entries, **added}
     typed = as_typed(entries, added)
+    if MARKER in typed:
+        raise FormatError(f"expected no key {MARKER}, which marks metadata with types, found one", "metadata")
     return {MARKER: MARKED, **{key: to_text(typed.stored(key)) for key in typed}}
 
 

@@ -14,6 +14,7 @@ from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.planned import Planned, Progress, WrittenTensor
+from glft_schema.rules import GGML, rule_sets
 from glft_schema.schemes import Choice, choose_types
 from glft_schema.source import StrPath
 
@@ -72,7 +73,8 @@ def save_file(
     target = format_named(format or ("GGUF" if os.fspath(path).lower().endswith(".gguf") else "GLFT"))
     stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, target.types, target.vectors_stay)
-    aliases = _tied(stored, choices) if target.shares_payloads else {}
+    rules = target.keeps_to if rules is None else rule_sets(rules)
+    aliases = _tied(stored, choices) if GGML not in rules else {}  # whose reader does not let tensors share a payload
     planned = {name: Planned(name, stored[name], choice, progress, measure) for name, choice in choices.items()}
     if target.with_alignment and alignment is not None:
         metadata = target.with_alignment(metadata or {}, alignment)
@@ -85,7 +87,7 @@ def save_file(
         "data": {name: planned[aliases.get(name, name)] for name in planned},
     }
     regions = place(target, regions, 1 if alignment is None else alignment, aliases)
-    Container.build_file({"format": target.name, **regions}, path, rules=target.keeps_to if rules is None else rules)
+    Container.build_file({"format": target.name, **regions}, path, rules=rules)
     return [tensor.written(planned.get(aliases.get(name, ""))) for name, tensor in planned.items()]
 
 
@@ -114,7 +116,7 @@ def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dic
         if tensor.identity is None:
             continue
         earlier = first.setdefault(tensor.identity, [])
-        same = [other for other in earlier if choices[other].type is choices[name].type]
+        same = [other for other in earlier if choices[other].type == choices[name].type]
         if same:
             aliases[name] = same[0]
             continue

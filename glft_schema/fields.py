@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, NoReturn
 
 import construct
@@ -174,7 +174,10 @@ class Derived(construct.Construct):
         return self.of(context)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        return self.of(context)
+        follows_ = self.of(context)
+        if obj is not None and obj != follows_:
+            raise FormatError(f"expected {shown(follows_)}, which follows from the other fields, found {shown(obj)}", path)
+        return follows_
 
     def _sizeof(self, context: Any, path: str) -> int:
         return 0
@@ -333,8 +336,10 @@ class Padding(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         nbytes = -stream.tell() % self.to(context)
+        if not isinstance(obj, (bytes, NoneType)):
+            raise FormatError(f"expected bytes, found {shown(obj)}", path)
         fits = isinstance(obj, bytes) and (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes))
-        padding = obj if fits else bytes(nbytes)
+        padding = obj if obj is not None and fits else bytes(nbytes)
         write_all(stream, padding)
         return padding
 

@@ -13,6 +13,7 @@ from glft_schema.schemes import Choice
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.chunks import row_chunks
 from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensors import Tensor
 from glft_schema.verify import max_error
 
 Progress = Callable[[str, int], None]
@@ -69,9 +70,10 @@ class Planned:
         return self.choice.type
 
     @property
-    def is_copy(self) -> bool:
-        """Whether the payload is that of another weights file."""
-        return self.stored.packed is not None and self.stored.packed.dtype is self.type
+    def copy_of(self) -> Tensor | None:
+        """The tensor of another weights file whose payload it is, or None."""
+        packed = self.stored.packed
+        return packed if packed is not None and packed.dtype == self.type else None
 
     @property
     def is_kept(self) -> bool:
@@ -81,8 +83,8 @@ class Planned:
     @property
     def nbytes(self) -> int:
         """Bytes of the payload."""
-        if self.is_copy and self.stored.packed:
-            return self.stored.packed.nbytes
+        if self.copy_of:
+            return self.copy_of.nbytes
         return self.type.nbytes(self.stored.shape)
 
     def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
@@ -91,8 +93,8 @@ class Planned:
         Raises:
             TensorError: where the tensor cannot be stored as planned.
         """
-        if self.is_copy and self.stored.packed:
-            yield from self.stored.packed.pieces(order)
+        if self.copy_of:
+            yield from self.copy_of.pieces(order)
             self.error = 0.0
         else:
             yield from self._encoded(order)
@@ -127,5 +129,5 @@ class Planned:
         """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = alias_of.error if alias_of else self.error
-        copied = self.is_copy or (self.is_kept and self.stored.packed is None)
+        copied = self.copy_of is not None or (self.is_kept and self.stored.packed is None)
         return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, copied, error)

@@ -85,7 +85,10 @@ class Check(construct.Construct):
             found = error(problem, path, offset, tensor)
             found.rule = self.id
             raise found
-        context._params.findings.append(Finding(self.id, self.sets, plain_path(path), problem, offset))
+        where = plain_path(path)
+        if span := context._params.trace.find(where):
+            offset = span.start
+        context._params.findings.append(Finding(self.id, self.sets, where, problem, offset))
 
     @property
     def is_always_needed(self) -> bool:

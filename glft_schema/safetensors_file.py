@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from glft_schema.atomic import atomic_write
 from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor, in_memory
-from glft_schema.errors import TensorError
+from glft_schema.errors import FormatError, LimitError, TensorError, shown
 from glft_schema.names import leave_out
 from glft_schema.planned import Planned, Progress, WrittenTensor
 from glft_schema.schemes import choose_types
@@ -23,6 +23,16 @@ from glft_schema.type_table import TypeTable
 
 TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64)
 METADATA = "__metadata__"
+MAX_HEADER = 100_000_000  # bytes, of which readers take no more
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether a text has no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def save_safetensors(
@@ -52,10 +62,15 @@ def save_safetensors(
         start, end = end, end + tensor.nbytes
         dtype, shape = codes[str(tensor.type.exact)], list(tensor.stored.shape)
         header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    for text in (*planned, *(metadata or {}), *(metadata or {}).values()):
+        if not isinstance(text, str) or not is_utf8(text):
+            raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", "header")
+    stored_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    stored_header += b" " * (-len(stored_header) % 8)
+    if len(stored_header) > MAX_HEADER:
+        raise LimitError(f"expected a header of at most {MAX_HEADER} bytes, a limit of safetensors, found {len(stored_header)}")
     with atomic_write(path) as stream:
-        write_all(stream, len(text).to_bytes(8, "little") + text)
+        write_all(stream, len(stored_header).to_bytes(8, "little") + stored_header)
         for tensor in ordered:
             for piece in tensor.pieces():
                 write_all(stream, piece)

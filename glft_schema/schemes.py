@@ -72,9 +72,13 @@ def _choose(
     """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
     packed = tensor.packed.dtype if tensor.packed else None
     refusals: list[str] = []
+    if isinstance(packed, OpaqueType):
+        if packed not in types or name in [key for key, _ in wanted]:
+            raise TensorError(f"its type, {packed.code}, is not known, and cannot be made another", name)
+        return Choice(packed, "its type is not known" if wanted else "")
     by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:
-        if type_ is packed:
+        if type_ == packed:
             return Choice(type_, "; ".join(refusals))
         refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
         if refusal is None and vectors_stay and key != name and len(tensor.shape) < 2:
@@ -86,8 +90,6 @@ def _choose(
         refusals.append(f"not {type_.scheme}: {refusal}")
     if packed is not None and packed in types:
         return Choice(packed, "; ".join(refusals))
-    if isinstance(packed, OpaqueType):
-        raise TensorError(f"its type, {packed.code}, is not known, and cannot be made another", name)
     if packed and not packed.exact:
         refusals.append(f"{packed} dequantized")
     return Choice(*_own_type(name, tensor, types, refusals))

@@ -45,16 +45,17 @@ def split_of(file: File) -> Split | None:
     """Returns which file of a set `file` is, or None where it stands alone.
 
     Raises:
-        FormatError: where its metadata say so, but not with three integers.
+        FormatError: where its metadata say so, but not with three integers from 0 on.
     """
     if file.format is not GGUF or COUNT not in file.metadata:
         return None
+    if file.metadata[COUNT] == 1:
+        return None
     found = [file.metadata.get(key) for key in KEYS]
     for key, number in zip(KEYS, found, strict=True):
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise FormatError(f"expected an integer, found {shown(number)}", f"metadata -> {key}", file=file.name)
-    split = Split(*found)
-    return split if split.files > 1 else None
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise FormatError(f"expected an integer from 0 on, found {shown(number)}", f"metadata -> {key}", file=file.name)
+    return Split(*found)
 
 
 def shard_path(prefix: StrPath, number: int, count: int) -> Path:
@@ -66,6 +67,8 @@ class SplitTensors(Tensors):
     """The tensors of several files by name, those of the first file first."""
 
     def __init__(self, shards: tuple[File, ...]) -> None:
+        self.gaps = tuple(gap for shard in shards for gap in shard.tensors.gaps)
+        self.trailing = sum(shard.tensors.trailing for shard in shards)
         self._shards = {name: shard for shard in shards for name in shard.tensors}
 
     def __getitem__(self, name: str) -> Tensor:

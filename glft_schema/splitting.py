@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,31 +30,42 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
 
     Raises:
         SchemeError: where `file` is no single GGUF file, or neither limit is given.
-        OSError: from the system.
+        FormatError: where there are more files or tensors than their numbers can say.
+        OSError: from the system. The files that were written before are taken away.
     """
     if file.format is not GGUF or split_of(file):
         raise SchemeError(f"expected a single GGUF file to be split, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
         raise SchemeError("expected a number of tensors or of bytes for each file, found neither")
     groups: list[list[Tensor]] = [[]]
+    used = 0
     for tensor in file.tensors.values():
-        used = sum(other.nbytes for other in groups[-1])
         full = (max_tensors and len(groups[-1]) >= max_tensors) or (max_bytes and used + tensor.nbytes > max_bytes)
         if groups[-1] and full:
             groups.append([])
+            used = 0
         groups[-1].append(tensor)
-    paths = []
-    for number, tensors in enumerate(groups):
-        entries = {NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
-        entries[TENSORS] = Typed(len(file.tensors), "int32")
-        kept = file.metadata if number == 0 else file.metadata.without(*(key for key in file.metadata if key != ALIGNMENT))
-        paths.append(str(shard_path(prefix, number, len(groups))))
-        _write(file.header, kept | entries, tensors, paths[-1])
+        used += tensor.nbytes
+    paths: list[str] = []
+    others = file.metadata.without(*(key for key in file.metadata if key != ALIGNMENT))
+    try:
+        for number, tensors in enumerate(groups):
+            entries = {NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
+            entries[TENSORS] = Typed(len(file.tensors), "int32")
+            path = str(shard_path(prefix, number, len(groups)))
+            if os.path.exists(path) and os.path.samefile(path, file.name):
+                raise SchemeError("expected other files to write to, found the one to be read")
+            _write(file.header, (others if number else file.metadata) | entries, tensors, path)
+            paths.append(path)
+    except BaseException:
+        for path in paths:
+            os.unlink(path)
+        raise
     return paths
 
 
 def merge(file: File, path: StrPath) -> None:
-    """Writes a set of GGUF files as one, with the first one's metadata.
+    """Writes a set of GGUF files as one, with the first one's metadata, and what the others have beside.
 
     Raises:
         SchemeError: where `file` is no set.
@@ -61,7 +73,10 @@ def merge(file: File, path: StrPath) -> None:
     """
     if len(file.shards) < 2:
         raise SchemeError(f"expected the first file of a set, found {shown(file.name)}")
-    metadata = file.metadata.without(*KEYS)
+    metadata = file.metadata
+    for shard in file.shards[1:]:
+        metadata = metadata | shard.metadata.without(*(key for key in shard.metadata if key in metadata))
+    metadata = metadata.without(*KEYS)
     _write(file.header, metadata, list(file.tensors.values()), path)
 
 

@@ -229,6 +229,10 @@ class TensorData(construct.Construct):
 def payload_size(payload: Any, row: Any) -> int:
     """Returns the bytes that the payload of a row takes: what its type says, or, of an unknown type, its own size."""
     if isinstance(row.dtype, OpaqueType):
+        if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
+            raise FormatError(
+                f"expected a payload of bytes, found {shown(payload)}", f"data -> {shown(row.name)}", tensor=row.name
+            )
         return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
     return int(row.dtype.nbytes(row.shape))
 

@@ -35,10 +35,10 @@ class Trace:
 
     Args:
         wanted: the path to be located, or None where it is not known yet.
-        starts: where every field begins is put here, by path, where it is given.
+        starts: where the fields whose paths are its keys begin is put here.
     """
 
-    def __init__(self, wanted: str | None = None, starts: dict[str, int] | None = None) -> None:
+    def __init__(self, wanted: str | None = None, starts: dict[str, int | None] | None = None) -> None:
         self._starts = starts
         self._wanted_parent = _parent(wanted) if wanted else None
         self._last_parent = ""
@@ -52,7 +52,7 @@ class Trace:
         """Notes that the field at `path` begins where `stream` stands, and ends where it stands when the block is left."""
         span = Span(plain_path(path), stream.tell())
         self.open.append(span)
-        if self._starts is not None:
+        if self._starts is not None and span.path in self._starts:
             self._starts[span.path] = span.start
         yield span
         span.end = stream.tell()

@@ -44,13 +44,17 @@ class TypeTable(Generic[T]):
 
     def __getitem__(self, key: object) -> T:
         """Raises KeyError where there is no such type."""
-        if isinstance(key, bool) or key.__hash__ is None:
+        try:
+            hash(key)
+        except TypeError:
+            raise KeyError(key) from None
+        if isinstance(key, bool):
             raise KeyError(key)
         if key not in self._known and self.unknown:
             if isinstance(key, int) and key >= 0:
                 return self.unknown(key)
             code = getattr(key, "code", None)
-            if isinstance(code, int) and self.unknown(code) is key:
+            if isinstance(code, int) and self.unknown(code) == key:
                 return self.unknown(code)
         return self._known[key]
 

@@ -144,7 +144,8 @@ class Metadata(Mapping[str, Any]):
             FormatError: for a value that cannot be stored, or not in the key's type.
         """
         entries = dict(self._entries)
-        for key, value in others.items():
+        typed = others._entries if isinstance(others, Metadata) else others
+        for key, value in typed.items():
             if key in entries and not isinstance(value, (Typed, Stored)):
                 value = Typed(value, entries[key].type_text)
             entries[key] = stored(value, self._types, key)
@@ -154,7 +155,8 @@ class Metadata(Mapping[str, Any]):
         """Returns these entries but those of `keys`. Raises KeyError for a key that is not there."""
         for key in keys:
             self._entries[key]
-        return Metadata({key: entry for key, entry in self._entries.items() if key not in keys}, self._types)
+        without = set(keys)
+        return Metadata({key: entry for key, entry in self._entries.items() if key not in without}, self._types)
 
     def type_of(self, key: str) -> str:
         """Returns the stored type of a value, such as ``array[string]``. Raises KeyError where there is no such key."""
@@ -168,6 +170,8 @@ class Metadata(Mapping[str, Any]):
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return bool(np.array_equal(one, other))
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
 
 
@@ -195,7 +199,7 @@ def _type_of(value: Any, path: str) -> str:
         return value.type
     if isinstance(value, (bool, np.bool_)):
         return "bool"
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value, str):
         return str(value.dtype.name)
     if isinstance(value, int):
         return _integer_type(value, value, INTEGERS, path)
@@ -232,7 +236,9 @@ def _integer_type(least: int, greatest: int, names: Sequence[str], path: str) ->
 
 
 def _is_sequence(value: object) -> bool:
-    return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, (str, bytes, Typed))
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Typed))
 
 
 def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Stored:
@@ -311,7 +317,9 @@ def from_text(text: str, types: Any, path: str) -> Stored:
     type_text, _, value = text.partition(" ")
     try:
         return _as_typed(json.loads(value), type_text, types, path, _from_json)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
         raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
 
 

@@ -41,7 +41,7 @@ def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparis
             try:
                 expected = source[name].load()
                 packed = source[name].packed
-                if packed is None or packed.dtype is not tensor.dtype:
+                if packed is None or packed.dtype != tensor.dtype:
                     expected = tensor.dtype.round_trip(expected, name)
             except TensorError as error:
                 yield Comparison(name, tensor.dtype, float("inf"), error.problem)

@@ -107,6 +107,8 @@ REFUSED = {
     "alignment 0": Refused(aligned(0), "metadata -> 0 -> value", 53, "expected an integer above 0 for general.alignment, found 0"),
     "alignment in text": Refused(aligned(b"32", STRING), "metadata -> 0 -> value", 53, "for general.alignment, found '32'"),
     "alignment of a bool": Refused(aligned(1, BOOL), "metadata -> 0 -> value", 53, "for general.alignment, found 1"),
+    "alignment 2^21": Refused(entries((ALIGNMENT, U32, 1 << 21)), "metadata -> 0 -> value", 53,
+        "expected at most 1048576 for general.alignment, a limit of this reader, found 2097152", READS, c=True),
     "a name twice": Refused(tensors(w(), w()), "tensor_infos -> 1 -> name", 57, "expected each name once, found that of row 0 again"),
     "65 dims": Refused(tensors(w(dims=(1,) * 65)), "tensor_infos -> 0 -> dims", 33, "expected at most 64, a limit of this reader, found 65"),
     "2^32 - 1 dims": Refused(changed(File([], [w()], b""), b"w\1\0\0\0", b"w" + b"\xff" * 4), "tensor_infos -> 0 -> dims", 33,

@@ -48,9 +48,10 @@ def infos(draw: st.DrawFn) -> list[Info]:
         code = draw(st.sampled_from(list(BLOCKS)))
         dims = draw(st.lists(st.integers(0, 3), max_size=4))
         if BLOCKS[code][0] > 1:
-            dims = [32 * max(size, 1) if axis == 0 else size for axis, size in enumerate(dims or [1])]
+            dims = [BLOCKS[code][0] * min(max(size, 1), 2) if axis == 0 else size % 3 for axis, size in enumerate(dims or [1])]
         size = reference.nbytes(code, dims)
-        made.append(Info(name, dims, code, draw(st.binary(min_size=size, max_size=size))))
+        seed = draw(st.binary(min_size=1, max_size=64))
+        made.append(Info(name, dims, code, (seed * (size // len(seed) + 1))[:size]))
     return made
 
 

@@ -52,6 +52,11 @@ def test_export(source: Path, tmp_path: Path) -> None:
         glft("export", source, out, "--metadata", "toy.n:uint16=x"), "expected a value in JSON for 'toy.n:uint16', found 'x'"
     )
     assert_refused(glft("export", source, out, "--metadata", "No=x"), "[gguf-key]", "expected lower_snake_case segments")
+    assert_refused(glft("export", source, out, "--rules", "spce"), "glft: expected one of spec, ggml, lenient, found 'spce'")
+    assert_refused(glft("export", out, tmp_path / "other.glft"), "glft convert takes those, with their metadata")
+    assert_refused(glft("export", source, tmp_path / "x.safetensors"), "glft convert writes those")
+    assert glft("export", source, tmp_path / "CAPITALS.GGUF").returncode == 0
+    assert (tmp_path / "CAPITALS.GGUF").read_bytes()[:4] == b"GGUF"
     assert_refused(glft("export", source, out, "--format", "onnx"), "glft: expected GLFT or GGUF, found 'onnx'")
     assert glft("export", source, out, "--metadata", "No=x", "--rules", "ggml").returncode == 0
 
@@ -80,6 +85,14 @@ def test_inspect(gguf: Path) -> None:
     assert sum(found["byte_counts"].values()) == found["bytes"] == gguf.stat().st_size
 
 
+def test_inspect_as_json_is_json(tmp_path: Path) -> None:
+    metadata = {"f": [float("nan"), 1.0], "n": [["a"] * 2000, [1] * 2000], "i": float("inf")}
+    Container.build_file({"format": "GGUF", "metadata": metadata}, tmp_path / "file.gguf")
+    found = json.loads(glft("inspect", tmp_path / "file.gguf", "--json").stdout, parse_constant=pytest.fail)["metadata"]
+    assert (found["f"]["value"], found["i"]["value"]) == (["nan", 1.0], "inf")
+    assert found["n"]["value"] == metadata["n"]
+
+
 def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     for stored, part in (
@@ -94,7 +107,8 @@ def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
 
 
 def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
-    assert "all rules hold (lenient)" in glft("verify", gguf).stdout
+    assert "all rules hold (spec, ggml)" in glft("verify", gguf).stdout
+    assert "all rules hold (lenient)" in glft("verify", gguf, "--rules", "lenient").stdout
     path = tmp_path / "file.gguf"
     path.write_bytes(READ["an offset that is not aligned"].stored)
     done = glft("verify", path, "--rules", "ggml")
@@ -103,7 +117,8 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
     line = done.stdout.splitlines()[2]
     assert line.split() == ["gguf-contiguous", "tensor_infos", "->", "0", "->", "offset", "expected", "0,", "found", "4", "49"]
     assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
-    assert glft("verify", path).returncode == 0
+    reported = glft("verify", path)
+    assert (reported.returncode, "gguf-contiguous" in reported.stdout) == (0, True)
     both = glft("verify", path, "--rules", "spec", "--rules", "ggml").stdout
     assert "gguf-offset" in both
     assert "gguf-contiguous" in both
@@ -132,6 +147,10 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
     assert_refused(
         glft("convert", gguf, tmp_path / "out"), "expected a format (safetensors, gguf, glft) or a file that ends in"
     )
+    done = glft("convert", gguf, tmp_path / "typed.glft", "--exclude", "i", "--metadata", "t.more:uint8=7")
+    assert (done.returncode, Container.parse_file(tmp_path / "typed.glft").metadata["t.more"]) == (0, "uint8 7")
+    refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
+    assert_refused(refused, "expected no header, alignment or rules for a safetensors file")
     assert_refused(glft("convert", gguf, gguf), "expected another file to write to, found the one to be read")
     assert_refused(glft("convert", tmp_path / "missing", out), "missing: No such file or directory")
     assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': expected a float dtype")
@@ -147,6 +166,9 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
     assert glft("verify", first, "--against", gguf).returncode == 0
     assert_refused(glft("merge", first, first), "expected another file to write to")
+    second = tmp_path / "part-00002-of-00002.gguf"
+    assert_refused(glft("convert", first, second), "expected another file to write to")
+    assert_refused(glft("get-tensor", first, "i", second), "expected another file to write to")
     done = glft("merge", first, tmp_path / "merged.gguf")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "merged.gguf").read_bytes() == gguf.read_bytes()

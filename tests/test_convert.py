@@ -13,9 +13,11 @@ import torch
 
 import glft_schema
 from glft_schema import FormatError, SchemeError, TensorError, Typed, convert, fake_quantize, load_file, save_file
-from glft_schema.checkpoints import metadata_of, open_checkpoint
+from glft_schema.checkpoints import open_checkpoint, open_with_metadata
+from glft_schema.splitting import split
 from glft_schema.tensor_types.ggml import GGML
 from glft_schema.verify import compare
+from tests.gguf_cases import READ
 
 TENSORS = {
     "a.weight": torch.randn(4, 128),
@@ -38,6 +40,10 @@ METADATA = {
     "t.flag": True,
 }
 SUFFIXES = (".gguf", ".glft", ".safetensors")
+
+
+def metadata_of(path: Path) -> object:
+    return open_with_metadata(path)[1]
 
 
 @pytest.fixture
@@ -143,7 +149,7 @@ def test_text_becomes_strings_and_stays(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "in.pt")
     convert(tmp_path / "in.pt", tmp_path / "out.glft", metadata={"k": "v"})
     assert metadata_of(tmp_path / "out.glft") == {"k": "v"}
-    assert metadata_of(tmp_path / "in.pt") == metadata_of(tmp_path) == {}
+    assert metadata_of(tmp_path / "in.pt") == {}
 
 
 def test_a_text_for_a_number_is_read_as_its_type(source: Path, tmp_path: Path) -> None:
@@ -152,6 +158,44 @@ def test_a_text_for_a_number_is_read_as_its_type(source: Path, tmp_path: Path) -
     assert (changed["t.u8"], changed["t.flag"], changed["general.architecture"]) == (9, False, "10")
     with pytest.raises(FormatError, match=r"metadata -> t.u8: expected a number that u8 can hold, found 'x'"):
         convert(source, tmp_path / "out.gguf", metadata={"t.u8": '"x"'})
+
+
+def test_from_a_set_of_files(source: Path, tmp_path: Path) -> None:
+    with glft_schema.open(source) as file:
+        first, *_ = split(file, tmp_path / "part", max_tensors=2)
+    for steps in ([tmp_path / "out.gguf"], [tmp_path / "out.glft", tmp_path / "out.gguf"]):
+        for before, after in itertools.pairwise([Path(first), *steps]):
+            convert(before, after)
+        with glft_schema.open(source) as one, glft_schema.open(tmp_path / "out.gguf") as other:
+            assert list(one.metadata) == list(other.metadata)
+            assert all(torch.equal(other.tensors[name].dequantize(), one.tensors[name].dequantize()) for name in TENSORS)
+
+
+def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    (tmp_path / "in.gguf").write_bytes(READ["a name that is not UTF-8"].stored)
+    with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+        convert(tmp_path / "in.gguf", out)
+    save_file({}, tmp_path / "in.glft", {"k": "v"})
+    for value in (3, Typed(3, "uint8"), "\udcff"):
+        with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+            convert(tmp_path / "in.glft", out, metadata={"n": value})
+    assert not out.exists()
+
+
+def test_the_mark_of_typed_text_is_no_key(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "in.gguf", {"glft_schema.metadata": "typed", "x": Typed(5, "uint8")})
+    with pytest.raises(FormatError, match=r"expected no key glft_schema.metadata, which marks metadata with types"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.glft")
+
+
+def test_tied_tensors_stay_so_between_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "in.gguf").write_bytes(READ["one payload for two tensors"].stored)
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf")
+    assert [tensor.alias_of for tensor in written] == [None, "w"]
+    assert (tmp_path / "out.gguf").read_bytes() == READ["one payload for two tensors"].stored
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf", rules="ggml")
+    assert [tensor.alias_of for tensor in written] == [None, None]
 
 
 def test_float8_is_widened(tmp_path: Path) -> None:

@@ -326,7 +326,8 @@ for order in ("little", "big"):
     written = save_file({"w": weights}, "own.gguf", schemes={"*": "q8_x"}, **more)
     assert (written[0].type.name, written[0].nbytes) == ("Q8_X", 72)
     assert (load_file("own.gguf")["w"] - weights).abs().max() < 0.2
-for name, code in (("q8_x", 201), ("Q8_Y", 200), ("q4_0", 201), ("Q8_Y", 2), ("Q8_per_channel", 201)):
+taken = (("q8_x", 201), ("Q8_Y", 200), ("q4_0", 201), ("Q8_Y", 2), ("Q8_per_channel", 201))
+for name, code in (*taken, ("Q8_Y", -3), ("Q8_Y", "3")):
     try:
         register_type(name, code, 16, block, dequantize)
     except ValueError as error:

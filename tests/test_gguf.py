@@ -151,6 +151,7 @@ def test_long_arrays_are_views_and_lazy() -> None:
 
 def test_strings_are_walked_over_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glft_schema.bulk.WINDOW", 16)
+    monkeypatch.setattr("glft_schema.bulk.MAX_WINDOW", 16)
     texts = ["", "a", "b" * 40, "c" * 3, "", "d" * 9]
     assert build(metadata={"t": texts, "after": 7}).metadata == {"t": texts, "after": 7}
 
@@ -172,6 +173,7 @@ PLAIN = [
     ([True], "array[bool]"),
     (["a", ""], "array[string]"),
     (("a",), "array[string]"),
+    (np.str_("x"), "string"),
     ([[1], [2]], "array[array[int32]]"),
     ([[1], ["a"]], "array[array[int32],array[string]]"),
     (np.array([1, 2], dtype=np.uint16), "array[uint16]"),
@@ -222,6 +224,8 @@ REFUSED = [
     (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected int8 in one dim, found int8 [2, 2]"),
     (Typed(np.array([1], np.uint8), "array[bool]"), "expected bool in one dim, found uint8 [1]"),
     (Typed(np.array([True]), "array[uint8]"), "expected uint8 in one dim, found bool [1]"),
+    (np.zeros(()), "expected a number, bool, text or a list of such, found array(0.)"),
+    (Typed(np.zeros(()), "array[float64]"), "expected a list, found array(0.)"),
     (Typed(1, int), "expected the name of a type, found <class 'int'>"),
 ]
 
@@ -242,6 +246,12 @@ def test_metadata_with_other_values_keeps_types() -> None:
     assert build(metadata=changed).metadata == changed
     assert list(changed.without("a", "c")) == ["b", "d"]
     assert metadata == {"a": 1, "b": "x", "c": []}
+    merged = as_metadata({"z": 1}) | metadata
+    assert [merged.type_of(key) for key in merged] == ["uint32", "uint8", "string", "array[int16]"]
+    assert as_metadata({"a": Typed(5, "int64")}) | metadata == metadata
+    long = build(metadata={"n": [list(range(2000)), [1]]}).metadata
+    assert long == build(metadata=long).metadata
+    assert long != metadata
     with pytest.raises(FormatError, match="a: expected a number that u8 can hold, found 256"):
         metadata | {"a": 256}
     with pytest.raises(KeyError):
@@ -363,7 +373,7 @@ def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
         with pytest.raises(TensorError, match=r"tensor 'a': its type, 200, is not known; glft_schema.register_type adds types"):
             access()
     assert Container.build(file) == UNKNOWN
-    assert pickle.loads(pickle.dumps(a.dtype)) is a.dtype
+    assert pickle.loads(pickle.dumps(a.dtype)) == a.dtype != c.dtype
 
 
 def test_unknown_types_are_copied_where_they_can_be(tmp_path: Path) -> None:
@@ -375,6 +385,10 @@ def test_unknown_types_are_copied_where_they_can_be(tmp_path: Path) -> None:
     with glft_schema.open(tmp_path / "out.gguf") as file:
         assert file.tensors["a"].raw == b"abcde".ljust(32, b"\1")
         assert bytes(file.tensors["c"].raw) == b"z" + bytes(31)  # its end is not known: the padding is taken for a part
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf", {"*": "i16"})
+    assert (written[0].type.name, written[0].note) == ("type 200", "its type is not known")
+    with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.gguf", {"a": "q8_0"})
     with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known, and cannot be made another"):
         convert(tmp_path / "in.gguf", tmp_path / "out.glft")
     with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known"):
@@ -385,6 +399,11 @@ def test_unknown_types_are_built_from_bytes() -> None:
     infos = [{"name": "a", "dims": [3], "dtype": 77}, {"name": "b", "dims": [1], "dtype": OpaqueType.of(78)}]
     file = build(tensor_infos=infos, data={"a": b"abc", "b": memoryview(b"defg")})
     assert [bytes(tensor.raw).rstrip(b"\0") for tensor in file.tensors.values()] == [b"abc", b"defg"]
+    for payload in (None, 5, {}):
+        with pytest.raises(FormatError, match="data -> 'a': expected a payload of bytes, found"):
+            build(tensor_infos=infos[:1], data={"a": payload})
+    with pytest.raises(FormatError, match="dtype: expected a ggml type"):
+        build(tensor_infos=[{**infos[0], "dtype": [1]}], data={"a": b""})
     with pytest.raises(FormatError, match="tensor_infos -> 0 -> dtype: expected a ggml type"):
         build(tensor_infos=[{"name": "a", "dims": [3], "dtype": "q4_x"}], data={"a": b""})
 
@@ -392,6 +411,14 @@ def test_unknown_types_are_built_from_bytes() -> None:
 def test_the_types_of_ggml_are_those_that_its_rule_knows() -> None:
     assert {type_.name for type_ in GGML_TYPES} >= {"F32", "BF16", "I64", "Q8_K", "NVFP4"}
     assert len(GGML_TYPES) == 35
+
+
+def test_huge_dims_beside_a_zero_take_no_time() -> None:
+    for code, dims in ((reference.Q4_0, [0, 1 << 50]), (F32, [0, 1 << 58]), (F32, [1 << 58, 0])):
+        stored = reference.File([], [Info(b"w", dims, code)]).bytes()
+        tensor = Container.parse(stored).tensors["w"]
+        assert tensor.dequantize(torch.bfloat16).shape == tuple(reversed(dims))
+        assert tensor.dtype.round_trip(tensor.dequantize(), "w").numel() == 0
 
 
 def test_embedded_in_another_file() -> None:
@@ -409,6 +436,11 @@ def test_values_that_are_no_file() -> None:
         ({"header": {"byte_order": "middle"}}, "header -> byte_order: expected 'little' or 'big', found 'middle'"),
         ({"header": {"version": 4}}, "header -> version: expected 1, 2 or 3, found 4"),
         ({"header": {"n_kv": 3}}, "header -> n_kv: expected 0, which follows from what it counts, found 3"),
+        ({"padding": 3}, "padding: expected bytes, found 3"),
+        (
+            {"tensor_infos": [{"name": "a", "dims": [1, 2], "dtype": 0, "shape": [1, 2]}], "data": {"a": bytes(8)}},
+            "shape: expected [2, 1], which follows from the other fields, found [1, 2]",
+        ),
         ({"alignment": 64}, "expected the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
         ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64, a limit of this reader"),
         ({"tensor_infos": [{"name": 3, "dims": [1], "dtype": 0}]}, "tensor_infos -> 0 -> name: expected text, found 3"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glft_schema import Container, FormatError
+from glft_schema import Container, FormatError, LimitError
 from glft_schema.container import findings
 from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.typed_values import Typed, from_text, to_text
@@ -107,7 +107,7 @@ def test_llama_cpp_reads_what_keeps_to_its_rules_and_nothing_else(file: File, da
         assert error.path
         assert error.offset is not None
         assert 0 <= error.offset <= len(stored)
-        if "bytes that 64 bits can count" not in str(error):  # dims that torch does not take, though one of them is 0
+        if not isinstance(error, LimitError) and "bytes that 64 bits can count" not in str(error):  # see docs/gguf-readers.md
             assert not llama_cpp.reads_gguf(stored)
         return
     assert Container.build(parsed) == stored
@@ -130,6 +130,7 @@ def test_gguf_py_reads_the_same(file: File) -> None:
     file.version = max(file.version, 2)
     file.entries = [(k, code, value) for k, code, value in file.entries if code != ARRAY or value[0] != ARRAY]
     file.infos = [info for info in file.infos if info.name and info.name.isascii() and 0 not in info.dims]
+    file.infos = [info for info in file.infos if info.type not in (9, 42)]  # a wrong size, and a type that it does not know
     for info in file.infos:
         info.dims = info.dims or [1]
     file.alignment = file.alignment if file.alignment in (8, 32, 64) else 32
@@ -149,7 +150,11 @@ def test_gguf_py_reads_the_same(file: File) -> None:
         for tensor in reader.tensors:
             ours = parsed.tensors[tensor.name]
             assert ours.raw == tensor.data.tobytes()
-            if file.order == "<" and ours.dtype.exact != "int8" and ours.dtype.exact != "int32":
+            if (
+                file.order == "<"
+                and not ours.dtype.is_integer
+                and ours.dtype.name not in ("F64", "Q8_1", "Q8_K", "Q1_0", "Q2_0")
+            ):
                 theirs = gguf.dequantize(tensor.data, tensor.tensor_type)
                 assert np.array_equal(ours.dequantize().float().numpy(), theirs.reshape(ours.shape), equal_nan=True)
 

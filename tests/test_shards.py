@@ -122,7 +122,8 @@ def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None
         ({"split.count": 4}, "found Split(number=1, files=4, tensors=5)"),
         ({"split.count": 1}, "found None"),
         ({"split.tensors.count": 6}, "found Split(number=1, files=3, tensors=6)"),
-        ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected an integer, found '1'"),
+        ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected an integer from 0 on, found '1'"),
+        ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected an integer from 0 on, found -3"),
     ],
 )
 def test_files_that_do_not_belong_together(first: Path, changes: dict[str, object], message: str) -> None:
@@ -141,6 +142,29 @@ def test_wrong_numbers_of_tensors(first: Path) -> None:
         FormatError, match=re.escape("metadata -> split.tensors.count: expected 6 tensors in all files, found 5")
     ):
         glft_schema.open(first)
+
+
+def test_what_only_other_files_say_is_kept(first: Path, whole: Path) -> None:
+    rewritten(first.with_name("part-00003-of-00003.gguf"), {"t.more": 5, "general.architecture": "other"})
+    with glft_schema.open(first) as file:
+        merge(file, whole.with_name("merged.gguf"))
+    with glft_schema.open(whole.with_name("merged.gguf")) as merged:
+        assert (merged.metadata["t.more"], merged.metadata["general.architecture"]) == (5, "toy")
+
+
+def test_a_split_that_fails_leaves_nothing(whole: Path) -> None:
+    (whole.parent / "part-00002-of-00005.gguf").mkdir()
+    with glft_schema.open(whole) as file, pytest.raises(OSError, match=r"part-00002-of-00005.gguf"):
+        split(file, whole.with_name("part"), max_tensors=1)
+    assert sorted(path.name for path in whole.parent.iterdir()) == ["part-00002-of-00005.gguf", "whole.gguf"]
+
+
+def test_a_split_does_not_replace_its_source(whole: Path) -> None:
+    path = whole.rename(whole.with_name("part-00001-of-00003.gguf"))
+    before = path.read_bytes()
+    with glft_schema.open(path) as file, pytest.raises(SchemeError, match="expected other files to write to, found the one"):
+        split(file, path.with_name("part"), max_tensors=2)
+    assert path.read_bytes() == before
 
 
 def test_a_tensor_twice(first: Path) -> None:

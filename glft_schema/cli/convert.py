@@ -59,7 +59,7 @@ def convert(
                 source,
                 out,
                 pairs(scheme, "*"),
-                entries(metadata, typed=target == "GGUF"),
+                entries(metadata, typed=True),
                 format=target,
                 header=header_of(gguf_version, big_endian),
                 alignment=alignment,

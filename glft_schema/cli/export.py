@@ -46,12 +46,14 @@ def export(
     GLFT, and f32, f16, bf16, q8_0, q4_0 and so on of GGUF. PATTERN is a name or has wildcards; a name wins over patterns, and
     later patterns over earlier ones.
     """
-    target = format or ("gguf" if out.suffix == ".gguf" else "glft")
+    target = format or ("gguf" if out.suffix.lower() == ".gguf" else "glft")
     with blame(source):
         refuse_overwriting(out, source)
-        if format is None and out.suffix == ".safetensors":
+        if format is None and out.suffix.lower() == ".safetensors":
             raise SchemeError("expected a GLFT or GGUF file to write, found a safetensors file: glft convert writes those")
         stored = open_checkpoint(source, exclude or [])
+        if any(tensor.packed for tensor in stored.values()):
+            raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
         schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target.lower() == "gguf")
         header = header_of(gguf_version, big_endian)

@@ -9,7 +9,7 @@ import numpy as np
 import typer
 
 from glft_schema.atomic import atomic_write
-from glft_schema.cli.terminal import blame
+from glft_schema.cli.terminal import blame, refuse_overwriting
 from glft_schema.container import open
 from glft_schema.errors import SchemeError
 from glft_schema.names import matching
@@ -25,6 +25,7 @@ def get_tensor(
 ) -> None:
     """Write one tensor, dequantized, to a .npy file."""
     with blame(file), open(file) as opened:
+        refuse_overwriting(out, file)
         names = matching(name, opened.tensors)
         if len(names) > 1:
             raise SchemeError(f"expected one tensor that matches {name!r}, found {len(names)}")

@@ -31,7 +31,6 @@ def merge(
 ) -> None:
     """Put a set of GGUF files together."""
     with blame(first), open(first) as opened:
-        for shard in opened.shards:
-            refuse_overwriting(out, Path(shard.name))
+        refuse_overwriting(out, first)
         merge_files(opened, out)
         print(f"{out}: {len(opened.tensors)} tensors, {out.stat().st_size:,} bytes")

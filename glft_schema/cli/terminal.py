@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.errors import FormatError, SchemeError, TensorError, shown
+from glft_schema.shards import NAME
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
@@ -49,8 +50,11 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:
-    """Raises SchemeError where writing `out` would replace what is read from `source`, a file or the folder around it."""
-    if out.exists() and (out.samefile(source) or (source.is_dir() and out.parent.samefile(source))):
+    """Raises SchemeError where writing `out` would replace what is read from `source`: a file, a set, the folder around it."""
+    in_folder = source.is_dir() and out.parent.samefile(source)
+    named, mine = (NAME.fullmatch(str(path.resolve())) for path in (source, out))
+    in_set = named and mine and (named["prefix"], named["count"]) == (mine["prefix"], mine["count"])
+    if out.exists() and (out.samefile(source) or in_folder or in_set):
         raise SchemeError("expected another file to write to, found the one to be read")
 
 

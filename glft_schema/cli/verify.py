@@ -12,7 +12,7 @@ from glft_schema.checkpoints import StoredTensor, open_checkpoint
 from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
 from glft_schema.container import Container, findings
 from glft_schema.file import File
-from glft_schema.rules import LENIENT, RULE_SETS
+from glft_schema.rules import GGML, RULE_SETS, SPEC, Finding
 from glft_schema.verify import Comparison, compare
 
 
@@ -28,23 +28,22 @@ def verify(
     """Check a file against its format, and against the checkpoint that it was made from.
 
     Rules are those of the format's specification (spec), of llama.cpp's reader (ggml), or what no reader can do without
-    (lenient). Each tensor is compared with its source after quantizing: the two are expected to be equal. Exit code 1 where a
-    rule is broken or tensors are not equal.
+    (lenient). Unless SET is given, what breaks the first two is reported, but is no failure. Each tensor is compared with its
+    source after quantizing: the two are expected to be equal. Exit code 1 where a rule is broken or tensors are not equal.
     """
     with blame(file), Container.parse_file(file) as parsed:
-        sets = rules or [LENIENT]
-        found = [finding for shard in parsed.shards for finding in findings(shard, sets)]
+        sets = rules or [SPEC, GGML]
+        found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, sets)]
         state = f"{len(found)} broken of the rules" if found else "all rules hold"
         print(
             f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state} ({', '.join(sets)})"
         )
         if found:
-            rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for finding in found]
-            print("\n".join(table(("rule", "field", "problem", "byte"), rows, right=1)))
+            print("\n".join(_findings(found)))
         if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
             print(f"{gaps:,} bytes of padding and gaps, {parsed.tensors.trailing:,} of them after the last payload")
         if against is None:
-            if found:
+            if found and rules:
                 raise typer.Exit(FAILED)
             return
         with blame(against):
@@ -52,12 +51,22 @@ def verify(
         results = _compare(parsed, source)
     failed = [result for result in results if result.problem or not result.error <= tolerance]
     worst = max((result.error for result in results), default=0.0)
-    if failed or found:
+    if failed:
         rows = [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
         print("\n".join(table(("tensor", "dtype", "problem", "max error"), rows, right=1)))
         print(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")
         raise typer.Exit(FAILED)
     print(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
+
+
+def _findings(found: list[tuple[File, Finding]]) -> list[str]:
+    head = ("rule", "field", "problem", "byte")
+    rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for _, finding in found]
+    if len({file.name for file, _ in found}) > 1:
+        return table(
+            ("file", *head), [(safe(Path(file.name).name), *row) for (file, _), row in zip(found, rows, strict=True)], 1
+        )
+    return table(head, rows, right=1)
 
 
 def _compare(file: File, source: Mapping[str, StoredTensor]) -> list[Comparison]:

@@ -11,8 +11,9 @@ import typer
 
 from glft_schema.cli.terminal import safe, table
 from glft_schema.errors import SchemeError
+from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.planned import WrittenTensor
-from glft_schema.typed_values import Typed
+from glft_schema.typed_values import ARRAY, Typed
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; replaced only when all went well.")]
 Schemes = Annotated[
@@ -30,7 +31,8 @@ Rules = Annotated[
     list[str] | None, typer.Option("--rules", metavar="SET", help="Rule sets that the file has to keep to. Repeatable.")
 ]
 
-TYPED_KEY = re.compile(r"(?P<key>.*):(?P<type>[a-z0-9]+(\[.*\])?)", re.DOTALL)
+TYPES = "|".join(type_.name for type_ in VALUE_TYPES if type_.name != ARRAY)
+TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def header_of(version: int | None, big_endian: bool) -> dict[str, Any] | None:
@@ -70,7 +72,7 @@ def entries(texts: list[str] | None, typed: bool) -> dict[str, Any]:
         named = TYPED_KEY.fullmatch(key) if typed else None
         try:
             found[named["key"] if named else key] = Typed(json.loads(value), named["type"]) if named else value
-        except json.JSONDecodeError:
+        except ValueError:
             raise SchemeError(f"expected a value in JSON for {key!r}, found {value!r}") from None
     return found
 

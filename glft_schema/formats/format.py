@@ -23,7 +23,6 @@ class Format:
         table: the name of the region with a row for each tensor: name, dims, dtype, offset.
         dims_of: a tensor's shape in torch's order -> its dims as they are stored; and the other way round.
         keeps_to: the rule sets that new files keep to.
-        shares_payloads: whether tensors that are one and the same are stored once in new files.
         vectors_stay: whether patterns in schemes leave tensors of fewer than two dims as they are.
         with_alignment: (metadata, alignment) -> metadata that states it; None where files do not.
     """
@@ -35,7 +34,6 @@ class Format:
     table: str
     dims_of: Callable[[Sequence[int]], Sequence[int]]
     keeps_to: tuple[str, ...] = ()
-    shares_payloads: bool = True
     vectors_stay: bool = False
     with_alignment: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
 

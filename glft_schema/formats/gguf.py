@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from types import NoneType
 from typing import Any
 
 import construct
@@ -36,6 +35,7 @@ ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 MAX_NESTING = 16  # arrays in arrays
 MAX_DIMS = 64  # numpy's own limit
+MAX_ALIGNMENT = 1 << 20  # bytes; no page of memory is larger
 GGML_MAX_LENGTH = 1 << 30  # bytes of a string, elements of an array
 GGML_TYPES = frozenset(ggml.GGML)  # without those that a user registers
 KEY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
@@ -180,9 +180,7 @@ class KeyValues(construct.Subconstruct):
         return Metadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
-        if not isinstance(obj, (Mapping, NoneType)):
-            raise FormatError(f"expected a mapping of keys to values, found {shown(obj)}", path)
-        metadata = as_metadata(obj or {}, path)
+        metadata = as_metadata({} if obj is None else obj, path)
         entries = [(key, metadata.stored(key)) for key in metadata]
         self.subcon._build([{"key": key, "type": e.type, "value": e.value} for key, e in entries], stream, context, path)
         return metadata
@@ -192,6 +190,8 @@ def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
     """Returns entries with their types. Raises FormatError for a value that cannot be stored."""
     if isinstance(entries, Metadata):
         return entries
+    if not isinstance(entries, Mapping):
+        raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
     return Metadata({key: stored(value, VALUE_TYPES, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
 
 
@@ -217,6 +217,8 @@ KeyValue = Struct(
          f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
     Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (is_integer(at.type) and at.value > 0),
          f"an integer above 0 for {ALIGNMENT}", show=show_entry),
+    Rule("gguf-limit-alignment", "value", lambda at: not is_alignment(at) or at.value <= MAX_ALIGNMENT,
+         f"at most {MAX_ALIGNMENT} for {ALIGNMENT}, a limit of this reader", LimitError, show_entry),
     Rule("gguf-alignment-u32", "type", lambda at: not is_alignment(at) or at.type.field is u32, f"uint32 for {ALIGNMENT}",
          sets=(SPEC, GGML)),
     Rule("gguf-alignment-8", "value", lambda at: not is_alignment(at) or at.value % 8 == 0, f"a multiple of 8 for {ALIGNMENT}",
@@ -267,6 +269,11 @@ def data_is_padded(file: Any) -> bool:
     return not ends or max(ends) + -max(ends) % file.alignment <= file.data.size
 
 
+def is_zero(stored: bytes | memoryview, step: int = 1 << 20) -> bool:
+    """Tells whether all bytes are zero."""
+    return not any(bytes(stored[at : at + step]).strip(b"\0") for at in range(0, len(stored), step))
+
+
 def show_data(data: Any) -> str:
     """Returns the region of payloads as errors show it."""
     return f"{data.size} bytes with gaps at {shown([gap.offset for gap in data.gaps])}"
@@ -284,7 +291,7 @@ def states_quantization(file: Any) -> bool:
 
 def gaps_are_zero(file: Any) -> bool:
     """Tells whether the padding between payloads is zeros, as it is where files are built from payloads alone."""
-    return not isinstance(file.data, TensorMap) or not any(any(file.data.gap_bytes(gap)) for gap in file.data.gaps)
+    return not isinstance(file.data, TensorMap) or all(is_zero(file.data.gap_bytes(gap)) for gap in file.data.gaps)
 
 
 def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
@@ -310,13 +317,12 @@ GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
          show=show_keys, sets=(SPEC,), building=False),
     Contiguous("gguf-contiguous", "tensor_infos", (GGML,)),
     "padding"      / Padding(this.alignment, may_lack=lambda file: not file.header.n_tensors) * "zeros up to the alignment",
-    Rule("gguf-padding", "padding", lambda file: not any(file.padding), "zeros", sets=(SPEC,)),
+    Rule("gguf-padding", "padding", lambda file: is_zero(file.padding), "zeros", sets=(SPEC,)),
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
     Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", show=show_data, sets=(SPEC,)),
     Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", show=show_data, sets=(GGML,)),
 ), "tensor_infos", reverse,
     keeps_to=(SPEC, GGML),
-    shares_payloads=False,
     vectors_stay=True,  # norms and biases: ggml's kernels take them in F32 only
     with_alignment=with_alignment,
 )

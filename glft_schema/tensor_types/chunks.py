@@ -19,7 +19,9 @@ CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 
 
 def row_chunks(rows: int, columns: int, whole: bool) -> Iterator[slice]:
-    """Yields slices of rows that hold about `CHUNK` numbers each, or one slice for the whole."""
+    """Yields slices of rows that hold about `CHUNK` numbers each, or one slice for the whole; none if rows are empty."""
+    if not columns:
+        return
     step = max(rows if whole else CHUNK // max(columns, 1), 1)
     for first in range(0, rows, step):
         yield slice(first, min(first + step, rows))

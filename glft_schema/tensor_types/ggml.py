@@ -29,6 +29,8 @@ def register_type(
     Raises:
         ValueError: where the name or the code is taken.
     """
+    if not isinstance(code, int) or code < 0 or not isinstance(weights, int) or weights < 1:
+        raise ValueError(f"expected a code from 0 on and at least 1 weight in a block, found {code!r} and {weights!r}")
     for known in GGML:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")

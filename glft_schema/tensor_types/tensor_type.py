@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from construct import this
@@ -303,10 +303,18 @@ class OpaqueType(TensorType):
     """A type of which nothing is known but its code: its payload is bytes, up to the next payload."""
 
     @classmethod
-    @cache
     def of(cls, code: int) -> OpaqueType:
         """Returns the one for `code`."""
         return cls(f"type {code}", code, Struct(), _no_formula, None)
+
+    def __post_init__(self) -> None:
+        """Is in no table of names: it is handed on by its code."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OpaqueType) and self.code == other.code
+
+    def __hash__(self) -> int:
+        return hash((OpaqueType, self.code))
 
     def refusal(self, dims: Sequence[int]) -> str | None:
         return None
