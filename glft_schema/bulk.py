@@ -24,7 +24,12 @@ from glft_schema.tensor_bytes import write_all
 
 WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit
 MAX_WINDOW = 1 << 22
+MANY = 64  # strings from which on it is worth to look for all of them at once
 SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
+
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+NONE: Places = np.empty(0, np.int64)
 
 
 class StoredNumbers(Sequence[Any]):
@@ -149,19 +154,54 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
     Raises:
         TruncatedError: where one of them reaches past the end of the source.
     """
-    unpack, size, position, done, nbytes = _unpacker(length, order), length.itemsize, start, 0, WINDOW
+    position, done, nbytes = start, 0, WINDOW
     while done < count:
-        first, window = position, source.view(position, min(nbytes, source.size - position))
+        window = source.view(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
-        last = len(window) - size  # where a length can begin
-        position = 0
-        while position <= last and done < count:
-            position += size + unpack(window, position)[0]
-            done += 1
-        if last < 0 or first + position > source.size:
-            raise TruncatedError(f"expected {count} strings, found the end of the file in string {max(done - (last >= 0), 0)}")
-        position += first
+        walked, end = _walk_window(window, count - done, length, order)
+        if not walked or position + end > source.size:
+            raise TruncatedError(f"expected {count} strings, found the end of the file in string {done + max(walked - 1, 0)}")
+        position, done = position + end, done + walked
     return position
+
+
+def _walk_window(window: memoryview, count: int, length: Number, order: ByteOrder) -> tuple[int, int]:
+    """Walks over strings from the beginning of `window` on, `count` at most, as long as a length is wholly in it.
+
+    Returns how many they were and where the last one ends, in the window or beyond. Where most lengths take one byte, as in
+    vocabularies, all of them are found at once: see `_short_strings`.
+    """
+    unpack, size, position, done, steps = _unpacker(length, order), length.itemsize, 0, 0, 0
+    last = len(window) - size  # where a length can begin
+    starts, ends, breaks = _short_strings(window, size, order) if count >= MANY else (NONE, NONE, NONE)
+    while position <= last and done < count:
+        if steps == 0 and len(starts):
+            first = int(starts.searchsorted(position))
+            if first < len(starts) and starts[first] == position:
+                run = min(int(breaks[breaks.searchsorted(first)]) - first + 1, count - done)
+                position, done = int(ends[first + run - 1]), done + run
+                steps = 0 if run >= MANY else MANY  # where runs are short, single steps are faster
+                continue
+        position += size + unpack(window, position)[0]
+        done, steps = done + 1, max(steps - 1, 0)
+    return done, position
+
+
+def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Places, Places, Places]:
+    """Finds everything that could be a string of less than 256 bytes after a length of `size` bytes.
+
+    Returns:
+        Where each begins and where it ends, and the numbers of those that do not end where the next one begins: from one that
+        is a string indeed, all up to the next such number are.
+    """
+    stored = np.frombuffer(window, np.uint8)
+    zeros, width = stored == 0, 1
+    while width < size - 1:  # zeros[i]: `width` bytes from i on are zero
+        step = min(width, size - 1 - width)
+        zeros, width = zeros[:-step] & zeros[step:], width + step
+    starts = np.flatnonzero(zeros[1:] if order == "little" else zeros[:-1])
+    ends = starts + size + stored[starts + (0 if order == "little" else size - 1)]
+    return starts, ends, np.append(np.flatnonzero(ends[:-1] != starts[1:]), len(starts) - 1)
 
 
 class Numbers(construct.Construct):

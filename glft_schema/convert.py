@@ -19,7 +19,8 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.safetensors_file import save_safetensors
 from glft_schema.source import StrPath
-from glft_schema.typed_values import Metadata, from_text, to_text
+from glft_schema.typed_text import from_text, to_text
+from glft_schema.typed_values import Metadata
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
 FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a safetensors file

@@ -6,7 +6,6 @@ A type is written as text: ``uint8``, ``string``, ``array[int32]``; of nested ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -190,7 +189,7 @@ def stored(value: Any, types: Any, path: str) -> Stored:
         value = Typed(value, _type_of(value, path))
     if not isinstance(value.type, str):
         raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
-    return _as_typed(value.value, value.type, types, path)
+    return as_typed(value.value, value.type, types, path)
 
 
 def _type_of(value: Any, path: str) -> str:
@@ -241,9 +240,13 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Typed))
 
 
-def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Stored:
-    """Returns `value` as the type that `text` names; `scalar` makes each value of it a stored one."""
-    scalar = scalar or _scalar
+def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> Stored:
+    """Returns `value` as the type that `text` names; `scalar`, or `as_stored`, makes each value of it a stored one.
+
+    Raises:
+        FormatError: where it is no such value, or the type is not known.
+    """
+    scalar = scalar or as_stored
     value = value.value if isinstance(value, Typed) else value
     if not text.startswith(f"{ARRAY}["):
         if text == ARRAY or text not in types:
@@ -263,7 +266,7 @@ def _as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | Non
     if len(parts) != len(value):
         raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
     parts = [_type_of(element, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
-    inner = [_as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
+    inner = [as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
     return Stored(types[ARRAY], Array(types[ARRAY], inner))
 
 
@@ -291,8 +294,8 @@ def _parts(text: str, path: str) -> list[str]:
     return [*parts, text[start:-1].strip()]
 
 
-def _scalar(value: Any, type_: ValueType, path: str) -> Any:
-    """Returns a plain value as it is stored; what the type cannot hold is refused here, not only when it is written."""
+def as_stored(value: Any, type_: ValueType, path: str) -> Any:
+    """Returns a plain value as it is stored. Raises FormatError for what the type cannot hold."""
     if type_.name == "bool":
         if not isinstance(value, (bool, np.bool_)):
             raise FormatError(f"expected a bool, found {shown(value)}", path)
@@ -302,47 +305,3 @@ def _scalar(value: Any, type_: ValueType, path: str) -> Any:
     elif not isinstance(value, str):
         raise FormatError(f"expected text, found {shown(value)}", path)
     return value
-
-
-def to_text(value: Stored) -> str:
-    """Returns a value as one line of text that `from_text` reads back bit for bit: its type, a space, and the value as JSON.
-
-    NaN that is not the usual one comes as its bits, ``"0x7fa00001"``; a bool that is neither 0 nor 1 as its byte.
-    """
-    return f"{value.type_text} {json.dumps(_to_json(value))}"
-
-
-def from_text(text: str, types: Any, path: str) -> Stored:
-    """Reads what `to_text` wrote. Raises FormatError for any other text."""
-    type_text, _, value = text.partition(" ")
-    try:
-        return _as_typed(json.loads(value), type_text, types, path, _from_json)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, FormatError):
-            raise
-        raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
-
-
-def _to_json(value: Stored) -> Any:
-    if isinstance(value.value, Array):
-        values = value.value.values
-        elements = values.array() if isinstance(values, StoredNumbers) else values
-        return [_to_json(Stored(value.value.type, element)) for element in elements]
-    if value.type.name == "bool":
-        return bool(value.value) if value.value in (0, 1) else int(value.value)
-    if isinstance(value.value, np.floating) and np.isnan(value.value):
-        bits, usual = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
-        return float("nan") if bits == usual else f"0x{bits}"
-    return value.value.item() if isinstance(value.value, np.generic) else value.value
-
-
-def _from_json(value: Any, type_: ValueType, path: str) -> Any:
-    if type_.name == "bool" and isinstance(value, int) and 0 <= value < 256:
-        return int(value)
-    if isinstance(type_.field, Number) and type_.field.is_float and isinstance(value, str):
-        try:
-            (number,) = np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())
-        except ValueError:
-            raise FormatError(f"expected the bits of a {type_.name}, found {shown(value)}", path) from None
-        return number
-    return _scalar(value, type_, path)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from glft_schema import Container, FormatError, LimitError
 from glft_schema.container import findings
 from glft_schema.formats.gguf import VALUE_TYPES
-from glft_schema.typed_values import Typed, from_text, to_text
+from glft_schema.typed_text import from_text, to_text
+from glft_schema.typed_values import Typed
 from tests import gguf_reference as reference
 from tests import gguf_strategies as strategies
 from tests import llama_cpp

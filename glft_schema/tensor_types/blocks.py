@@ -36,15 +36,12 @@ def block_type(
     size = blocks_.size
 
     def decode(blocks: torch.Tensor) -> torch.Tensor:
-        if not blocks.numel():
-            return blocks.to(torch.float32)
         return dequantize(**columns(block, blocks.reshape(-1, size))).reshape(blocks.shape[0], -1)
 
     decode.__doc__ = dequantize.__doc__
 
     def encode(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        if not quantize or not numbers.numel():
-            return {"blocks": numbers.to(torch.uint8)}
+        assert quantize
         fields = quantize(numbers.reshape(-1, weights))
         parts = [fields[field.name].contiguous().view(torch.uint8) for field in block.subcons]
         return {"blocks": torch.cat(parts, 1).reshape(numbers.shape[0], -1)}

@@ -1,0 +1,53 @@
+"""Strings one after another: the walk over them against a loop, whatever they are, however the file is looked at."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from glft_schema import TruncatedError, bulk
+from glft_schema.bulk import StoredStrings, walk
+from glft_schema.numbers import u32, u64
+from glft_schema.source import BytesSource
+
+LETTERS = {(4, "little"): "<I", (8, "little"): "<Q", (4, "big"): ">I", (8, "big"): ">Q"}
+strings = st.one_of(
+    st.binary(max_size=4),
+    st.sampled_from([b"", b"\0", b"\0" * 9, b"a" * 255, b"a" * 256, b"\0" * 300, b"\1\0\0\0\0\0\0\0x", b"\0\0\0\0\0\0\0\1x"]),
+)
+vocabularies = st.lists(st.one_of(strings, st.just(b"token")), min_size=1, max_size=8).flatmap(
+    lambda some: st.integers(1, 60).map(lambda times: some * times)
+)
+
+
+def stored(texts: list[bytes], size: int, order: str) -> bytes:
+    return b"".join(struct.pack(LETTERS[size, order], len(text)) + text for text in texts)
+
+
+@pytest.mark.parametrize("window", [16, 64, 1 << 12])
+@given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
+def test_a_walk_ends_where_a_loop_does(window: int, texts: list[bytes], number: object, order: str, before: bytes) -> None:
+    file = before + stored(texts, number.itemsize, order)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bulk, "WINDOW", window)
+        patch.setattr(bulk, "MANY", 4)
+        end = walk(BytesSource(file + b"after"), len(before), len(texts), number, order)
+        assert end == len(file)
+        for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:
+            with pytest.raises(
+                TruncatedError, match=rf"expected {len(texts)} strings, found the end of the file in string \d+"
+            ):
+                walk(BytesSource(file[:cut]), len(before), len(texts), number, order)
+    found = StoredStrings(BytesSource(file), len(before), len(file) - len(before), len(texts), number, order)
+    assert [text.encode("utf-8", "surrogateescape") for text in found] == texts
+    assert found[-1].encode("utf-8", "surrogateescape") == texts[-1]
+
+
+def test_the_string_that_is_cut_is_named() -> None:
+    file = stored([b"a" * 5] * 1000, 8, "little")
+    for kept, cut in ((500, 13), (500, 3), (999, 12), (0, 7), (63, 8), (64, 8)):
+        with pytest.raises(TruncatedError, match=f"found the end of the file in string {kept}$"):
+            walk(BytesSource(file[: 13 * kept + cut % 13]), 0, 1000, u64, "little")
