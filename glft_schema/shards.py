@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 from glft_schema.errors import FormatError, shown
 from glft_schema.file import File
-from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.gguf import GGUF, SPLIT_NUMBER
 from glft_schema.lazy import torch
 from glft_schema.source import StrPath
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
 
-NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
-KEYS = (NUMBER, COUNT, TENSORS)
+COUNT, TENSORS = "split.count", "split.tensors.count"
+KEYS = (SPLIT_NUMBER, COUNT, TENSORS)
 NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from glft_schema.container import Container
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
-from glft_schema.formats.gguf import ALIGNMENT, GGUF
-from glft_schema.shards import COUNT, KEYS, NUMBER, TENSORS, shard_path, split_of
+from glft_schema.formats.gguf import ALIGNMENT, GGUF, SPLIT_NUMBER
+from glft_schema.shards import COUNT, KEYS, TENSORS, shard_path, split_of
 from glft_schema.source import StrPath
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Metadata, Typed
@@ -50,7 +50,7 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
     others = file.metadata.without(*(key for key in file.metadata if key != ALIGNMENT))
     try:
         for number, tensors in enumerate(groups):
-            entries = {NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
+            entries = {SPLIT_NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
             entries[TENSORS] = Typed(len(file.tensors), "int32")
             path = str(shard_path(prefix, number, len(groups)))
             if os.path.exists(path) and os.path.samefile(path, file.name):

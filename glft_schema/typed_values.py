@@ -210,8 +210,6 @@ def _type_of(value: Any, path: str) -> str:
         return f"{ARRAY}[{'string' if value.dtype.kind == 'U' else value.dtype.name}]"
     if not _is_sequence(value):
         raise FormatError(f"expected a number, bool, text or a list of such, found {shown(value)}", path)
-    if isinstance(value, StoredNumbers):
-        return f"{ARRAY}[{value.array().dtype.name}]"
     if isinstance(value, StoredStrings):
         return f"{ARRAY}[string]"
     if not len(value):
@@ -276,7 +274,7 @@ def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
         if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
             raise FormatError(f"expected {element} in one dim, found {value.dtype} {list(value.shape)}", path)
         return value.astype(np.uint8) if value.dtype == bool else value
-    if isinstance(value, (StoredNumbers, StoredStrings)):
+    if isinstance(value, StoredStrings):
         return value
     return [scalar(part, element, path) for part in value]
 

@@ -165,6 +165,13 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert "the first of 2 files" in glft("inspect", first).stdout
     assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
     assert glft("verify", first, "--against", gguf).returncode == 0
+    second = Container.parse((tmp_path / "part-00002-of-00002.gguf").read_bytes())
+    regions = {"format": "GGUF", **second.regions, "metadata": second.metadata | {"Not lower": 1}}
+    Container.build_file(regions, tmp_path / "part-00002-of-00002.gguf")
+    done = glft("verify", first, "--rules", "spec")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[2].split()[:2] == ["part-00002-of-00002.gguf", "gguf-key"]
+    Container.build_file(second, tmp_path / "part-00002-of-00002.gguf")
     assert_refused(glft("merge", first, first), "expected another file to write to")
     second = tmp_path / "part-00002-of-00002.gguf"
     assert_refused(glft("convert", first, second), "expected another file to write to")

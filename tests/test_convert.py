@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import FormatError, SchemeError, TensorError, Typed, convert, fake_quantize, load_file, save_file
+from glft_schema import FormatError, LimitError, SchemeError, TensorError, Typed, convert, fake_quantize, load_file, save_file
 from glft_schema.checkpoints import open_checkpoint, open_with_metadata
 from glft_schema.splitting import split
 from glft_schema.tensor_types.ggml import GGML
@@ -171,7 +171,7 @@ def test_from_a_set_of_files(source: Path, tmp_path: Path) -> None:
             assert all(torch.equal(other.tensors[name].dequantize(), one.tensors[name].dequantize()) for name in TENSORS)
 
 
-def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
+def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.safetensors"
     (tmp_path / "in.gguf").write_bytes(READ["a name that is not UTF-8"].stored)
     with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
@@ -180,6 +180,9 @@ def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path) -> None:
     for value in (3, Typed(3, "uint8"), "\udcff"):
         with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
             convert(tmp_path / "in.glft", out, metadata={"n": value})
+    monkeypatch.setattr("glft_schema.safetensors_file.MAX_HEADER", 20)
+    with pytest.raises(LimitError, match="expected a header of at most 20 bytes, a limit of safetensors, found 40"):
+        convert(tmp_path / "in.glft", out)
     assert not out.exists()
 
 

@@ -144,6 +144,9 @@ def test_long_arrays_are_views_and_lazy() -> None:
         with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
             tokens[2000]
         assert "... 2,000 in all" in str(file)
+        again = build(metadata={"t": tokens, "u": Typed(tokens, "array[string]")}).metadata
+        assert [again.type_of(key) for key in again] == ["array[string]"] * 2
+        assert again["u"] == texts
         stored = file.metadata.stored("n").value.values
         assert repr(stored) == "[0, 1, 2, 3, ... 2,000 in all]"
         assert stored[-1] == 1999
@@ -393,6 +396,15 @@ def test_unknown_types_are_copied_where_they_can_be(tmp_path: Path) -> None:
         convert(tmp_path / "in.gguf", tmp_path / "out.glft")
     with pytest.raises(TensorError, match="tensor 'a': its type, 200, is not known"):
         convert(tmp_path / "in.gguf", tmp_path / "out.gguf", header={"byte_order": "big"})
+
+
+def test_unknown_types_know_nothing() -> None:
+    with pytest.raises(FormatError, match="expected a type whose bytes can be counted, found type 77"):
+        OpaqueType.of(77).nbytes([1])
+    with pytest.raises(ValueError, match="expected a code and a name that are free, found 2 of Q4_0"):
+        GGML.add(GGML["Q4_0"])
+    with pytest.raises(SchemeError, match="expected a type with an encoder, found 'q4_k', which can only be read"):
+        save_file({"w": torch.ones(1, 256)}, "never", schemes={"w": "q4_k"}, format="gguf")
 
 
 def test_unknown_types_are_built_from_bytes() -> None:

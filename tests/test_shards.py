@@ -46,9 +46,7 @@ def test_split_and_open_as_one(whole: Path, first: Path) -> None:
         assert types == ["uint16", "uint16", "int32"]
         assert [split_of(shard) for shard in file.shards] == [(0, 3, 5), (1, 3, 5), (2, 3, 5)]
         assert {shard.alignment for shard in file.shards} == {original.alignment}
-        assert not findings(file.shards[0], ["spec", "ggml"])
-        others = [findings(shard, ["spec", "ggml"]) for shard in file.shards[1:]]
-        assert [[finding.rule for finding in found] for found in others] == [["gguf-architecture"]] * 2
+        assert not any(findings(shard, ["spec", "ggml"]) for shard in file.shards)
         for name, tensor in file.tensors.items():
             assert tensor.raw == original.tensors[name].raw
         assert torch.equal(file.get_slice("t.3")[1], TENSORS["t.3"][1])

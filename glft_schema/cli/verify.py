@@ -39,7 +39,7 @@ def verify(
             f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state} ({', '.join(sets)})"
         )
         if found:
-            print("\n".join(_findings(found)))
+            print("\n".join(_findings(found, len(parsed.shards) > 1)))
         if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
             print(f"{gaps:,} bytes of padding and gaps, {parsed.tensors.trailing:,} of them after the last payload")
         if against is None:
@@ -59,10 +59,10 @@ def verify(
     print(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
 
 
-def _findings(found: list[tuple[File, Finding]]) -> list[str]:
+def _findings(found: list[tuple[File, Finding]], of_set: bool) -> list[str]:
     head = ("rule", "field", "problem", "byte")
     rows = [(finding.rule, finding.path, finding.problem, f"{finding.offset}") for _, finding in found]
-    if len({file.name for file, _ in found}) > 1:
+    if of_set:
         return table(
             ("file", *head), [(safe(Path(file.name).name), *row) for (file, _), row in zip(found, rows, strict=True)], 1
         )

@@ -33,6 +33,7 @@ MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
+SPLIT_NUMBER = "split.no"  # which file of a set one is, from 0
 MAX_NESTING = 16  # arrays in arrays
 MAX_DIMS = 64  # numpy's own limit
 MAX_ALIGNMENT = 1 << 20  # bytes; no page of memory is larger
@@ -284,9 +285,15 @@ def show_keys(metadata: Metadata) -> str:
     return f"{len(metadata)} other keys"
 
 
+def is_later(file: Any) -> bool:
+    """Tells whether a file is one of a set, but not the first, which has the model's metadata."""
+    return bool(file.metadata.get(SPLIT_NUMBER, 0) != 0)
+
+
 def states_quantization(file: Any) -> bool:
     """Tells whether a file with quantized tensors says so in its metadata."""
-    return "general.quantization_version" in file.metadata or all(row.dtype.exact for row in file.tensor_infos)
+    stated = "general.quantization_version" in file.metadata or is_later(file)
+    return stated or all(row.dtype.exact for row in file.tensor_infos)
 
 
 def gaps_are_zero(file: Any) -> bool:
@@ -308,7 +315,8 @@ def reverse(sizes: Sequence[int]) -> list[int]:
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "header"       / Header                                                * "what the file is, and how much of it",
     "metadata"     / KeyValues(Table(lambda file: file.header.n_kv, KeyValue)) * "typed values by key",
-    Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata, "general.architecture",
+    Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
+         "general.architecture",
          show=show_keys, sets=(SPEC,), building=False),
     "alignment"    / Derived(alignment)                                    * "of DATA and offsets: general.alignment, or 32",
     "tensor_infos" / Table(lambda file: file.header.n_tensors, TensorInfo) * "one row a tensor",
