@@ -14,7 +14,7 @@ import torch
 import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, SchemeError, TensorError, load_file, save_file
 from glft_schema.bulk import StoredStrings
-from glft_schema.container import findings
+from glft_schema.container import findings, parse_source
 from glft_schema.formats.gguf import GGML_TYPES, as_metadata
 from glft_schema.tensor_types.ggml import GGML
 from glft_schema.tensor_types.tensor_type import OpaqueType
@@ -22,6 +22,7 @@ from glft_schema.typed_values import Typed
 from tests import gguf_reference as reference
 from tests.gguf_reference import ARRAY, F32, I8, Info
 from tests.golden import golden
+from tests.test_file import RecordingSource
 
 ORDERS = ("little", "big")
 
@@ -300,6 +301,22 @@ def test_save_and_load(tmp_path: Path, order: str, version: int) -> None:
         assert loaded[name].shape == tensor.shape
         assert torch.equal(loaded[name].to(expected.dtype), expected)
         assert loaded[name].dtype == (expected.dtype if name not in "uf" else [torch.int16, torch.int8][name == "f"])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_slices_read_only_the_blocks_they_need(order: str) -> None:
+    infos = [Info(b"w", [256, 4, 3], reference.Q8_0, bytes(range(256)) * 102)]  # 3 x 4 rows of 8 blocks of 34 bytes
+    source = RecordingSource(reference.File([], infos, order="<" if order == "little" else ">").bytes())
+    tensor = parse_source(source).tensors["w"]
+    whole = tensor.dequantize()
+    for index, first, nbytes in (
+        ((2, 1, 40), 34 * (8 * 9 + 1), 34),
+        ((1,), 34 * 8 * 4, 34 * 8 * 4),
+        ((0, 3, slice(30, 70)), 34 * 8 * 3, 34 * 3),
+    ):
+        source.asked.clear()
+        assert torch.equal(tensor[index], whole[index])
+        assert source.asked == [(tensor.position + first, nbytes)]
 
 
 def test_the_fields_of_blocks(tmp_path: Path) -> None:
