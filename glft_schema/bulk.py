@@ -23,13 +23,13 @@ from glft_schema.source import BytesSource, Cursor, Source
 from glft_schema.tensor_bytes import write_all
 
 WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit
-MAX_WINDOW = 1 << 22
-MANY = 64  # strings from which on it is worth to look for all of them at once
+MAX_WINDOW = 1 << 18
+MANY = 64  # strings of which a run is worth looking for
+FEW = 16  # shorter runs that are put up with before strings are walked over one by one
 SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
 
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
-NONE: Places = np.empty(0, np.int64)
 
 
 class StoredNumbers(Sequence[Any]):
@@ -154,37 +154,43 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
     Raises:
         TruncatedError: where one of them reaches past the end of the source.
     """
-    position, done, nbytes = start, 0, WINDOW
+    position, done, nbytes, jumps = start, 0, WINDOW, 0
+    unpack, size, in_runs = _unpacker(length, order), length.itemsize, count >= MANY
     while done < count:
         window = source.view(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
-        walked, end = _walk_window(window, count - done, length, order)
-        if not walked or position + end > source.size:
-            raise TruncatedError(f"expected {count} strings, found the end of the file in string {done + max(walked - 1, 0)}")
-        position, done = position + end, done + walked
+        at = before = 0
+        if in_runs:
+            before, at, jumps = _walk_in_runs(window, count, done, jumps, length, order)
+            done += before
+            in_runs = jumps <= FEW + done // MANY
+        last, first = len(window) - size, done - before
+        while at <= last and done < count:
+            at += size + unpack(window, at)[0]
+            done += 1
+        if done == first or position + at > source.size:
+            raise TruncatedError(f"expected {count} strings, found the end of the file in string {max(done - 1, first)}")
+        position += at
     return position
 
 
-def _walk_window(window: memoryview, count: int, length: Number, order: ByteOrder) -> tuple[int, int]:
-    """Walks over strings from the beginning of `window` on, `count` at most, as long as a length is wholly in it.
+def _walk_in_runs(
+    window: memoryview, count: int, done: int, jumps: int, length: Number, order: ByteOrder
+) -> tuple[int, int, int]:
+    """Walks over strings from the beginning of `window` on, a run of short ones at a time, as long as there are long runs.
 
-    Returns how many they were and where the last one ends, in the window or beyond. Where most lengths take one byte, as in
-    vocabularies, all of them are found at once: see `_short_strings`.
+    Returns how many strings these were, where the last one ends, in the window or beyond, and how many jumps that took.
     """
-    unpack, size, position, done, steps = _unpacker(length, order), length.itemsize, 0, 0, 0
-    last = len(window) - size  # where a length can begin
-    starts, ends, breaks = _short_strings(window, size, order) if count >= MANY else (NONE, NONE, NONE)
-    while position <= last and done < count:
-        if steps == 0 and len(starts):
-            first = int(starts.searchsorted(position))
-            if first < len(starts) and starts[first] == position:
-                run = min(int(breaks[breaks.searchsorted(first)]) - first + 1, count - done)
-                position, done = int(ends[first + run - 1]), done + run
-                steps = 0 if run >= MANY else MANY  # where runs are short, single steps are faster
-                continue
-        position += size + unpack(window, position)[0]
-        done, steps = done + 1, max(steps - 1, 0)
-    return done, position
+    unpack, size, position, walked = _unpacker(length, order), length.itemsize, 0, 0
+    starts, ends, breaks = _short_strings(window, size, order)
+    while position <= len(window) - size and done + walked < count and jumps <= FEW + (done + walked) // MANY:
+        first, jumps = int(starts.searchsorted(position)), jumps + 1
+        if first < len(starts) and starts[first] == position:
+            run = min(int(breaks[breaks.searchsorted(first)]) - first + 1, count - done - walked)
+            position, walked = int(ends[first + run - 1]), walked + run
+        else:
+            position, walked = position + size + unpack(window, position)[0], walked + 1
+    return walked, position, jumps
 
 
 def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Places, Places, Places]:

@@ -21,6 +21,7 @@ from glft_schema.names import leave_out
 from glft_schema.shards import KEYS
 from glft_schema.source import StrPath, open_regular
 from glft_schema.tensors import Tensor
+from glft_schema.typed_values import Metadata
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
@@ -141,7 +142,9 @@ def _open_any(path: StrPath) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     if any(magic in format.magics for format in FORMATS):
         file = open_container(path)
         tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
-        return tensors, file.metadata if len(file.shards) == 1 else file.metadata.without(*KEYS)
+        if isinstance(file.metadata, Metadata):
+            return tensors, file.metadata.without(*(key for key in KEYS if key in file.metadata))
+        return tensors, file.metadata
     return _open_safetensors(path), _safetensors_metadata(path)
 
 

@@ -6,6 +6,7 @@ says in which field, at which byte and for which tensor.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,7 @@ from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import Span, Trace
 
 FORMATS = (GLFT, GGUF)
+ENDINGS = {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
 OTHER_FILES = {
     b"PK\x03\x04": "a zip archive, such as torch.save makes: open_checkpoint reads it",
     b"{": "a safetensors file: open_checkpoint reads it",  # after eight bytes of length
@@ -197,6 +199,18 @@ def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
     except SchemeError as error:
         raise FormatError(str(error), "format") from None
     return format, {region: value for region, value in obj.items() if region != "format"}
+
+
+def format_for(path: StrPath, name: str | None) -> Format:
+    """Returns the format that a file at `path` gets: that of this name, or that of its ending, or else GLFT.
+
+    Raises:
+        SchemeError: for another name, and where the ending is that of a safetensors file.
+    """
+    ending = os.path.splitext(path)[1].lower()
+    if name is None and ending == ".safetensors":
+        raise SchemeError("expected a GLFT or GGUF file to write, found a safetensors file: glft_schema.convert writes those")
+    return format_named(name) if name is not None else ENDINGS.get(ending, GLFT)
 
 
 def format_named(name: object) -> Format:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema.checkpoints import open_with_metadata
+from glft_schema.container import ENDINGS, findings, format_named, open
 from glft_schema.errors import FormatError, SchemeError
 from glft_schema.export import save_file
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
@@ -25,7 +26,6 @@ from glft_schema.typed_values import Metadata
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
 FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a safetensors file
 SAFETENSORS = "safetensors"
-SUFFIXES = {".safetensors": SAFETENSORS, ".gguf": GGUF.name, ".glft": GLFT.name, ".gguf-lite": GLFT.name}
 
 
 def convert(
@@ -51,7 +51,8 @@ def convert(
         format: ``safetensors``, ``glft`` or ``gguf``; unless given, what the ending of `out` says.
         header: as of `save_file`.
         alignment: as of `save_file`.
-        rules: as of `save_file`; where metadata come from a GGUF file, none unless given: it keeps its ways.
+        rules: as of `save_file`; unless given, none where the source is a GGUF file that breaks them itself, or typed metadata
+            come as text: it keeps its ways.
         exclude: as of `save_file`.
         progress: as of `save_file`.
 
@@ -68,7 +69,7 @@ def convert(
             raise SchemeError("expected no header, alignment or rules for a safetensors file, which has none of these")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
-    if rules is None and target == GGUF.name and has_types(entries):
+    if rules is None and target == GGUF.name and has_types(entries) and not keeps_to_rules(source, entries):
         rules = ()
     kept = as_texts(entries, metadata or {}) if target == GLFT.name else as_typed(entries, metadata or {})
     more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress}
@@ -81,15 +82,23 @@ def target_format(out: StrPath, format: str | None) -> str:
     Raises:
         SchemeError: where there is none such.
     """
-    names = {name.lower(): name for name in SUFFIXES.values()}
-    if format is None and Path(out).suffix.lower() in SUFFIXES:
-        return SUFFIXES[Path(out).suffix.lower()]
-    if format is None or format.lower() not in names:
-        endings = ", ".join(SUFFIXES)
-        raise SchemeError(
-            f"expected a format ({', '.join(names)}) or a file that ends in {endings}, found {format or str(out)!r}"
-        )
-    return names[format.lower()]
+    ending = Path(out).suffix.lower()
+    if format is not None:
+        return SAFETENSORS if format.lower() == SAFETENSORS else format_named(format).name
+    if ending == f".{SAFETENSORS}":
+        return SAFETENSORS
+    if ending not in ENDINGS:
+        known = ", ".join([*ENDINGS, f".{SAFETENSORS}"])
+        raise SchemeError(f"expected a format, or a file that ends in {known}, found {str(out)!r}")
+    return ENDINGS[ending].name
+
+
+def keeps_to_rules(source: StrPath, entries: Mapping[str, Any]) -> bool:
+    """Tells whether a GGUF file keeps to the rules that new ones keep to; of another file with its metadata nobody knows."""
+    if not isinstance(entries, Metadata):
+        return False
+    with open(source) as file:
+        return not any(finding.building for shard in file.shards for finding in findings(shard, GGUF.keeps_to))
 
 
 def has_types(entries: Mapping[str, Any]) -> bool:

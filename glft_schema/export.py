@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from glft_schema.checkpoints import StoredTensor, in_memory
-from glft_schema.container import Container, format_named
+from glft_schema.container import Container, format_for
 from glft_schema.errors import SchemeError, TiedWarning, shown
 from glft_schema.layout import place
 from glft_schema.lazy import torch
@@ -70,7 +69,7 @@ def save_file(
     """
     if not isinstance(tensors, Mapping):
         raise SchemeError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
-    target = format_named(format or ("GGUF" if os.fspath(path).lower().endswith(".gguf") else "GLFT"))
+    target = format_for(path, format)
     stored = in_memory(leave_out(tensors, exclude))
     choices = choose_types(stored, schemes or {}, target.types, target.vectors_stay)
     rules = target.keeps_to if rules is None else rule_sets(rules)

@@ -55,7 +55,7 @@ def place(
             positions[name] = positions[shared]
             continue
         positions[name] = -(-end // alignment) * alignment
-        end = positions[name] + payload_size(regions.get("data", {}).get(name), built)
+        end = positions[name] + payload_size((regions.get("data") or {}).get(name), built)
     return {"data": {}, **regions, format.table: [{**row, "offset": positions[row["name"]] - start} for row in rows]}
 
 

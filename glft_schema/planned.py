@@ -78,7 +78,7 @@ class Planned:
     @property
     def is_kept(self) -> bool:
         """Whether the numbers are stored as they come."""
-        return self.type.exact is not None and self.type.dtype == self.stored.dtype
+        return self.type.exact == str(self.stored.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:

@@ -40,6 +40,7 @@ class Finding:
         path: the field.
         problem: what was expected and what was found.
         offset: where the field begins, in bytes from the start of the container.
+        building: whether building keeps to the rule, where one of its sets is asked for.
     """
 
     rule: str
@@ -47,6 +48,7 @@ class Finding:
     path: str
     problem: str
     offset: int | None = None
+    building: bool = True
 
 
 class Check(construct.Construct):
@@ -88,7 +90,7 @@ class Check(construct.Construct):
         where = plain_path(path)
         if span := context._params.trace.find(where):
             offset = span.start
-        context._params.findings.append(Finding(self.id, self.sets, where, problem, offset))
+        context._params.findings.append(Finding(self.id, self.sets, where, problem, offset, self.building))
 
     @property
     def is_always_needed(self) -> bool:

@@ -12,16 +12,40 @@ from collections.abc import Iterable, Mapping
 from glft_schema.atomic import atomic_write
 from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor, in_memory
 from glft_schema.errors import FormatError, LimitError, TensorError, shown
+from glft_schema.fields import Struct
 from glft_schema.names import leave_out
+from glft_schema.numbers import Number
 from glft_schema.planned import Planned, Progress, WrittenTensor
 from glft_schema.schemes import choose_types
 from glft_schema.source import StrPath
 from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.plain import BF16, F16, F32, F64, I8, I16, I32, I64
+from glft_schema.tensor_types.plain import BF16, F16, F32, F64, I8, I16, I32, I64, as_stored
+from glft_schema.tensor_types.tensor_type import DIMS
 from glft_schema.type_table import TypeTable
 
-TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64)
+
+def kept(name: str, code: int, number: Number) -> TensorType:
+    """Declares a type whose numbers are stored as they come, and are never made of others."""
+    payload = Struct("weights" / number[DIMS] * "as torch has them")
+    return TensorType(name, code, payload, as_stored, None, exact=SAFETENSORS_DTYPES[name])
+
+
+ONLY_KEPT = [
+    kept(name, 100 + code, Number(name.lower(), kind, SAFETENSORS_DTYPES[name]))
+    for code, (name, kind) in enumerate(
+        {
+            "U8": "u1",
+            "U16": "u2",
+            "U32": "u4",
+            "U64": "u8",
+            "BOOL": "u1",
+            "C64": "c8",
+            **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "u1"),
+        }.items()
+    )
+]
+TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *ONLY_KEPT)
 METADATA = "__metadata__"
 MAX_HEADER = 100_000_000  # bytes, of which readers take no more
 

@@ -96,16 +96,15 @@ def _choose(
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:
-    exact = [type_ for type_ in types if type_.exact and type_.takes(tensor.dtype)]
-    for type_ in exact:
-        if type_.dtype == tensor.dtype:
+    for type_ in types:
+        if type_.exact == str(tensor.dtype).removeprefix("torch."):
             return type_, "; ".join(notes)
     if tensor.dtype == torch.float64:
         raise TensorError("no type holds float64 unchanged; name it in a scheme, such as f32, to have it rounded", name)
     if is_float(tensor.dtype):
         return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])
-    for type_ in exact:
-        if torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
+    for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():
+        if type_.is_integer and torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
             return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])
     kinds = "float and integer dtypes" if any(type_.is_integer for type_ in types) else "a float dtype"
     raise TensorError(f"expected {kinds}, found {tensor.dtype}: exclude or convert it", name)

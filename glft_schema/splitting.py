@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from glft_schema.container import Container
@@ -29,9 +30,9 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
         The paths, in order.
 
     Raises:
-        SchemeError: where `file` is no single GGUF file, or neither limit is given.
+        SchemeError: where `file` is no single GGUF file, neither limit is given, or a file has one of the names.
         FormatError: where there are more files or tensors than their numbers can say.
-        OSError: from the system. The files that were written before are taken away.
+        OSError: from the system. No file of the set is left then.
     """
     if file.format is not GGUF or split_of(file):
         raise SchemeError(f"expected a single GGUF file to be split, found {shown(file.name)}")
@@ -46,20 +47,19 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
             used = 0
         groups[-1].append(tensor)
         used += tensor.nbytes
-    paths: list[str] = []
+    paths = [str(shard_path(prefix, number, len(groups))) for number in range(len(groups))]
+    if taken := [path for path in paths if os.path.lexists(path)]:
+        raise SchemeError(f"expected names that are free, found a file {shown(os.path.basename(taken[0]))}")
     others = file.metadata.without(*(key for key in file.metadata if key != ALIGNMENT))
     try:
-        for number, tensors in enumerate(groups):
+        for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             entries = {SPLIT_NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
             entries[TENSORS] = Typed(len(file.tensors), "int32")
-            path = str(shard_path(prefix, number, len(groups)))
-            if os.path.exists(path) and os.path.samefile(path, file.name):
-                raise SchemeError("expected other files to write to, found the one to be read")
             _write(file.header, (others if number else file.metadata) | entries, tensors, path)
-            paths.append(path)
     except BaseException:
         for path in paths:
-            os.unlink(path)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
         raise
     return paths
 
@@ -68,10 +68,10 @@ def merge(file: File, path: StrPath) -> None:
     """Writes a set of GGUF files as one, with the first one's metadata, and what the others have beside.
 
     Raises:
-        SchemeError: where `file` is no set.
+        SchemeError: where `file` is not the first of a set.
         OSError: from the system.
     """
-    if len(file.shards) < 2:
+    if len(file.shards) < 2 and (file.format is not GGUF or file.metadata.get(COUNT) != 1):
         raise SchemeError(f"expected the first file of a set, found {shown(file.name)}")
     metadata = file.metadata
     for shard in file.shards[1:]:

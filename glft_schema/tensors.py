@@ -104,6 +104,11 @@ class Tensor:
             return dict(payload)
         return columns(self.dtype.block, payload.blocks.reshape(-1, payload.blocks.shape[-1]))
 
+    @property
+    def file(self) -> str:
+        """The path of the file that it is in, or ``<bytes>``."""
+        return self._source.name
+
     def get_shape(self) -> list[int]:
         """Returns `shape`, as safetensors has it."""
         return list(self.shape)

@@ -14,7 +14,7 @@ import construct
 import numpy as np
 
 from glft_schema.bulk import StoredNumbers, StoredStrings
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.numbers import Number
 
 LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
@@ -137,15 +137,19 @@ class Metadata(Mapping[str, Any]):
     __hash__ = None  # type: ignore[assignment]
 
     def __or__(self, others: Mapping[str, Any]) -> Metadata:
-        """Returns these entries with others in their place or after them. A key that stays keeps its type.
+        """Returns these entries with others in their place or after them.
+
+        A key that stays keeps its type, unless it is an array of arrays, whose type says what each of them has.
 
         Raises:
             FormatError: for a value that cannot be stored, or not in the key's type.
         """
+        if not isinstance(others, Mapping):
+            return NotImplemented
         entries = dict(self._entries)
         typed = others._entries if isinstance(others, Metadata) else others
         for key, value in typed.items():
-            if key in entries and not isinstance(value, (Typed, Stored)):
+            if key in entries and not entries[key].is_nested and not isinstance(value, (Typed, Stored)):
                 value = Typed(value, entries[key].type_text)
             entries[key] = stored(value, self._types, key)
         return Metadata(entries, self._types)
@@ -185,11 +189,14 @@ def stored(value: Any, types: Any, path: str) -> Stored:
     """
     if isinstance(value, Stored):
         return value
-    if not isinstance(value, Typed):
-        value = Typed(value, _type_of(value, path))
-    if not isinstance(value.type, str):
-        raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
-    return as_typed(value.value, value.type, types, path)
+    try:
+        if not isinstance(value, Typed):
+            value = Typed(value, _type_of(value, path))
+        if not isinstance(value.type, str):
+            raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
+        return as_typed(value.value, value.type, types, path)
+    except RecursionError:
+        raise LimitError("expected arrays that are nested less deep, a limit of Python's", path) from None
 
 
 def _type_of(value: Any, path: str) -> str:

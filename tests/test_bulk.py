@@ -27,13 +27,16 @@ def stored(texts: list[bytes], size: int, order: str) -> bytes:
     return b"".join(struct.pack(LETTERS[size, order], len(text)) + text for text in texts)
 
 
-@pytest.mark.parametrize("window", [16, 64, 1 << 12])
+@pytest.mark.parametrize(("window", "few"), [(16, 0), (64, 3), (1 << 12, 16), (1 << 12, 1 << 30)])
 @given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
-def test_a_walk_ends_where_a_loop_does(window: int, texts: list[bytes], number: object, order: str, before: bytes) -> None:
+def test_a_walk_ends_where_a_loop_does(
+    window: int, few: int, texts: list[bytes], number: object, order: str, before: bytes
+) -> None:
     file = before + stored(texts, number.itemsize, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bulk, "WINDOW", window)
         patch.setattr(bulk, "MANY", 4)
+        patch.setattr(bulk, "FEW", few)
         end = walk(BytesSource(file + b"after"), len(before), len(texts), number, order)
         assert end == len(file)
         for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:
@@ -51,3 +54,21 @@ def test_the_string_that_is_cut_is_named() -> None:
     for kept, cut in ((500, 13), (500, 3), (999, 12), (0, 7), (63, 8), (64, 8)):
         with pytest.raises(TruncatedError, match=f"found the end of the file in string {kept}$"):
             walk(BytesSource(file[: 13 * kept + cut % 13]), 0, 1000, u64, "little")
+
+
+def test_strings_that_are_not_short_are_soon_walked_over_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that little is looked at in vain."""
+    looked_at = []
+    short_strings = bulk._short_strings
+    monkeypatch.setattr(
+        bulk, "_short_strings", lambda window, *more: looked_at.append(len(window)) or short_strings(window, *more)
+    )
+    for text, most in ((b"a" * 10_000, 1 << 20), (b"", 1 << 13), (b"\0" * 200, 1 << 13)):
+        looked_at.clear()
+        file = stored([text] * 2000, 8, "little")
+        assert walk(BytesSource(file), 0, 2000, u64, "little") == len(file)
+        assert sum(looked_at) <= most
+    looked_at.clear()
+    file = stored([b"token"] * 200_000, 8, "little")
+    assert walk(BytesSource(file), 0, 200_000, u64, "little") == len(file)
+    assert sum(looked_at) >= len(file)

@@ -54,7 +54,7 @@ def test_export(source: Path, tmp_path: Path) -> None:
     assert_refused(glft("export", source, out, "--metadata", "No=x"), "[gguf-key]", "expected lower_snake_case segments")
     assert_refused(glft("export", source, out, "--rules", "spce"), "glft: expected one of spec, ggml, lenient, found 'spce'")
     assert_refused(glft("export", out, tmp_path / "other.glft"), "glft convert takes those, with their metadata")
-    assert_refused(glft("export", source, tmp_path / "x.safetensors"), "glft convert writes those")
+    assert_refused(glft("export", source, tmp_path / "x.safetensors"), "glft_schema.convert writes those")
     assert glft("export", source, tmp_path / "CAPITALS.GGUF").returncode == 0
     assert (tmp_path / "CAPITALS.GGUF").read_bytes()[:4] == b"GGUF"
     assert_refused(glft("export", source, out, "--format", "onnx"), "glft: expected GLFT or GGUF, found 'onnx'")
@@ -144,9 +144,7 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
         assert {name: bytes(tensor.raw) for name, tensor in file.tensors.items()} == {
             name: bytes(tensor.raw) for name, tensor in original.tensors.items()
         }
-    assert_refused(
-        glft("convert", gguf, tmp_path / "out"), "expected a format (safetensors, gguf, glft) or a file that ends in"
-    )
+    assert_refused(glft("convert", gguf, tmp_path / "out"), "expected a format, or a file that ends in .gguf, .glft")
     done = glft("convert", gguf, tmp_path / "typed.glft", "--exclude", "i", "--metadata", "t.more:uint8=7")
     assert (done.returncode, Container.parse_file(tmp_path / "typed.glft").metadata["t.more"]) == (0, "uint8 7")
     refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
@@ -162,7 +160,9 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     first = tmp_path / "part-00001-of-00002.gguf"
     assert done.stdout.splitlines()[0] == f"{first}: {first.stat().st_size:,} bytes"
-    assert "the first of 2 files" in glft("inspect", first).stdout
+    shown = glft("inspect", first).stdout
+    assert "the first of 2 files" in shown
+    assert "part-00002-of-00002.gguf  i " in shown
     assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
     assert glft("verify", first, "--against", gguf).returncode == 0
     second = Container.parse((tmp_path / "part-00002-of-00002.gguf").read_bytes())
@@ -185,6 +185,24 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a set")
     (tmp_path / "part-00002-of-00002.gguf").unlink()
     assert_refused(glft("inspect", first), "part-00002-of-00002.gguf: file 2 of 2 is missing")
+
+
+def test_what_is_read_is_not_written_over(gguf: Path, tmp_path: Path) -> None:
+    """A set of links, as caches have them, and the shards of an index."""
+    glft("split", gguf, tmp_path / "part", "--max-tensors", 2)
+    links = tmp_path / "links"
+    links.mkdir()
+    for number in (1, 2):
+        (links / f"v-{number:05d}-of-00002.gguf").symlink_to(tmp_path / f"part-{number:05d}-of-00002.gguf")
+    before = (tmp_path / "part-00002-of-00002.gguf").read_bytes()
+    for out in (links / "v-00002-of-00002.gguf", tmp_path / "part-00002-of-00002.gguf"):
+        assert_refused(glft("convert", links / "v-00001-of-00002.gguf", out), "expected another file to write to")
+    assert (tmp_path / "part-00002-of-00002.gguf").read_bytes() == before
+    shard, index = tmp_path / "model-00001.safetensors", tmp_path / "model.safetensors.index.json"
+    safetensors.torch.save_file({"w": torch.ones(1)}, shard)
+    index.write_text(json.dumps({"weight_map": {"w": shard.name}}))
+    assert_refused(glft("convert", index, shard), "expected another file to write to")
+    assert_refused(glft("export", index, shard, "--format", "gguf"), "expected another file to write to")
 
 
 def test_get_tensor(gguf: Path, tmp_path: Path) -> None:

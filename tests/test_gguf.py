@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import ClosedError, Container, File, FormatError, SchemeError, TensorError, load_file, save_file
+from glft_schema import ClosedError, Container, File, FormatError, LimitError, SchemeError, TensorError, load_file, save_file
 from glft_schema.bulk import StoredStrings
 from glft_schema.container import findings, parse_source
 from glft_schema.formats.gguf import GGML_TYPES, as_metadata
@@ -253,6 +253,10 @@ def test_metadata_with_other_values_keeps_types() -> None:
     merged = as_metadata({"z": 1}) | metadata
     assert [merged.type_of(key) for key in merged] == ["uint32", "uint8", "string", "array[int16]"]
     assert as_metadata({"a": Typed(5, "int64")}) | metadata == metadata
+    nested = as_metadata({"n": [[1], ["a"]]}) | {"n": [[1], [2], [3]]}
+    assert nested.type_of("n") == "array[array[int32]]"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        metadata | [1]
     long = build(metadata={"n": [list(range(2000)), [1]]}).metadata
     assert long == build(metadata=long).metadata
     assert long != metadata
@@ -369,6 +373,8 @@ def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
         path.unlink()
     with pytest.raises(SchemeError, match="expected GLFT or GGUF, found 'onnx'"):
         save_file({}, path, format="onnx")
+    with pytest.raises(SchemeError, match=r"found a safetensors file: glft_schema.convert writes those"):
+        save_file({}, path.with_suffix(".safetensors"))
 
 
 def test_tied_tensors_are_stored_apart(tmp_path: Path) -> None:
@@ -465,6 +471,8 @@ def test_values_that_are_no_file() -> None:
         ({"header": {"byte_order": "middle"}}, "header -> byte_order: expected 'little' or 'big', found 'middle'"),
         ({"header": {"version": 4}}, "header -> version: expected 1, 2 or 3, found 4"),
         ({"header": {"n_kv": 3}}, "header -> n_kv: expected 0, which follows from what it counts, found 3"),
+        ({"metadata": 5}, "metadata: expected a mapping of keys to values, found 5"),
+        ({"tensor_infos": [{"name": "a", "dims": [1], "dtype": 77}], "data": None}, "data -> 'a': expected a payload of bytes"),
         ({"padding": 3}, "padding: expected bytes, found 3"),
         (
             {"tensor_infos": [{"name": "a", "dims": [1, 2], "dtype": 0, "shape": [1, 2]}], "data": {"a": bytes(8)}},
@@ -483,11 +491,14 @@ def test_values_that_are_no_file() -> None:
         assert message in str(caught.value)
 
 
-def test_deep_arrays_cannot_be_built() -> None:
+@pytest.mark.parametrize(
+    ("depth", "message"), [(17, "nested at most 16 deep, a limit of this reader"), (5000, "a limit of Python's")]
+)
+def test_deep_arrays_cannot_be_built(depth: int, message: str) -> None:
     value: object = [1]
-    for _ in range(16):
+    for _ in range(depth - 1):
         value = [value]
-    with pytest.raises(FormatError, match="expected arrays nested at most 16 deep, a limit of this reader"):
+    with pytest.raises(LimitError, match=message):
         build(metadata={"k": value})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import ClosedError, Container, FormatError, SchemeError, Typed, load_file, save_file
+from glft_schema import ClosedError, Container, FormatError, SchemeError, TruncatedError, Typed, load_file, save_file
 from glft_schema.container import findings
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.shards import split_of
@@ -151,18 +152,30 @@ def test_what_only_other_files_say_is_kept(first: Path, whole: Path) -> None:
 
 
 def test_a_split_that_fails_leaves_nothing(whole: Path) -> None:
-    (whole.parent / "part-00002-of-00005.gguf").mkdir()
-    with glft_schema.open(whole) as file, pytest.raises(OSError, match=r"part-00002-of-00005.gguf"):
-        split(file, whole.with_name("part"), max_tensors=1)
-    assert sorted(path.name for path in whole.parent.iterdir()) == ["part-00002-of-00005.gguf", "whole.gguf"]
+    with glft_schema.open(whole) as file:
+        os.truncate(whole, file.tensors["t.3"].position)
+        with pytest.raises(TruncatedError):
+            split(file, whole.with_name("part"), max_tensors=1)
+    assert [path.name for path in whole.parent.iterdir()] == ["whole.gguf"]
 
 
-def test_a_split_does_not_replace_its_source(whole: Path) -> None:
+def test_a_split_replaces_nothing(whole: Path) -> None:
     path = whole.rename(whole.with_name("part-00001-of-00003.gguf"))
     before = path.read_bytes()
-    with glft_schema.open(path) as file, pytest.raises(SchemeError, match="expected other files to write to, found the one"):
+    with (
+        glft_schema.open(path) as file,
+        pytest.raises(SchemeError, match=r"names that are free, found a file 'part"),
+    ):
         split(file, path.with_name("part"), max_tensors=2)
     assert path.read_bytes() == before
+
+
+def test_a_set_of_one(whole: Path) -> None:
+    with glft_schema.open(whole) as file:
+        (only,) = split(file, whole.with_name("one"), max_tensors=5)
+    with glft_schema.open(only) as file:
+        merge(file, whole.with_name("merged.gguf"))
+    assert whole.with_name("merged.gguf").read_bytes() == whole.read_bytes()
 
 
 def test_a_tensor_twice(first: Path) -> None:

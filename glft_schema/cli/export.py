@@ -22,6 +22,7 @@ from glft_schema.cli.written import (
     pairs,
     report,
 )
+from glft_schema.container import format_for
 from glft_schema.errors import SchemeError
 from glft_schema.export import save_file
 
@@ -46,16 +47,14 @@ def export(
     GLFT, and f32, f16, bf16, q8_0, q4_0 and so on of GGUF. PATTERN is a name or has wildcards; a name wins over patterns, and
     later patterns over earlier ones.
     """
-    target = format or ("gguf" if out.suffix.lower() == ".gguf" else "glft")
     with blame(source):
         refuse_overwriting(out, source)
-        if format is None and out.suffix.lower() == ".safetensors":
-            raise SchemeError("expected a GLFT or GGUF file to write, found a safetensors file: glft convert writes those")
+        target = format_for(out, format).name
         stored = open_checkpoint(source, exclude or [])
         if any(tensor.packed for tensor in stored.values()):
             raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
-        schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target.lower() == "gguf")
+        schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
         header = header_of(gguf_version, big_endian)
         total = sum(tensor.numel for tensor in stored.values()) or 1
         done = 0

@@ -48,6 +48,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         "metadata": _entries_as_data(file.metadata, full),
         "tensors": [
             {
+                "file": tensor.file,
                 "name": tensor.name,
                 "dims": list(tensor.dims),
                 "dtype": tensor.dtype.name,
@@ -98,7 +99,12 @@ def as_text(file: File) -> str:
         (safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
         for tensor in file.tensors.values()
     ]
-    lines += ["", *table(("tensor", "dtype", "dims", "bytes", "at byte"), rows, right=2)]
+    head = ("tensor", "dtype", "dims", "bytes", "at byte")
+    if len(file.shards) > 1:
+        names = [safe(Path(tensor.file).name) for tensor in file.tensors.values()]
+        lines += ["", *table(("file", *head), [(name, *row) for name, row in zip(names, rows, strict=True)], right=2)]
+    else:
+        lines += ["", *table(head, rows, right=2)]
     numbers = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     lines += ["", f"{len(rows)} tensors, {numbers:,} numbers"]
     parts = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in byte_counts(file).items() if n]

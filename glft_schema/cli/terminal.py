@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from glft_schema.checkpoints import INDEX_SUFFIX
 from glft_schema.errors import FormatError, SchemeError, TensorError, shown
-from glft_schema.shards import NAME
+from glft_schema.shards import NAME, shard_path
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
@@ -50,11 +51,15 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:
-    """Raises SchemeError where writing `out` would replace what is read from `source`: a file, a set, the folder around it."""
-    in_folder = source.is_dir() and out.parent.samefile(source)
-    named, mine = (NAME.fullmatch(str(path.resolve())) for path in (source, out))
-    in_set = named and mine and (named["prefix"], named["count"]) == (mine["prefix"], mine["count"])
-    if out.exists() and (out.samefile(source) or in_folder or in_set):
+    """Raises SchemeError where writing `out` would replace what is read from `source`: a file, a set, or a folder of shards."""
+    if not out.exists():
+        return
+    folder = source if source.is_dir() else source.parent
+    of_folder = source.is_dir() or source.name.endswith(INDEX_SUFFIX)
+    named = NAME.fullmatch(str(source))
+    shards = [shard_path(named["prefix"], i, int(named["count"])) for i in range(int(named["count"]))] if named else []
+    read = [source, *(shard for shard in shards if shard.exists())]
+    if any(out.samefile(path) for path in read) or (of_folder and out.parent.samefile(folder)):
         raise SchemeError("expected another file to write to, found the one to be read")
 
 

@@ -72,7 +72,7 @@ def entries(texts: list[str] | None, typed: bool) -> dict[str, Any]:
         named = TYPED_KEY.fullmatch(key) if typed else None
         try:
             found[named["key"] if named else key] = Typed(json.loads(value), named["type"]) if named else value
-        except ValueError:
+        except (ValueError, RecursionError):
             raise SchemeError(f"expected a value in JSON for {key!r}, found {value!r}") from None
     return found
 

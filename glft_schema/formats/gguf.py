@@ -47,6 +47,12 @@ def version_at(context: Any) -> int:
     return int(context.version if "version" in context else context._root.header.version)
 
 
+def number_of_keys(header: Any) -> int:
+    """Returns how many key-values the metadata beside `header` are."""
+    metadata = header._.get("metadata")
+    return len(metadata) if isinstance(metadata, Mapping) else 0
+
+
 size = Picked(lambda at: u32 if version_at(at) == 1 else u64, least=u32)
 string = Text(size)
 
@@ -66,7 +72,7 @@ Header = Struct(
     Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian",
          sets=(SPEC,), building=False),
     "n_tensors"  / Count(size, len_(this._.tensor_infos))         * "number of tensor infos",
-    "n_kv"       / Count(size, lambda at: len(at._.get("metadata") or ())) * "number of key-values",
+    "n_kv"       / Count(size, number_of_keys) * "number of key-values",
 )
 # fmt: on
 
@@ -127,7 +133,7 @@ def parts(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
             yield from parts(element, value.type)
 
 
-def is_utf8(text: str) -> bool:
+def was_utf8(text: str) -> bool:
     """Tells whether no byte of a text had to be kept as a lone surrogate."""
     return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
 
@@ -210,7 +216,7 @@ KeyValue = Struct(
     "type"  / TypeCode(u32, VALUE_TYPES)       * "of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
     Rule("gguf-bool", "value", bools_are_0_or_1, "bools of 0 or 1", show=show_entry, sets=(SPEC,)),
-    Rule("gguf-utf8", "value", lambda at: all(is_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
+    Rule("gguf-utf8", "value", lambda at: all(was_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
          show=show_entry, sets=(SPEC,)),
     Rule("gguf-nested-array", "value", lambda at: not (isinstance(at.value, Array) and at.value.type is ARRAY_TYPE),
          "no array in an array", show=show_entry, sets=(GGML,)),
@@ -235,7 +241,7 @@ TensorInfo = Struct(
     "name"   / string                                     * "of the tensor; unique",
     Rule("gguf-name-64", "name", lambda at: length(at.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
     Rule("gguf-name-63", "name", lambda at: length(at.name) <= 63, "at most 63 bytes", sets=(GGML,)),
-    Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
+    Rule("gguf-name-utf8", "name", lambda at: was_utf8(at.name), "UTF-8", sets=(SPEC,)),
     "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(lambda at: at.dims[::-1])          * "the sizes in torch's order: [out, in]",
