@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema import TruncatedError, bulk
@@ -28,6 +28,7 @@ def stored(texts: list[bytes], size: int, order: str) -> bytes:
 
 
 @pytest.mark.parametrize(("window", "few"), [(16, 0), (64, 3), (1 << 12, 16), (1 << 12, 1 << 30)])
+@settings(max_examples=200)
 @given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
 def test_a_walk_ends_where_a_loop_does(
     window: int, few: int, texts: list[bytes], number: object, order: str, before: bytes

@@ -163,6 +163,8 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     shown = glft("inspect", first).stdout
     assert "the first of 2 files" in shown
     assert "part-00002-of-00002.gguf  i " in shown
+    files = [tensor["file"] for tensor in json.loads(glft("inspect", first, "--json").stdout)["tensors"]]
+    assert files == [str(first)] * 2 + [str(tmp_path / "part-00002-of-00002.gguf")]
     assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
     assert glft("verify", first, "--against", gguf).returncode == 0
     second = Container.parse((tmp_path / "part-00002-of-00002.gguf").read_bytes())

@@ -48,7 +48,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         "metadata": _entries_as_data(file.metadata, full),
         "tensors": [
             {
-                "file": tensor.file,
+                **({"file": tensor.file} if len(file.shards) > 1 else {}),
                 "name": tensor.name,
                 "dims": list(tensor.dims),
                 "dtype": tensor.dtype.name,
