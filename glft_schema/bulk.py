@@ -275,6 +275,15 @@ def encoded(text: Any, path: str) -> bytes:
         raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", path) from None
 
 
+def is_utf8(text: str) -> bool:
+    """Tells whether a text has no lone surrogate, such as stands for a byte that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Text(construct.Construct):
     """A string after its length. Parses into text, bytes that are not UTF-8 as lone surrogates; builds from text."""
 

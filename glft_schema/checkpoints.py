@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glft_schema.container import FORMATS
 from glft_schema.container import open as open_container
 from glft_schema.errors import FormatError, TensorError, one_line, shown
+from glft_schema.file import File
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.shards import KEYS
@@ -114,38 +115,50 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
         TensorError: for an entry that is no tensor.
         SchemeError: for a pattern that matches nothing.
     """
-    return open_with_metadata(path, exclude)[0]
+    return dict(open_with_metadata(path, exclude).tensors)
 
 
-def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> tuple[dict[str, StoredTensor], Mapping[str, Any]]:
-    """Opens a checkpoint as `open_checkpoint` does, with its metadata: typed of GGUF, text of GLFT and of a safetensors file.
+class Checkpoint(NamedTuple):
+    """An open checkpoint.
 
-    Those of a set of GGUF files do not say that it was one.
+    Attributes:
+        tensors: by name.
+        metadata: typed of GGUF, text of GLFT and of a safetensors file; those of a GGUF set do not say that it was one.
+        file: the weights file that it is, or None.
     """
-    entries, metadata = _open_any(path)
-    return in_memory(leave_out(entries, exclude)), metadata
+
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    file: File | None = None
 
 
-def _open_any(path: StrPath) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the entries of a checkpoint of any kind, not yet known to be tensors, and its metadata."""
+def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> Checkpoint:
+    """Opens a checkpoint as `open_checkpoint` does, with its metadata."""
+    found = _open_any(path)
+    return found._replace(tensors=in_memory(leave_out(found.tensors, exclude)))
+
+
+def _open_any(path: StrPath) -> Checkpoint:
+    """Opens a checkpoint of any kind, whose entries are not yet known to be tensors."""
     if os.path.isdir(path):
-        return _open_folder(Path(path)), {}
+        return Checkpoint(_open_folder(Path(path)), {})
     if os.fspath(path).endswith(INDEX_SUFFIX):
-        return _open_index(Path(path)), {}
+        return Checkpoint(_open_index(Path(path)), {})
     fd = open_regular(path)
     try:
         magic = os.read(fd, 4)
     finally:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
-        return _load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {}
+        return Checkpoint(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
     if any(magic in format.magics for format in FORMATS):
         file = open_container(path)
         tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
-        if isinstance(file.metadata, Metadata):
-            return tensors, file.metadata.without(*(key for key in KEYS if key in file.metadata))
-        return tensors, file.metadata
-    return _open_safetensors(path), _safetensors_metadata(path)
+        metadata = file.metadata
+        if isinstance(metadata, Metadata):
+            metadata = metadata.without(*(key for key in KEYS if key in metadata))
+        return Checkpoint(tensors, metadata, file)
+    return Checkpoint(_open_safetensors(path), _safetensors_metadata(path))
 
 
 def _in_file(tensor: Tensor) -> StoredTensor:

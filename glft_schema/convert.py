@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from glft_schema.checkpoints import open_with_metadata
-from glft_schema.container import ENDINGS, findings, format_named, open
+from glft_schema.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.container import ENDINGS, findings, format_named
 from glft_schema.errors import FormatError, SchemeError
 from glft_schema.export import save_file
+from glft_schema.file import File
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
 from glft_schema.formats.glft import GLFT
+from glft_schema.names import leave_out
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.safetensors_file import save_safetensors
 from glft_schema.source import StrPath
@@ -29,7 +31,7 @@ SAFETENSORS = "safetensors"
 
 
 def convert(
-    source: StrPath,
+    source: StrPath | Checkpoint,
     out: StrPath,
     schemes: Mapping[str, str] | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -44,7 +46,7 @@ def convert(
     """Writes the tensors and the metadata of `source` to another file.
 
     Args:
-        source: whatever `open_checkpoint` opens.
+        source: whatever `open_checkpoint` opens, or what `open_with_metadata` has opened.
         out: the file to write.
         schemes: what is to be requantized, as of `save_file`.
         metadata: entries to add or to replace.
@@ -63,13 +65,15 @@ def convert(
         SchemeError: where the format is not known; and as `save_file`, with its other errors.
     """
     target = target_format(out, format)
-    tensors, entries = open_with_metadata(source, exclude)
+    if not isinstance(source, Checkpoint):
+        source, exclude = open_with_metadata(source, exclude), ()
+    tensors, entries = leave_out(source.tensors, exclude), source.metadata
     if target == SAFETENSORS:
         if header or alignment or rules:
             raise SchemeError("expected no header, alignment or rules for a safetensors file, which has none of these")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
-    if rules is None and target == GGUF.name and has_types(entries) and not keeps_to_rules(source, entries):
+    if rules is None and target == GGUF.name and has_types(entries) and not keeps_to_rules(source.file):
         rules = ()
     kept = as_texts(entries, metadata or {}) if target == GLFT.name else as_typed(entries, metadata or {})
     more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress}
@@ -93,12 +97,11 @@ def target_format(out: StrPath, format: str | None) -> str:
     return ENDINGS[ending].name
 
 
-def keeps_to_rules(source: StrPath, entries: Mapping[str, Any]) -> bool:
+def keeps_to_rules(file: File | None) -> bool:
     """Tells whether a GGUF file keeps to the rules that new ones keep to; of another file with its metadata nobody knows."""
-    if not isinstance(entries, Metadata):
+    if file is None or file.format is not GGUF:
         return False
-    with open(source) as file:
-        return not any(finding.building for shard in file.shards for finding in findings(shard, GGUF.keeps_to))
+    return not any(finding.building for shard in file.shards for finding in findings(shard, GGUF.keeps_to))
 
 
 def has_types(entries: Mapping[str, Any]) -> bool:

@@ -296,20 +296,21 @@ class Sizes(construct.Construct):
         self.limit = limit
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
-        count, order = self.count._parse(stream, context, path), byte_order(context)
-        if count > self.limit:
-            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {count}", path)
+        count, order = self._within_limit(self.count._parse(stream, context, path), path), byte_order(context)
         width = self.size.pick(context).itemsize
         stored = construct.stream_read(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        if len(obj) > self.limit:
-            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {len(obj)}", path)
-        self.count._build(len(obj), stream, context, path)
+        self.count._build(self._within_limit(len(obj), path), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
+
+    def _within_limit(self, count: int, path: str) -> int:
+        if count > self.limit:
+            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {count}", path)
+        return count
 
 
 class Padding(construct.Construct):
@@ -338,10 +339,10 @@ class Padding(construct.Construct):
         nbytes = -stream.tell() % self.to(context)
         if not isinstance(obj, (bytes, NoneType)):
             raise FormatError(f"expected bytes, found {shown(obj)}", path)
-        fits = isinstance(obj, bytes) and (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes))
-        padding = obj if obj is not None and fits else bytes(nbytes)
-        write_all(stream, padding)
-        return padding
+        if obj is None or not (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes)):
+            obj = bytes(nbytes)
+        write_all(stream, obj)
+        return obj
 
 
 class Refused(construct.Construct):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from glft_schema.atomic import atomic_write
+from glft_schema.bulk import is_utf8
 from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor, in_memory
 from glft_schema.errors import FormatError, LimitError, TensorError, shown
 from glft_schema.fields import Struct
@@ -48,15 +49,6 @@ ONLY_KEPT = [
 TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *ONLY_KEPT)
 METADATA = "__metadata__"
 MAX_HEADER = 100_000_000  # bytes, of which readers take no more
-
-
-def is_utf8(text: str) -> bool:
-    """Tells whether a text has no lone surrogate."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def save_safetensors(

@@ -31,10 +31,9 @@ def choose_types(
     """Returns a type for each tensor.
 
     A key that is a tensor's name stands for that tensor alone. A name wins over a pattern, and the last matching pattern whose
-    type can hold the tensor over earlier ones. A tensor that no
-    scheme names, or none can hold, keeps its own type; where the format has none of its kind, it gets the next that holds it
-    exactly: a quantized one of another format is dequantized to F32, narrower floats are widened to it, and integers to wider
-    ones.
+    type can hold the tensor over earlier ones. A tensor that no scheme names, or none can hold, keeps its own type; where the
+    format has none of its kind, it gets the next that holds it exactly: a quantized one of another format is dequantized to
+    F32, narrower floats are widened to it, and integers to wider ones.
 
     Args:
         tensors: what is to be written.

@@ -274,3 +274,11 @@ def test_compare_takes_payloads_of_the_same_type_as_they_are(source: Path, tmp_p
     for path in (source, tmp_path / "k.gguf"):
         with glft_schema.open(path) as file:
             assert all(result.error == 0 and not result.problem for result in compare(file, open_checkpoint(path)))
+
+
+def test_an_open_checkpoint_is_converted_without_what_is_excluded(source: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "step": 3}, tmp_path / "in.pt")
+    assert [tensor.name for tensor in convert(tmp_path / "in.pt", tmp_path / "out.glft", exclude=["step"])] == ["a"]
+    checkpoint = open_with_metadata(source)
+    written = convert(checkpoint, tmp_path / "out.gguf", exclude=["*.weight"])
+    assert {tensor.name for tensor in written} == {"h", "norm", "s", "empty"}

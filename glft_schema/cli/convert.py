@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
+from glft_schema.checkpoints import open_with_metadata
+from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting
 from glft_schema.cli.written import (
     Alignment,
     BigEndian,
@@ -21,6 +21,7 @@ from glft_schema.cli.written import (
     header_of,
     pairs,
     report,
+    writing,
 )
 from glft_schema.convert import convert as convert_file
 from glft_schema.convert import target_format
@@ -46,17 +47,10 @@ def convert(
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
-        total = len(open_checkpoint(source, exclude or [])) or 1
-        count = 0
-        with progress_bar(f"writing {out.name}") as bar:
-
-            def step(name: str, nbytes: int) -> None:
-                nonlocal count
-                count += 1
-                bar(name, count / total)
-
+        checkpoint = open_with_metadata(source, exclude or [])
+        with writing(out, checkpoint.tensors) as step:
             written = convert_file(
-                source,
+                checkpoint,
                 out,
                 pairs(scheme, "*"),
                 entries(metadata, typed=True),
@@ -64,7 +58,6 @@ def convert(
                 header=header_of(gguf_version, big_endian),
                 alignment=alignment,
                 rules=rules,
-                exclude=exclude or [],
                 progress=step,
             )
     print("\n".join(report(written, out, errors=True)))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting
 from glft_schema.cli.written import (
     Alignment,
     BigEndian,
@@ -21,6 +21,7 @@ from glft_schema.cli.written import (
     header_of,
     pairs,
     report,
+    writing,
 )
 from glft_schema.container import format_for
 from glft_schema.errors import SchemeError
@@ -56,15 +57,7 @@ def export(
     with blame(out, tensors=source):
         schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
         header = header_of(gguf_version, big_endian)
-        total = sum(tensor.numel for tensor in stored.values()) or 1
-        done = 0
-        with progress_bar(f"writing {out.name}") as bar:
-
-            def step(name: str, nbytes: int) -> None:
-                nonlocal done
-                done += stored[name].numel
-                bar(name, done / total)
-
+        with writing(out, stored) as step:
             written = save_file(
                 stored, out, texts, schemes, alignment, format=target, header=header, rules=rules, progress=step
             )

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import safe, table
+from glft_schema.checkpoints import StoredTensor
+from glft_schema.cli.terminal import progress_bar, safe, table
 from glft_schema.errors import SchemeError
 from glft_schema.formats.gguf import VALUE_TYPES
-from glft_schema.planned import WrittenTensor
+from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.typed_values import ARRAY, Typed
 
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; replaced only when all went well.")]
@@ -33,6 +36,21 @@ Rules = Annotated[
 
 TYPES = "|".join(type_.name for type_ in VALUE_TYPES if type_.name != ARRAY)
 TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
+
+
+@contextmanager
+def writing(out: Path, tensors: Mapping[str, StoredTensor]) -> Iterator[Progress]:
+    """Shows how much of `tensors` is written, by their numbers; gives what is to be called after each."""
+    total = sum(tensor.numel for tensor in tensors.values()) or 1
+    done = 0
+    with progress_bar(f"writing {out.name}") as bar:
+
+        def step(name: str, nbytes: int) -> None:
+            nonlocal done
+            done += tensors[name].numel
+            bar(name, done / total)
+
+        yield step
 
 
 def header_of(version: int | None, big_endian: bool) -> dict[str, Any] | None:

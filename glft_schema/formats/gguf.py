@@ -17,7 +17,7 @@ from typing import Any
 import construct
 from construct import Bytes, Default, LazyBound, Switch, len_, this
 
-from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text
+from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, Struct, Table, TypeCode
 from glft_schema.formats.format import Format
@@ -133,11 +133,6 @@ def parts(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
             yield from parts(element, value.type)
 
 
-def was_utf8(text: str) -> bool:
-    """Tells whether no byte of a text had to be kept as a lone surrogate."""
-    return text.isascii() or not any("\udc80" <= letter <= "\udcff" for letter in text)
-
-
 def bools_are_0_or_1(entry: Any) -> bool:
     """Tells whether every bool in an entry's value is 0 or 1."""
     for type_, value in parts(entry.value, entry.type):
@@ -216,7 +211,7 @@ KeyValue = Struct(
     "type"  / TypeCode(u32, VALUE_TYPES)       * "of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
     Rule("gguf-bool", "value", bools_are_0_or_1, "bools of 0 or 1", show=show_entry, sets=(SPEC,)),
-    Rule("gguf-utf8", "value", lambda at: all(was_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
+    Rule("gguf-utf8", "value", lambda at: all(is_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
          show=show_entry, sets=(SPEC,)),
     Rule("gguf-nested-array", "value", lambda at: not (isinstance(at.value, Array) and at.value.type is ARRAY_TYPE),
          "no array in an array", show=show_entry, sets=(GGML,)),
@@ -241,7 +236,7 @@ TensorInfo = Struct(
     "name"   / string                                     * "of the tensor; unique",
     Rule("gguf-name-64", "name", lambda at: length(at.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
     Rule("gguf-name-63", "name", lambda at: length(at.name) <= 63, "at most 63 bytes", sets=(GGML,)),
-    Rule("gguf-name-utf8", "name", lambda at: was_utf8(at.name), "UTF-8", sets=(SPEC,)),
+    Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
     "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(lambda at: at.dims[::-1])          * "the sizes in torch's order: [out, in]",
