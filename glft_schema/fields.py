@@ -5,7 +5,7 @@
 `Table`        an array of Structs that numbers its rows in error paths
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
 `Derived`      what follows from the fields before it, and takes no bytes
-`Picked`       a number whose width the context decides
+`Picked`       one of two numbers, as the context decides
 `Sizes`        how many, then so many integers
 `Padding`      bytes up to a multiple
 `TypeCode`     an integer that stands for a type
@@ -36,8 +36,8 @@ class Record(Mapping[str, Any]):
     """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
 
     Attributes:
-        counts: what follows from the fields, such as ``n_tensors``. It can be read as attributes too, but is no part of
-            the value.
+        counts: what follows from the fields, such as ``n_tensors``. It can be read by attribute and by key too, but is no part
+            of the value.
     """
 
     __slots__ = ("_fields", "counts")
@@ -47,7 +47,10 @@ class Record(Mapping[str, Any]):
         object.__setattr__(self, "counts", counts or NO_COUNTS)
 
     def __getitem__(self, name: str) -> Any:
-        return self._fields[name]
+        return self._fields[name] if name in self._fields else self.counts[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
 
     def __getattr__(self, name: str) -> Any:
         for values in (self._fields, self.counts):
@@ -78,10 +81,14 @@ class Struct(construct.Struct):
     """Fields one after another, named ``"name" / Field * "sentence"``.
 
     Parses into a `Record`, builds from any mapping, and has the size of its fields together.
+
+    Attributes:
+        title: what descriptions call it; the field that it is, where it has none.
     """
 
-    def __init__(self, *fields: construct.Construct) -> None:
+    def __init__(self, *fields: construct.Construct, title: str = "") -> None:
         super().__init__(*(_one_name(field) for field in fields))
+        self.title = title
         self._all = [(field.name, field, follows(field)) for field in self.subcons]
         self._needed = [row for row in self._all if not isinstance(row[1], Check) or row[1].is_always_needed]
 
@@ -106,12 +113,12 @@ class Struct(construct.Struct):
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         context = self._nested(context, stream)
-        obj = {} if obj is None else obj
-        if not isinstance(obj, Mapping):
+        if not isinstance(obj, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
+        obj = dict(obj or {})  # of a Record its fields, not its counts
         if unknown := [name for name in obj if name not in self._subcons]:
             raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
-        context.update(dict(obj))
+        context.update(obj)
         for field in self.subcons:
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
@@ -195,6 +202,11 @@ def follows(field: construct.Construct) -> bool:
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, (Count, Derived))
 
 
+def is_count(field: construct.Construct) -> bool:
+    """Tells whether a field says how much of something there is."""
+    return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)
+
+
 class Table(construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
@@ -261,17 +273,23 @@ class TypeCode(construct.Adapter):
 
 
 class Picked(construct.Construct):
-    """The number that a function of the context picks, such as ``u32`` in one version and ``u64`` in another.
+    """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
 
     Attributes:
-        pick: the context -> the construct.
-        least: the smallest that it may pick.
+        condition: an expression that decides.
+        then: where it holds; the shorter one.
+        otherwise: where it does not.
     """
 
-    def __init__(self, pick: Callable[[Any], Number], least: Number) -> None:
+    def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
         super().__init__()
-        self.pick = pick
-        self.least = least
+        self.condition = condition
+        self.then = self.least = then
+        self.otherwise = otherwise
+
+    def pick(self, context: Any) -> Number:
+        """Returns the number that it is in `context`."""
+        return self.then if self.condition(context) else self.otherwise
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)

@@ -57,9 +57,12 @@ class Check(construct.Construct):
     Attributes:
         id: its stable name.
         field: the field that it guards.
+        expected: a sentence's end: what the field is expected to be.
         sets: the rule sets that hold it.
         building: whether building keeps to it, too, where one of its sets is asked for.
     """
+
+    expected = ""
 
     def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS, building: bool = True) -> None:
         super().__init__()
@@ -120,8 +123,7 @@ class Rule(Check):
     """A `Check` that is one sentence.
 
     Attributes:
-        holds: tells whether it does, from the fields parsed so far.
-        expected: the sentence's end: what the field is expected to be.
+        holds: tells whether it does, from the fields parsed so far: an expression, or a function of the context.
         error: what is raised where it is not.
         show: how what was found is shown.
     """

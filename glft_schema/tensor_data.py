@@ -25,6 +25,8 @@ COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-
 class TensorFits(Check):
     """The rule that a row's type can hold its shape, and that its bytes can be counted."""
 
+    expected = "what the type can hold, of bytes that 64 bits can count"
+
     def check(self, context: Any, path: str) -> None:
         if math.prod(max(size, 1) for size in context.shape) >= COUNTABLE:
             found = shown(list(context[self.field]))
@@ -35,6 +37,8 @@ class TensorFits(Check):
 
 class NamesOnce(Check):
     """The rule that no two rows of a table have the same name."""
+
+    expected = "each name once"
 
     def check(self, context: Any, path: str) -> None:
         self.check_rows(context[self.field], "name", context, f"{path} -> {self.field}")

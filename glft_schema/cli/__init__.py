@@ -15,6 +15,7 @@ from glft_schema.cli.export import export
 from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
+from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
 from glft_schema.cli.verify import verify
 
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, export, get_tensor, inspect, lab, merge, split, verify):
+for verb in (convert, export, get_tensor, inspect, lab, merge, schema, split, verify):
     app.command()(verb)
 
 

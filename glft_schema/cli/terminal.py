@@ -31,10 +31,8 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
         tensors: the file to blame for a tensor; `path` unless given.
     """
     try:
-        yield
-    except SchemeError as error:
-        print(f"glft: {error}", file=sys.stderr)  # of the request, not of a file
-        raise typer.Exit(REFUSED) from None
+        with request():
+            yield
     except TensorError as error:
         path, reason = tensors or path, str(error)
     except FormatError as error:
@@ -48,6 +46,16 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
         return
     print(f"glft: {path}: {reason}", file=sys.stderr)
     raise typer.Exit(REFUSED)
+
+
+@contextmanager
+def request() -> Iterator[None]:
+    """Turns an error in what was asked for into one line on stderr and exit code 2."""
+    try:
+        yield
+    except SchemeError as error:
+        print(f"glft: {error}", file=sys.stderr)  # of the request, not of a file
+        raise typer.Exit(REFUSED) from None
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:

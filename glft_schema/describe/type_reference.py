@@ -14,7 +14,7 @@ def type_reference(types: Iterable[TensorType]) -> str:
 
 
 def _section(type_: TensorType) -> str:
-    weights = next(length for length in range(1, 1 << 16) if type_.refusal([1, length]) is None)
+    weights = type_.least_row
     nbytes = type_.nbytes([1, weights])
     count = f"{weights} weights" if weights > 1 else "a weight"
     title = f"### {type_.name}, code {type_.code}: {count} in {nbytes} bytes, {8 * nbytes / weights:g} bits a weight"

@@ -10,8 +10,7 @@ Rules that only some readers hold name their rule sets: `SPEC`, the specificatio
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import construct
@@ -19,6 +18,7 @@ from construct import Bytes, Default, LazyBound, Switch, len_, this
 
 from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
 from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.expressions import Lookup, matching, nbytes, nbytes_, reverse, reverse_
 from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, Struct, Table, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
@@ -39,12 +39,7 @@ MAX_DIMS = 64  # numpy's own limit
 MAX_ALIGNMENT = 1 << 20  # bytes; no page of memory is larger
 GGML_MAX_LENGTH = 1 << 30  # bytes of a string, elements of an array
 GGML_TYPES = frozenset(ggml.GGML)  # without those that a user registers
-KEY = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)*")
-
-
-def version_at(context: Any) -> int:
-    """Returns the version, in the header or after it."""
-    return int(context.version if "version" in context else context._root.header.version)
+KEY = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
 
 
 def number_of_keys(header: Any) -> int:
@@ -53,7 +48,8 @@ def number_of_keys(header: Any) -> int:
     return len(metadata) if isinstance(metadata, Mapping) else 0
 
 
-size = Picked(lambda at: u32 if version_at(at) == 1 else u64, least=u32)
+size_in_header = Picked(this.version == 1, u32, u64)
+size = Picked(this._root.header.version == 1, u32, u64)
 string = Text(size)
 
 # Header
@@ -67,12 +63,13 @@ Header = Struct(
     Rule("gguf-little-endian", "byte_order", this.byte_order != BIG, "little, the byte order of most hosts",
          sets=(GGML,), building=False),
     "version"    / Default(u32, VERSIONS[-1])                     * "1, 2 or 3",
-    Rule("gguf-version", "version", lambda at: at.version in VERSIONS, "1, 2 or 3"),
+    Rule("gguf-version", "version", (this.version >= VERSIONS[0]) & (this.version <= VERSIONS[-1]), "1, 2 or 3"),
     Rule("gguf-version-2", "version", this.version != 1, "2 or 3", sets=(GGML,), building=False),
     Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian",
          sets=(SPEC,), building=False),
-    "n_tensors"  / Count(size, len_(this._.tensor_infos))         * "number of tensor infos",
-    "n_kv"       / Count(size, number_of_keys) * "number of key-values",
+    "n_tensors"  / Count(size_in_header, len_(this._.tensor_infos)) * "number of tensor infos",
+    "n_kv"       / Count(size_in_header, number_of_keys)          * "number of key-values",
+    title="header",
 )
 # fmt: on
 
@@ -100,6 +97,7 @@ def array(nesting: int) -> construct.Construct:
             "type" / TypeCode(u32, VALUE_TYPES) * "of every element",
             "n" / Count(size, len_(this.elements)) * "number of elements",
             "elements" / Switch(this.type, elements) * "one after another",
+            title="array",
         )
     )
 
@@ -148,7 +146,7 @@ def bools_are_0_or_1(entry: Any) -> bool:
 def length(value: Any) -> int:
     """Returns the elements of an array, the bytes of a string, and 0 for others."""
     if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogateescape"))
+        return nbytes(value)
     return len(value.values) if isinstance(value, Array) else 0
 
 
@@ -197,17 +195,12 @@ def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
     return Metadata({key: stored(value, VALUE_TYPES, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
 
 
-def alignment(file: Any) -> int:
-    """Returns what DATA and offsets are multiples of."""
-    return int(file.metadata.get(ALIGNMENT, DEFAULT_ALIGNMENT))
-
-
 # fmt: off
 KeyValue = Struct(
     "key"   / string                           * "lower_snake_case segments joined by dots",
-    Rule("gguf-key", "key", lambda at: KEY.fullmatch(at.key), "lower_snake_case segments joined by dots", sets=(SPEC,)),
-    Rule("gguf-key-length", "key", lambda at: length(at.key) < 1 << 16, "at most 65535 bytes", sets=(SPEC,)),
-    Rule("gguf-key-empty", "key", lambda at: at.key, "at least one byte", sets=(SPEC, GGML)),
+    Rule("gguf-key", "key", matching(KEY)(this.key), "lower_snake_case segments joined by dots", sets=(SPEC,)),
+    Rule("gguf-key-length", "key", nbytes_(this.key) < 1 << 16, "at most 65535 bytes", sets=(SPEC,)),
+    Rule("gguf-key-empty", "key", len_(this.key) >= 1, "at least one byte", sets=(SPEC, GGML)),
     "type"  / TypeCode(u32, VALUE_TYPES)       * "of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
     Rule("gguf-bool", "value", bools_are_0_or_1, "bools of 0 or 1", show=show_entry, sets=(SPEC,)),
@@ -227,6 +220,7 @@ KeyValue = Struct(
          sets=(SPEC,)),
     Rule("gguf-alignment-power", "value", lambda at: not is_alignment(at) or at.value & (at.value - 1) == 0,
          f"a power of two for {ALIGNMENT}", sets=(GGML,)),
+    title="key_value",
 )
 
 # Tensor infos
@@ -234,23 +228,26 @@ KeyValue = Struct(
 
 TensorInfo = Struct(
     "name"   / string                                     * "of the tensor; unique",
-    Rule("gguf-name-64", "name", lambda at: length(at.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
-    Rule("gguf-name-63", "name", lambda at: length(at.name) <= 63, "at most 63 bytes", sets=(GGML,)),
+    Rule("gguf-name-64", "name", nbytes_(this.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
+    Rule("gguf-name-63", "name", nbytes_(this.name) <= 63, "at most 63 bytes", sets=(GGML,)),
     Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
     "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
-    "shape"  / Derived(lambda at: at.dims[::-1])          * "the sizes in torch's order: [out, in]",
+    "shape"  / Derived(reverse_(this.dims))               * "the sizes in torch's order: [out, in]",
     "dtype"  / TypeCode(u32, ggml.GGML)                   * "how the payload is stored; `type` in the specification",
     Rule("gguf-type", "dtype", lambda at: at.dtype in GGML_TYPES, "a type of ggml", sets=(SPEC, GGML)),
     TensorFits("gguf-dims-fit-type", "dims"),
     "offset" / u64                                        * "where the payload begins, in bytes into DATA",
-    Rule("gguf-offset", "offset", lambda at: at.offset % at._root.alignment == 0, "a multiple of the alignment", sets=(SPEC,)),
+    Rule("gguf-offset", "offset", this.offset % this._root.alignment == 0, "a multiple of the alignment", sets=(SPEC,)),
+    title="tensor_info",
 )
 # fmt: on
 
 
 class Contiguous(Check):
     """The rule that each payload begins where the one before it, padded, ends: no gap, no other order, none shared."""
+
+    expected = "where the payload before it, padded, ends: no gap, no other order, none shared"
 
     def check(self, context: Any, path: str) -> None:
         end = 0
@@ -307,25 +304,19 @@ def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
     return as_metadata(metadata) | {ALIGNMENT: Typed(alignment, "uint32")}
 
 
-def reverse(sizes: Sequence[int]) -> list[int]:
-    """Returns dims as shape, or shape as dims."""
-    return list(sizes)[::-1]
-
-
 # fmt: off
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
-    "header"       / Header                                                * "what the file is, and how much of it",
-    "metadata"     / KeyValues(Table(lambda file: file.header.n_kv, KeyValue)) * "typed values by key",
+    "header"       / Header                                       * "what the file is, and how much of it",
+    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue)) * "typed values by key",
     Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
-         "general.architecture",
-         show=show_keys, sets=(SPEC,), building=False),
-    "alignment"    / Derived(alignment)                                    * "of DATA and offsets: general.alignment, or 32",
-    "tensor_infos" / Table(lambda file: file.header.n_tensors, TensorInfo) * "one row a tensor",
+         "general.architecture", show=show_keys, sets=(SPEC,), building=False),
+    "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, DEFAULT_ALIGNMENT)) * "of DATA and offsets: that key, or 32",
+    "tensor_infos" / Table(this.header.n_tensors, TensorInfo)     * "one row a tensor",
     NamesOnce("gguf-names-once", "tensor_infos"),
     Rule("gguf-quantization-version", "metadata", states_quantization, "general.quantization_version, as tensors are quantized",
          show=show_keys, sets=(SPEC,), building=False),
     Contiguous("gguf-contiguous", "tensor_infos", (GGML,)),
-    "padding"      / Padding(this.alignment, may_lack=lambda file: not file.header.n_tensors) * "zeros up to the alignment",
+    "padding"      / Padding(this.alignment, may_lack=this.header.n_tensors == 0) * "zeros up to the alignment",
     Rule("gguf-padding", "padding", lambda file: is_zero(file.padding), "zeros", sets=(SPEC,)),
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
     Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", show=show_data, sets=(SPEC,)),

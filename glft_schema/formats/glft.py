@@ -134,6 +134,7 @@ Header = Struct(
     Rule("glft-version", "version", this.version == VERSION, f"{VERSION}"),
     "n_tensors"    / Count(Int32ul, len_(this._.descriptors))       * "number of descriptors",
     "metadata_len" / Count(Int32ul, metadata_len)                   * "bytes of METADATA",
+    title="header",
 )
 
 Descriptor = Struct(
@@ -146,12 +147,13 @@ Descriptor = Struct(
     "shape"  / Derived(this.dims)             * "the same: torch's order",
     TensorFits("glft-dims-fit-type", "dims"),
     "offset" / Int64ul                        * "where the payload begins, in bytes into DATA",
+    title="descriptor",
 )
 
 GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
     "header"      / Header                                                * "what the file is, and how much of it",
-    "metadata"    / KeyValueLines(lambda file: file.header.metadata_len)  * "key=value lines",
-    "descriptors" / Table(lambda file: file.header.n_tensors, Descriptor) * "one row a tensor",
+    "metadata"    / KeyValueLines(this.header.metadata_len)  * "key=value lines",
+    "descriptors" / Table(this.header.n_tensors, Descriptor) * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
     "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
 ), "descriptors", list)

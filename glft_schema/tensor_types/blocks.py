@@ -32,6 +32,7 @@ def block_type(
         dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
     """
+    block.title = name.lower()
     blocks_ = Blocks(block, weights)
     size = blocks_.size
 
@@ -72,11 +73,13 @@ class Blocks(TensorField):
 
     Attributes:
         block: the Struct.
+        weights: how many a block holds.
         size: bytes of a block.
     """
 
     def __init__(self, block: Struct, weights: int) -> None:
         self.block = block
+        self.weights = weights
         self.size = int(block.sizeof())
         super().__init__(u8, (OUT, IN // weights, self.size))
         self._swap: list[int] = []  # where each byte of a block comes from when its numbers change their byte order

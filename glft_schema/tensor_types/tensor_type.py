@@ -122,6 +122,11 @@ class TensorType:
         """Returns why `encode` does not take tensors of `dtype`."""
         return f"expected {'an integer' if self.is_integer else 'a float'} dtype, found {dtype}: exclude or convert it"
 
+    @property
+    def least_row(self) -> int:
+        """The fewest numbers that a row can have: those of a block or group, or one."""
+        return next(length for length in range(1, 1 << 16) if self.refusal([1, length]) is None)
+
     def nbytes(self, dims: Sequence[int]) -> int:
         """Returns the bytes that a tensor of `dims`, sizes in torch's order, takes.
 

@@ -1,0 +1,109 @@
+"""A schema as JSON, for anyone's own generator. Its shape is documented in docs/formats/json.md."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any
+
+from glft_schema.describe import schema as s
+from glft_schema.expressions import read
+from glft_schema.rules import Check, Rule
+
+
+def as_json(schema: s.Schema) -> str:
+    """Returns the schema as JSON text."""
+    return json.dumps(as_data(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def as_data(schema: s.Schema) -> dict[str, Any]:
+    """Returns the schema as lists, dicts, text and numbers."""
+    return {
+        "title": schema.title,
+        "byte_orders": list(schema.byte_orders),
+        "root": s.FILE if schema.format else schema.types[0].payload,
+        "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
+        "tables": {
+            name: {str(entry.code): entry.name for entry in sorted(table, key=lambda entry: entry.code)}
+            for name, table in schema.tables.items()
+        },
+        "tensor_types": [_type(type_) for type_ in schema.types],
+    }
+
+
+def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
+    fields = []
+    for part, offset in zip(struct.fields, struct.offsets, strict=True):
+        made = {"name": part.name, "doc": part.doc, "offset": offset, "size": schema.size(part.node), **_node(part.node)}
+        if part.is_count:
+            made["is_count"] = True
+        if part.value is not None:
+            made["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
+        fields.append(made)
+    return {"size": struct.size, "fields": fields, "rules": [_rule(rule) for rule in struct.rules]}
+
+
+def _rule(rule: Check) -> dict[str, Any]:
+    condition = read(rule.holds) if isinstance(rule, Rule) else None
+    return {
+        "id": rule.id,
+        "field": rule.field,
+        "expected": rule.expected,
+        "sets": list(rule.sets),
+        "condition": str(condition) if condition else None,
+    }
+
+
+def _type(type_: s.TypeOf) -> dict[str, Any]:
+    return {
+        "name": type_.type.name,
+        "code": type_.type.code,
+        "scheme": type_.type.scheme,
+        "payload": type_.payload,
+        "block": type_.block,
+        "weights": type_.weights,
+        "nbytes": type_.nbytes,
+        "formula": inspect.getdoc(type_.type.dequantize),
+        "has_encoder": type_.type.quantize is not None,
+    }
+
+
+def _node(node: s.Node) -> dict[str, Any]:
+    """Returns a node with its kind; the rest is as its class has it."""
+    match node:
+        case s.Number():
+            return {"kind": "number", "number": node.kind, "byte_order": node.order}
+        case s.Bytes():
+            return {"kind": "bytes", "length": str(node.size) if node.size else None}
+        case s.Text():
+            return {"kind": "text", "encoding": "utf-8", "length": _node(node.length)}
+        case s.List():
+            return {"kind": "list", "count": str(node.count), "key": node.key, "item": _node(node.item)}
+        case s.Counted():
+            return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
+        case s.Numbers():
+            return {"kind": "numbers", "dims": [str(dim) for dim in node.dims], "item": _node(node.number)}
+        case s.BlockArray():
+            return {"kind": "blocks", "weights": node.weights, "struct": node.block}
+        case s.Either():
+            then, otherwise = _node(node.then), _node(node.otherwise)
+            return {"kind": "either", "condition": str(node.condition), "then": then, "otherwise": otherwise}
+        case s.Code():
+            return {"kind": "code", "table": s.table_name(node.table), "number": _node(node.number)}
+        case s.Switch():
+            cases = [{"name": case.name, "code": case.code, **_node(case.node)} for case in node.cases]
+            return {"kind": "switch", "on": str(node.on), "cases": cases}
+        case s.Ref():
+            return {"kind": "struct", "struct": node.name}
+        case s.Lines():
+            return {"kind": "lines", "length": str(node.size)}
+        case s.Padding():
+            return {"kind": "padding", "to": str(node.to)}
+        case s.ByteOrder():
+            return {"kind": "byte_order", "number": node.number.kind}
+        case s.Derived():
+            return {"kind": "derived", "from": str(node.value) if node.value else None}
+        case s.Payloads():
+            return {"kind": "payloads", "table": node.table}
+        case s.Refused():
+            return {"kind": "refused", "problem": node.problem}

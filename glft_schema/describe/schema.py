@@ -1,0 +1,514 @@
+"""A declaration as data: what its constructs say, as a tree of a few kinds of node that every description is written from.
+
+    Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to another struct ...
+
+`schema_of` reads a format or a tensor type. `node_of` reads any construct made of the parts that the formats use;
+``node_of.register`` teaches it another class of construct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+import construct
+
+from glft_schema import bulk, fields, numbers
+from glft_schema.expressions import Expression, read
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import KeyValues
+from glft_schema.formats.glft import KeyValueLines
+from glft_schema.rules import Check
+from glft_schema.tensor_data import TensorData
+from glft_schema.tensor_types.blocks import Blocks
+from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.type_table import TypeTable
+
+FILE = "file"  # the name of a format's outermost struct
+ORDERS = {"<": "little", ">": "big", "=": "file"}
+LETTERS = {"B": "u8", "b": "i8", "H": "u16", "h": "i16", "L": "u32", "l": "i32", "Q": "u64", "q": "i64"}
+LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number: ``u8`` to ``i64``, ``f16`` to ``f64``, ``bf16``; its byte order is ``little``, ``big``, or the ``file``'s."""
+
+    kind: str
+    order: str
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return int(self.kind.lstrip("ubfi")) // 8
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """So many bytes; all that are left where `size` is None."""
+
+    size: Expression | None
+
+
+@dataclass(frozen=True)
+class Text:
+    """UTF-8 after its length in bytes."""
+
+    length: Node
+
+
+@dataclass(frozen=True)
+class List:
+    """So many of one kind, one after another. Where `key` is given, rows that are told apart by that field."""
+
+    count: Expression
+    item: Node
+    key: str | None = None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A list after its length."""
+
+    count: Node
+    item: Node
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A field of a payload: an array of numbers whose dims are integers or expressions on ``out``, ``in`` and ``dims``."""
+
+    number: Number
+    dims: tuple[Expression, ...]
+
+
+@dataclass(frozen=True)
+class BlockArray:
+    """A payload of blocks: ``out * (in / weights)`` times the struct `block`."""
+
+    weights: int
+    block: str
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of two numbers, as the condition decides."""
+
+    condition: Expression
+    then: Number
+    otherwise: Number
+
+
+@dataclass(frozen=True)
+class Code:
+    """A number that stands for a type of a table."""
+
+    number: Node
+    table: TypeTable[Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What stands where a `Switch` finds the type `name`, which is `code` on disk."""
+
+    name: str
+    code: int
+    node: Node
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What a field before decides."""
+
+    on: Expression
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The struct of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Lines:
+    """So many bytes of UTF-8 lines ``key=value``."""
+
+    size: Expression
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Bytes up to a multiple of `to`, counted from the start of the file."""
+
+    to: Expression
+
+
+@dataclass(frozen=True)
+class ByteOrder:
+    """No bytes: the byte order of the file, told by the number that follows."""
+
+    number: Number
+
+
+@dataclass(frozen=True)
+class Derived:
+    """No bytes: what follows from fields before; `value` is None where no expression says how."""
+
+    value: Expression | None
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """The payloads of the rows of `table`, each at its offset, up to the end of the file."""
+
+    table: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What is never there."""
+
+    problem: str
+
+
+# fmt: off
+Node = (
+    Number | Bytes | Text | List | Counted | Numbers | BlockArray | Either | Code | Switch | Ref | Lines | Padding | ByteOrder
+    | Derived | Payloads | Refused
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a struct.
+
+    Attributes:
+        name: as declared; empty where it has none.
+        doc: its sentence.
+        node: what it is.
+        is_count: whether it says how much of something else there is.
+        value: what it is unless told otherwise; None where there is no such value.
+        rules: those that guard it.
+    """
+
+    name: str
+    doc: str
+    node: Node
+    is_count: bool = False
+    value: int | bytes | None = None
+    rules: tuple[Check, ...] = ()
+
+
+@dataclass(frozen=True)
+class StructOf:
+    """Fields one after another.
+
+    Attributes:
+        name: how other structs refer to it.
+        fields: in order.
+        rules: in order; those on a field are that field's, too.
+        offsets: of each field from the start of the struct; None after a field whose size varies.
+        size: bytes, or None where that varies.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    rules: tuple[Check, ...]
+    offsets: tuple[int | None, ...]
+    size: int | None
+
+
+@dataclass(frozen=True)
+class TypeOf:
+    """A tensor type.
+
+    Attributes:
+        type: the type itself.
+        payload: the name of its payload's struct.
+        block: that of its block, or None where it is not made of blocks.
+        weights: the fewest of a row, in the smallest tensor that it can hold.
+        nbytes: the bytes of such a row.
+        rules: on the dims, which `payload` has, too.
+    """
+
+    type: TensorType
+    payload: str
+    block: str | None
+    weights: int
+    nbytes: int
+    rules: tuple[Check, ...]
+
+
+@dataclass
+class Schema:
+    """A format or a tensor type, read.
+
+    Attributes:
+        title: its name.
+        format: the format; None of a tensor type alone.
+        structs: by name; of a format, `FILE` is the whole.
+        types: the tensor types, by code.
+    """
+
+    title: str
+    format: Format | None = None
+    structs: dict[str, StructOf] = field(default_factory=dict)
+    types: list[TypeOf] = field(default_factory=list)
+
+    @property
+    def tables(self) -> dict[str, TypeTable[Any]]:
+        """The tables of types, by name, such as ``ggml_type``."""
+        codes = [node for struct in self.structs.values() for part in struct.fields if isinstance(node := part.node, Code)]
+        return {table_name(code.table): code.table for code in codes}
+
+    @property
+    def byte_orders(self) -> tuple[str, ...]:
+        """The byte orders that files can have."""
+        nodes = [part.node for struct in self.structs.values() for part in struct.fields]
+        return ("little", "big") if any(isinstance(node, ByteOrder) for node in nodes) else ("little",)
+
+    def size(self, node: Node) -> int | None:
+        """Returns the bytes of a node, or None where they vary."""
+        if isinstance(node, Number):
+            return node.size
+        if isinstance(node, Code):
+            return self.size(node.number)
+        if isinstance(node, Ref):
+            return self.structs[node.name].size if node.name in self.structs else None
+        if isinstance(node, (ByteOrder, Derived)):
+            return 0
+        if isinstance(node, Bytes) and isinstance(size := getattr(node.size, "value", None), int):
+            return size
+        if isinstance(node, Numbers):
+            count = 1
+            for dim in node.dims:
+                size = getattr(dim, "value", None)
+                if not isinstance(size, int):
+                    return None
+                count *= size
+            return count * node.number.size
+        return None
+
+
+def schema_of(described: Format | TensorType) -> Schema:
+    """Reads a format, with each of its tensor types, or one tensor type."""
+    if isinstance(described, TensorType):
+        schema = Schema(described.name)
+        schema.types.append(_type_of(described, schema))
+        return schema
+    schema = Schema(described.name, described)
+    node_of(described.struct, schema, FILE)
+    schema.types.extend(_type_of(type_, schema) for type_ in sorted(described.types, key=lambda type_: type_.code))
+    return schema
+
+
+def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
+    payload, block = (type_.scheme, None) if type_.block is None else (f"{type_.scheme}_payload", type_.scheme)
+    node_of(type_.payload, schema, payload)
+    weights = type_.least_row
+    return TypeOf(type_, payload, block, weights, type_.nbytes([1, weights]), schema.structs[payload].rules)
+
+
+def table_name(table: TypeTable[Any]) -> str:
+    """Returns what a table of types is called in descriptions."""
+    return f"{table.kind} type".lower().replace(" ", "_")
+
+
+@singledispatch
+def node_of(declared: Any, schema: Schema, name: str) -> Node:
+    """Reads a construct; the structs in it go to `schema.structs`, and `name` is for those without a title.
+
+    Raises:
+        NotImplementedError: for a class of construct that nobody has taught it.
+    """
+    raise NotImplementedError(f"{type(declared).__name__} has no description: teach it with node_of.register")
+
+
+@node_of.register
+def _(declared: construct.Renamed, schema: Schema, name: str) -> Node:
+    return node_of(declared.subcon, schema, name)
+
+
+@node_of.register
+def _(declared: construct.Adapter, schema: Schema, name: str) -> Node:
+    return node_of(declared.subcon, schema, name)
+
+
+@node_of.register
+def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
+    return node_of(declared.subconfunc(), schema, name)
+
+
+@node_of.register(construct.Struct)
+def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
+    name = getattr(declared, "title", "") or name
+    if name in schema.structs:  # itself, some levels above, or read before
+        return Ref(name)
+    schema.structs[name] = StructOf(name, (), (), (), None)
+    rules = tuple(part for part in declared.subcons if isinstance(part, Check))
+    made = []
+    for part in declared.subcons:
+        if not isinstance(part, Check):
+            node = node_of(part, schema, part.name or name)
+            guards = tuple(rule for rule in rules if rule.field == part.name)
+            made.append(Field(part.name or "", part.docs, node, fields.is_count(part), default_of(part), guards))
+    offsets: list[int | None] = [0]
+    for part in made:
+        size = schema.size(part.node)
+        offsets.append(None if size is None or offsets[-1] is None else offsets[-1] + size)
+    schema.structs[name] = StructOf(name, tuple(made), rules, tuple(offsets[:-1]), offsets[-1])
+    return Ref(name)
+
+
+def default_of(part: construct.Construct) -> int | bytes | None:
+    """Returns what a field is unless told otherwise, where that is a number or bytes."""
+    while isinstance(part, construct.Subconstruct):
+        if isinstance(part, (construct.Default, construct.Const)):
+            value = part.value
+            return value if isinstance(value, (int, bytes)) else None
+        part = part.subcon
+    return None
+
+
+@node_of.register(construct.Default)
+@node_of.register(construct.Const)
+@node_of.register(construct.Rebuild)
+def _(declared: construct.Subconstruct, schema: Schema, name: str) -> Node:
+    return node_of(declared.subcon, schema, name)
+
+
+@node_of.register
+def _(declared: construct.FormatField, schema: Schema, name: str) -> Number:
+    return Number(LETTERS[declared.fmtstr[-1]], ORDERS.get(declared.fmtstr[0], "little"))
+
+
+@node_of.register
+def _(declared: numbers.Number, schema: Schema, name: str) -> Number:
+    return Number(declared.kind, "file")
+
+
+@node_of.register
+def _(declared: construct.Bytes, schema: Schema, name: str) -> Bytes:
+    return Bytes(known(declared.length))
+
+
+@node_of.register(type(construct.GreedyBytes))
+def _(declared: Any, schema: Schema, name: str) -> Bytes:
+    return Bytes(None)
+
+
+@node_of.register
+def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Text:
+    if not isinstance(declared.subcon, construct.Prefixed):
+        raise NotImplementedError("only texts after their length have a description")
+    return Text(node_of(declared.subcon.lengthfield, schema, name))
+
+
+@node_of.register
+def _(declared: bulk.Text, schema: Schema, name: str) -> Text:
+    return Text(node_of(declared.length, schema, name))
+
+
+@node_of.register
+def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Counted:
+    if [part.name for part in declared.subcons] != ["count", "items"]:
+        raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a description")
+    count, items = declared.subcons
+    return Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name))
+
+
+@node_of.register
+def _(declared: fields.Sizes, schema: Schema, name: str) -> Counted:
+    return Counted(node_of(declared.count, schema, name), node_of(declared.size, schema, name))
+
+
+@node_of.register
+def _(declared: construct.Array, schema: Schema, name: str) -> List:
+    return List(known(declared.count), node_of(declared.subcon, schema, name))
+
+
+@node_of.register
+def _(declared: KeyValues, schema: Schema, name: str) -> List:
+    return List(known(declared.subcon.count), node_of(declared.subcon.subcon, schema, name), "key")
+
+
+@node_of.register
+def _(declared: bulk.Numbers, schema: Schema, name: str) -> List:
+    return List(known(declared.count), node_of(declared.number, schema, name))
+
+
+@node_of.register
+def _(declared: bulk.Strings, schema: Schema, name: str) -> List:
+    return List(known(declared.count), Text(node_of(declared.length, schema, name)))
+
+
+@node_of.register
+def _(declared: fields.Picked, schema: Schema, name: str) -> Either:
+    then, otherwise = (Number(number.kind, "file") for number in (declared.then, declared.otherwise))
+    return Either(known(declared.condition), then, otherwise)
+
+
+@node_of.register
+def _(declared: fields.TypeCode, schema: Schema, name: str) -> Code:
+    return Code(node_of(declared.subcon, schema, name), declared.table)
+
+
+@node_of.register
+def _(declared: construct.Switch, schema: Schema, name: str) -> Switch:
+    cases: Mapping[Any, construct.Construct] = declared.cases
+    named = [Case(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
+    return Switch(known(declared.keyfunc), tuple(named))
+
+
+@node_of.register
+def _(declared: numbers.TensorField, schema: Schema, name: str) -> Numbers:
+    return Numbers(Number(declared.number.kind, "file"), tuple(known(dim) for dim in declared.dims))
+
+
+@node_of.register
+def _(declared: Blocks, schema: Schema, name: str) -> BlockArray:
+    ref = node_of(declared.block, schema, name)
+    assert isinstance(ref, Ref)
+    return BlockArray(declared.weights, ref.name)
+
+
+@node_of.register
+def _(declared: KeyValueLines, schema: Schema, name: str) -> Lines:
+    return Lines(known(declared.size))
+
+
+@node_of.register
+def _(declared: fields.Padding, schema: Schema, name: str) -> Padding:
+    return Padding(known(declared.to))
+
+
+@node_of.register
+def _(declared: numbers.ByteOrderOf, schema: Schema, name: str) -> ByteOrder:
+    return ByteOrder(Number(declared.number.kind, "file"))
+
+
+@node_of.register
+def _(declared: fields.Derived, schema: Schema, name: str) -> Derived:
+    return Derived(read(declared.of))
+
+
+@node_of.register
+def _(declared: TensorData, schema: Schema, name: str) -> Payloads:
+    return Payloads(declared.table)
+
+
+@node_of.register
+def _(declared: fields.Refused, schema: Schema, name: str) -> Refused:
+    return Refused(declared.problem)
+
+
+def known(expression: Any) -> Expression:
+    """Returns an expression, taken apart. Raises NotImplementedError for a function, which cannot be."""
+    if (found := read(expression)) is None:
+        raise NotImplementedError(f"expected an expression such as this.count, found the function {expression!r}")
+    return found

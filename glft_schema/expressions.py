@@ -1,0 +1,185 @@
+"""Expressions on fields, ``this.version == 1``: what declarations have in place of functions, so that they can be read.
+
+A function can only be called. An expression of construct's (``this``, ``len_`` and operators) can also be taken apart, written
+down in other languages, and searched for the numbers that matter. `Lookup` and `matching` are ours; `read` takes apart.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
+
+PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
+
+
+class Lookup(ExprMixin):
+    """The value of a key in a mapping that was parsed before, or a default where the key is not there."""
+
+    def __init__(self, mapping: Any, key: str, default: int) -> None:
+        self.mapping = mapping
+        self.key = key
+        self.default = default
+
+    def __call__(self, context: Any, *args: Any) -> int:
+        return int(self.mapping(context).get(self.key, self.default))
+
+
+def nbytes(text: str) -> int:
+    """Returns the bytes that a text takes; lone surrogates stand for one byte each."""
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+nbytes_ = FuncPath(nbytes)  # as `len_`
+
+
+def reverse(sizes: Sequence[int]) -> list[int]:
+    """Returns dims as shape, or shape as dims, where the two have opposite orders."""
+    return list(sizes)[::-1]
+
+
+reverse_ = FuncPath(reverse)  # as `len_`
+
+
+def matching(pattern: str) -> FuncPath:
+    """Returns the function of an expression that tells whether a text as a whole matches: ``matching("[a-z]+")(this.key)``."""
+    return FuncPath(re.compile(pattern).fullmatch)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
+
+    Parameters of a container or payload, such as ``out``, are references with `of_root` and no `up`.
+    """
+
+    names: tuple[str, ...]
+    up: int = 0
+    of_root: bool = False
+
+    def __str__(self) -> str:
+        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number or bytes."""
+
+    value: int | bytes
+
+    def __str__(self) -> str:
+        return str(self.value) if isinstance(self.value, int) else f"[{', '.join(map(str, self.value))}]"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``left sign right``; the sign is Python's, ``//`` rounds down."""
+
+    sign: str
+    left: Expression
+    right: Expression
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.sign} {self.right})"
+
+
+@dataclass(frozen=True)
+class Length:
+    """The number of elements of a list or characters of a text; or of its bytes."""
+
+    of: Expression
+    in_bytes: bool = False
+
+    def __str__(self) -> str:
+        return f"{'nbytes' if self.in_bytes else 'len'}({self.of})"
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """A list from its end."""
+
+    of: Expression
+
+    def __str__(self) -> str:
+        return f"reversed({self.of})"
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Whether a text as a whole matches a regular expression of Python's."""
+
+    of: Expression
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"matches({self.of}, {json.dumps(self.pattern)})"
+
+
+@dataclass(frozen=True)
+class ValueOfKey:
+    """The value of a key in a mapping, or a default."""
+
+    mapping: Expression
+    key: str
+    default: int
+
+    def __str__(self) -> str:
+        return f"value_or({self.mapping}, {json.dumps(self.key)}, {self.default})"
+
+
+Expression = Reference | Constant | Operation | Length | Reversed | Matches | ValueOfKey
+
+
+def read(expression: Any) -> Expression | None:
+    """Takes an expression apart; returns None for a function, which cannot be."""
+    if isinstance(expression, (int, bytes)):
+        return Constant(expression)
+    if isinstance(expression, Path):
+        return _reference(expression)
+    if isinstance(expression, Lookup):
+        mapping = read(expression.mapping)
+        return ValueOfKey(mapping, expression.key, expression.default) if mapping else None
+    if isinstance(expression, BinExpr):
+        left, right = read(expression.lhs), read(expression.rhs)
+        return Operation(opnames[expression.op], left, right) if left and right else None
+    if isinstance(expression, UniExpr) and expression.op is operator.neg:
+        operand = read(expression.operand)
+        return Operation("-", Constant(0), operand) if operand else None
+    if isinstance(expression, FuncPath):
+        function, operand = (vars(expression)[f"_FuncPath__{part}"] for part in ("func", "operand"))
+        of = read(operand)
+        if of and function in (len, nbytes):
+            return Length(of, function is nbytes)
+        if of and function is reverse:
+            return Reversed(of)
+        if of and isinstance(getattr(function, "__self__", None), re.Pattern):
+            return Matches(of, function.__self__.pattern)
+    return None
+
+
+def _reference(path: Path) -> Reference:
+    names: list[str] = []
+    while (parent := vars(path)["_Path__parent"]) is not None:
+        names.insert(0, vars(path)["_Path__field"])
+        path = parent
+    if names and names[0] in ("_root", "_params"):
+        return Reference(tuple(names[1:]), of_root=names[0] == "_root")
+    up = next((i for i, name in enumerate(names) if name != "_"), len(names))
+    return Reference(tuple(names[up:]), up)
+
+
+def parts(expression: Expression) -> Iterator[Expression]:
+    """Yields an expression and all that it is made of."""
+    yield expression
+    if isinstance(expression, Operation):
+        yield from parts(expression.left)
+        yield from parts(expression.right)
+    elif isinstance(expression, (Length, Reversed, Matches)):
+        yield from parts(expression.of)
+    elif isinstance(expression, ValueOfKey):
+        yield from parts(expression.mapping)
