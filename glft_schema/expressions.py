@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
@@ -55,7 +56,7 @@ def matching(pattern: str) -> FuncPath:
 class Reference:
     """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
 
-    Parameters of a container or payload, such as ``out``, are references with `of_root` and no `up`.
+    As text it is in Python's grammar. Parameters of a container or payload, such as ``out``, are references with `of_root` and no `up`.
     """
 
     names: tuple[str, ...]
@@ -63,7 +64,8 @@ class Reference:
     of_root: bool = False
 
     def __str__(self) -> str:
-        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
+        names = (f"{name}_" if iskeyword(name) else name for name in self.names)  # such as the parameter `in`
+        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *names))
 
 
 @dataclass(frozen=True)

@@ -36,19 +36,23 @@ class TensorFits(Check):
 
 
 class NamesOnce(Check):
-    """The rule that no two rows of a table have the same name."""
+    """The rule that no two rows of a table have the same name, or what else is their key."""
 
-    expected = "each name once"
+    def __init__(self, id: str, field: str, key: str = "name") -> None:
+        super().__init__(id, field)
+        self.key = key
+        self.expected = f"each {key} once"
 
     def check(self, context: Any, path: str) -> None:
-        self.check_rows(context[self.field], "name", context, f"{path} -> {self.field}")
+        self.check_rows(context[self.field], context, f"{path} -> {self.field}")
 
-    def check_rows(self, rows: Sequence[Any], key: str, context: Any, path: str) -> None:
-        """Checks that the field `key` of the rows of the table at `path` is never the same."""
+    def check_rows(self, rows: Sequence[Any], context: Any, path: str) -> None:
+        """Checks that the key of the rows of the table at `path` is never the same."""
         seen: dict[str, int] = {}
         for i, row in enumerate(rows):
-            if (first := seen.setdefault(row[key], i)) != i:
-                self.broken(context, f"expected each {key} once, found that of row {first} again", f"{path} -> {i} -> {key}")
+            if (first := seen.setdefault(row[self.key], i)) != i:
+                where = f"{path} -> {i} -> {self.key}"
+                self.broken(context, f"expected {self.expected}, found that of row {first} again", where)
 
 
 class Gap(NamedTuple):

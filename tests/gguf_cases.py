@@ -1,4 +1,4 @@
-"""Unusual and bad GGUF files, with the verdict of every reader: the table behind the one in docs/gguf.md.
+"""Unusual and bad GGUF files, with the verdict of every reader: the table behind the one in docs/formats/gguf-readers.md.
 
 llama.cpp's gguf.cpp, payloads included, is expected to take exactly the files that we read and find to keep to `ggml`; where it
 does not, the case says so. gguf-py (0.19) reads a file, raises an exception, or never comes back.

@@ -13,20 +13,19 @@ import safetensors.torch
 import torch
 
 from glft_schema import Container, FormatError
-from glft_schema.describe.type_reference import type_reference
-from glft_schema.formats.gguf import GGUF, KeyValue, KeyValues, TensorInfo
-from glft_schema.formats.glft import GLFT, MAX_DIMS, Descriptor
-from glft_schema.rules import Rule
+from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
+from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.tensor_types.fp4 import IQ4_VALUES
-from glft_schema.tensor_types.ggml import GGML
 from tests import reference
 from tests.gguf_cases import READ, READS, REFUSED
 from tests.reference import F32, Q4, Row
-from tests.test_gguf_rules import CHECKS
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FORMAT_PAGE = (ROOT / "docs" / "glft-v1.md").read_text("utf-8")
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FORMAT_PAGE = (ROOT / "docs" / "formats" / "glft.md").read_text("utf-8")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -78,21 +77,37 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "header -> magic 0 None header -> magic: expected" in printed
 
 
+def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_site", "__pycache__"))
+    (tmp_path / "glft_schema").symlink_to(ROOT / "glft_schema")
+    command = [Path(sys.executable).parent / "zensical", "build", "-f", "docs/mkdocs.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "No issues found" in done.stderr, done.stdout + done.stderr
+    site = tmp_path / "docs" / "_site"
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+    assert "dequantize" in (site / "api.html").read_text("utf-8")
+    index = (site / "index.html").read_text("utf-8")
+    assert re.findall(r"""<(?:link|script|img)[^>]+(?:href|src)=["']?https?:[^"' >]+""", index) == []
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text("utf-8")):
-        if target != "bytes.svg":
-            assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        if target == "bytes.svg":
+            continue
+        assert (page.parent / target).exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (page.parent / target if target else page).read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}, anchor
 
 
-def test_format_page_has_every_field_type_and_code() -> None:
-    for field in ("magic", "version", "n_tensors", "metadata_len", "name", "dims", "dtype", "offset"):
-        assert re.search(rf"^\|[^\n]* {field} \|", FORMAT_PAGE, re.MULTILINE), field
-    for type_ in GLFT.types:
-        (row,) = re.findall(rf"^\| {type_.code} {type_.name} \|.*$", FORMAT_PAGE, re.MULTILINE)
-        for field in type_.places([64, 64]):
-            assert f"`{field}`" in row
-    assert f"stop at {MAX_DIMS}" in FORMAT_PAGE
+def test_generated_parts_are_what_the_declarations_say() -> None:
+    """To renew them: ``python docs/generate.py``."""
+    pages = generate.pages()
+    assert {page.name for page in pages} >= {"glft.md", "gguf.md", "types.md", "command-line.md"}
+    for page in pages:
+        assert generate.renewed(page.read_text("utf-8")) == page.read_text("utf-8"), f"{page} is stale: python docs/generate.py"
 
 
 def table_rows(page: str) -> dict[str, list[str]]:
@@ -102,39 +117,12 @@ def table_rows(page: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
-def test_gguf_page_has_every_type() -> None:
-    rows = table_rows("gguf.md")
-    for type_ in GGML:
-        name, weights, nbytes, bits, encoder = rows[str(type_.code)]
-        assert (name, bool(encoder)) == (type_.name, type_.quantize is not None)
-        assert type_.refusal([1, int(weights)]) is None
-        assert type_.nbytes([1, int(weights)]) == int(nbytes) == float(bits) * int(weights) / 8
-
-
-def test_page_of_types_is_what_the_declarations_say() -> None:
-    """To renew it: put `type_reference(GGML)` after the page's last heading of the second level."""
-    intro, _, types = (ROOT / "docs" / "ggml-types.md").read_text("utf-8").partition("## The types\n\n")
-    assert types == type_reference(GGML)
-    assert " ".join(map(str, IQ4_VALUES)) in intro
-
-
-def test_gguf_page_has_every_field_and_rule() -> None:
-    rows = table_rows("gguf.md")
-    for struct in (GGUF.struct.header, KeyValue, TensorInfo):
-        for field in struct.subcons:
-            if field.name and field.name not in ("byte_order", "shape"):
-                assert field.name in rows
-    for check in [KeyValues.once, *CHECKS]:
-        field, expected, sets = rows[check.id]
-        assert expected
-        assert field == check.field
-        assert sets == ("always" if check.is_always_needed else ", ".join(check.sets))
-        if isinstance(check, Rule):
-            assert expected == check.expected
+def test_page_of_types_has_the_values_of_codes() -> None:
+    assert " ".join(map(str, IQ4_VALUES)) in (ROOT / "docs" / "formats" / "types.md").read_text("utf-8")
 
 
 def test_page_of_readers_has_every_case() -> None:
-    rows = table_rows("gguf-readers.md")
+    rows = table_rows("formats/gguf-readers.md")
     for name, case in REFUSED.items():
         assert rows[name] == [
             "refused",

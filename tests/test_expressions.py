@@ -43,6 +43,8 @@ def test_paths_from_the_root_and_parameters() -> None:
     assert str(read(this._params.out)) == "out"
 
 
-@pytest.mark.parametrize("function", [lambda at: 1, len_(lambda at: []), this.n + (lambda at: 1), Lookup(lambda at: {}, "k", 1)])
+@pytest.mark.parametrize(
+    "function", [lambda at: 1, len_(lambda at: []), this.n + (lambda at: 1), Lookup(lambda at: {}, "k", 1)]
+)
 def test_functions_cannot_be_read(function: Any) -> None:
     assert read(function) is None

@@ -108,7 +108,7 @@ def test_llama_cpp_reads_what_keeps_to_its_rules_and_nothing_else(file: File, da
         assert error.path
         assert error.offset is not None
         assert 0 <= error.offset <= len(stored)
-        if not isinstance(error, LimitError) and "bytes that 64 bits can count" not in str(error):  # see docs/gguf-readers.md
+        if not isinstance(error, LimitError) and "bytes that 64 bits can count" not in str(error):
             assert not llama_cpp.reads_gguf(stored)
         return
     assert Container.build(parsed) == stored

@@ -1,4 +1,4 @@
-/* glft_read: a reader of GLFT v1 in plain C, with what docs/glft-v1.md says and nothing else.
+/* glft_read: a reader of GLFT v1 in plain C, with what docs/formats/glft.md says and nothing else.
  *
  *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.gguf-lite
  *

@@ -10,12 +10,13 @@ import typer
 from glft_schema.cli.terminal import request
 from glft_schema.container import FORMATS
 from glft_schema.describe.as_json import as_json
+from glft_schema.describe.as_markdown import as_markdown
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
 
-WRITERS = {"json": as_json}
+WRITERS = {"markdown": as_markdown, "json": as_json}
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
 DEFAULT = next(iter(Language))
 

@@ -63,6 +63,7 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
         "block": type_.block,
         "weights": type_.weights,
         "nbytes": type_.nbytes,
+        "row_nbytes": type_.row_nbytes,
         "formula": inspect.getdoc(type_.type.dequantize),
         "has_encoder": type_.type.quantize is not None,
     }
@@ -82,7 +83,11 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Counted():
             return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
         case s.Numbers():
-            return {"kind": "numbers", "dims": [str(dim) for dim in node.dims], "item": _node(node.number)}
+            return {
+                "kind": "numbers",
+                "dims": [str(dim) for dim in node.dims],
+                "item": _node(node.number),
+            }
         case s.BlockArray():
             return {"kind": "blocks", "weights": node.weights, "struct": node.block}
         case s.Either():

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import singledispatch
 from typing import Any
 
@@ -231,8 +231,9 @@ class TypeOf:
         type: the type itself.
         payload: the name of its payload's struct.
         block: that of its block, or None where it is not made of blocks.
-        weights: the fewest of a row, in the smallest tensor that it can hold.
-        nbytes: the bytes of such a row.
+        weights: the fewest of a row: those of a block or group, or one.
+        nbytes: the bytes of so many weights.
+        row_nbytes: the bytes of a row beside those of its weights.
         rules: on the dims, which `payload` has, too.
     """
 
@@ -241,6 +242,7 @@ class TypeOf:
     block: str | None
     weights: int
     nbytes: int
+    row_nbytes: int
     rules: tuple[Check, ...]
 
 
@@ -311,7 +313,9 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
     payload, block = (type_.scheme, None) if type_.block is None else (f"{type_.scheme}_payload", type_.scheme)
     node_of(type_.payload, schema, payload)
     weights = type_.least_row
-    return TypeOf(type_, payload, block, weights, type_.nbytes([1, weights]), schema.structs[payload].rules)
+    row = type_.nbytes([1, weights])
+    nbytes = type_.nbytes([1, 2 * weights]) - row
+    return TypeOf(type_, payload, block, weights, nbytes, row - nbytes, schema.structs[payload].rules)
 
 
 def table_name(table: TypeTable[Any]) -> str:
@@ -434,7 +438,11 @@ def _(declared: construct.Array, schema: Schema, name: str) -> List:
 
 @node_of.register
 def _(declared: KeyValues, schema: Schema, name: str) -> List:
-    return List(known(declared.subcon.count), node_of(declared.subcon.subcon, schema, name), "key")
+    row = node_of(declared.subcon.subcon, schema, name)
+    assert isinstance(row, Ref)
+    struct = schema.structs[row.name]
+    schema.structs[row.name] = replace(struct, rules=(declared.once, *struct.rules))
+    return List(known(declared.subcon.count), row, declared.once.field)
 
 
 @node_of.register

@@ -168,7 +168,7 @@ def show_entry(value: Any) -> str:
 class KeyValues(construct.Subconstruct):
     """The rows of a table of key-values. Parses into `Metadata`, builds from any mapping of keys to values."""
 
-    once = NamesOnce("gguf-keys-once", "key")
+    once = NamesOnce("gguf-keys-once", "key", key="key")
 
     def __init__(self, table: construct.Construct) -> None:
         super().__init__(table)
@@ -176,7 +176,7 @@ class KeyValues(construct.Subconstruct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
         rows = self.subcon._parsereport(stream, context, path)
-        self.once.check_rows(rows, "key", context, path)
+        self.once.check_rows(rows, context, path)
         return Metadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
@@ -231,7 +231,7 @@ TensorInfo = Struct(
     Rule("gguf-name-64", "name", nbytes_(this.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
     Rule("gguf-name-63", "name", nbytes_(this.name) <= 63, "at most 63 bytes", sets=(GGML,)),
     Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
-    "dims"   / Sizes(u32, size, MAX_DIMS)                 * "n_dims u32, then sizes, the contiguous one first: [in, out]",
+    "dims"   / Sizes(u32, size, MAX_DIMS)                 * "sizes, the contiguous one first: a Linear's weight is [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(reverse_(this.dims))               * "the sizes in torch's order: [out, in]",
     "dtype"  / TypeCode(u32, ggml.GGML)                   * "how the payload is stored; `type` in the specification",

@@ -1,4 +1,4 @@
-"""GLFT v1, the "GGUF-lite" of a quantization lab, in the order of docs/glft-v1.md. Little-endian throughout.
+"""GLFT v1, the "GGUF-lite" of a quantization lab, in the order of docs/formats/glft.md. Little-endian throughout.
 
     HEADER | METADATA | DESCRIPTORS | DATA
 
@@ -138,9 +138,9 @@ Header = Struct(
 )
 
 Descriptor = Struct(
-    "name"   / PascalString(Int16ul, "utf8")  * "name_len u16, then UTF-8 bytes",
+    "name"   / PascalString(Int16ul, "utf8")  * "of the tensor; unique, any characters",
     Rule("glft-name", "name", len_(this.name) >= 1, "at least one character"),
-    "dims"   / PrefixedArray(Int8ul, Int32ul) * "n_dims u8, then sizes in torch's order: a Linear's weight is [out, in]",
+    "dims"   / PrefixedArray(Int8ul, Int32ul) * "sizes in torch's order, the slowest first: a Linear's weight is [out, in]",
     Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError,
          show=lambda dims: str(len(dims))),
     "dtype"  / TypeCode(Int8ul, TYPES)        * "how the payload is stored",

@@ -12,7 +12,7 @@ from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
 
 def as_stored(weights: torch.Tensor) -> torch.Tensor:
-    """The number."""
+    """the number as it is stored."""
     return weights
 
 

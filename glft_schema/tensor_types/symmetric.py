@@ -3,7 +3,7 @@
     weight[o, i] = code[o, i] * scale[o, i // group]
 
 The scale is rounded to float16 before the codes are computed with it, so that what a file gives back is exactly what
-`fake_quantize` predicts. Source: the lab that the format comes from, see docs/glft-v1.md.
+`fake_quantize` predicts. Source: the lab that the format comes from, see docs/formats/glft.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
 
 
 def symmetric_weights(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Returns float32 [rows, in], each code [rows, in] times the scale [rows, groups] of its group."""
+    """code * scale of its group: codes [rows, in], scales [rows, groups] -> float32 [rows, in]."""
     groups = codes.reshape(*scales.shape, -1).to(torch.float32)
     return groups.mul_(scales.to(torch.float32).unsqueeze(-1)).reshape(codes.shape)
 
@@ -87,7 +87,7 @@ def quantize_q4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
-    """scales f16 [rows, in / 64], nibbles u8 [rows, in / 2] -> float32 [rows, in]."""
+    """code * scale of its group: scales f16 [rows, in / 64], nibbles u8 [rows, in / 2] -> float32 [rows, in]."""
     return symmetric_weights(scales, unpack_nibbles(nibbles))
 
 
@@ -106,7 +106,7 @@ def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> I
     yield False, f"non-zero weights are stored as 0, because their {scales.dtype} scale underflows", lost
 
 
-# The types, as docs/glft-v1.md has them.
+# The types, as docs/formats/glft.md has them.
 
 
 def is_matrix(at: Any) -> bool:

@@ -1,0 +1,106 @@
+"""Writes what the pages take from the declarations, the commands and the docstrings: ``python docs/generate.py``.
+
+A generated part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` says what each NAME is.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+
+import glft_schema
+from glft_schema.container import FORMATS
+from glft_schema.describe import as_markdown as markdown
+from glft_schema.describe.schema import Schema, schema_of
+
+MODULES = {  # what is public beside the names of the package itself
+    "checkpoints": ["open_checkpoint"],
+    "container": ["findings", "parse_source"],
+    "describe.byte_counts": ["byte_counts"],
+    "describe.schema": ["schema_of", "node_of", "Schema", "StructOf", "Field", "TypeOf"],
+    "fields": ["Struct", "Table", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
+    "numbers": ["Number", "TensorField"],
+    "rules": ["Rule", "Check", "Finding"],
+    "splitting": ["split", "merge"],
+    "tensor_types": ["TensorType"],
+    "verify": ["compare"],
+}
+DOCS = Path(__file__).parent
+PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+@lru_cache
+def schema(name: str) -> Schema:
+    """Returns the schema of a format by its name in lower case."""
+    return schema_of(next(format for format in FORMATS if format.name.lower() == name))
+
+
+def struct(format: str, name: str) -> str:
+    """Returns the fields and rules of a struct."""
+    return markdown.struct_section(schema(format).structs[name], schema(format))
+
+
+def command_line() -> str:
+    """Returns the reference of the `glft` command, from the commands themselves."""
+    made = subprocess.run(
+        [sys.executable, "-m", "typer", "glft_schema.cli", "utils", "docs", "--name", "glft"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"COLUMNS": "100", "TERM": "dumb"},
+    )
+    return made.stdout.replace("# `glft`", "## `glft`", 1).strip() + "\n"
+
+
+def python() -> str:
+    """Returns, for each public name, the directive by which the site takes in its docstring."""
+    public = [getattr(glft_schema, name) for name in sorted(glft_schema.__all__)]
+    declared = [value if hasattr(value, "__qualname__") else type(value) for value in public]
+    lines = ["## glft_schema", *(f"::: {value.__module__}.{value.__qualname__}" for value in declared)]
+    for module, names in MODULES.items():
+        lines += [f"## glft_schema.{module}", *(f"::: glft_schema.{module}.{name}" for name in names)]
+    return "\n\n".join(lines) + "\n"
+
+
+def parts() -> dict[str, Callable[[], str]]:
+    """Returns what makes each generated part."""
+    made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python}
+    for format in FORMATS:
+        name = format.name.lower()
+        made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}
+        for what in (markdown.codes_reference, markdown.rules_reference, markdown.types_table, markdown.types_reference):
+            made[f"{name} {what.__name__}"] = partial(_of, what, name)
+    return made
+
+
+def _of(what: Callable[[Schema], str], name: str) -> str:
+    return what(schema(name))
+
+
+PARTS = parts()
+
+
+def renewed(page: str) -> str:
+    """Returns the text of a page with its generated parts as they should be.
+
+    Raises:
+        KeyError: for a NAME that nobody makes.
+    """
+    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]().strip()}\n\n{found[4]}", page)
+
+
+def pages() -> list[Path]:
+    """Returns the pages that have generated parts."""
+    return [page for page in sorted(DOCS.rglob("*.md")) if PART.search(page.read_text("utf-8"))]
+
+
+if __name__ == "__main__":
+    for page in pages():
+        text = page.read_text("utf-8")
+        if (new := renewed(text)) != text:
+            page.write_text(new, "utf-8")
+            print(f"renewed {page.relative_to(DOCS)}")

@@ -1,0 +1,124 @@
+"""Which bit of a payload belongs to which weight, as a picture, found by turning each bit over and looking at the weights.
+
+The declaration says where a block's fields lie; how codes are packed in them only the formula says. So the formula is asked: it
+dequantizes a row with each of its bits turned over in turn, and the weights that change are those the bit belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from glft_schema.lazy import torch
+from glft_schema.source import BytesSource, Cursor
+from glft_schema.tensor_types import TensorType
+
+QUIET = 16  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them
+SEED = 7
+PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
+CELLS = range(3, 10)  # characters of a bit: as few as its labels need
+TAKEN = 1 << 18  # weights that are asked for at once
+
+
+def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
+    """Returns, for each bit of the payload of a row of `count` weights, those that it has a part in, in order.
+
+    Bit ``8 i + b`` is bit ``b`` of byte ``i``, 0 being the lowest.
+    """
+    nbits = 8 * type_.nbytes([1, count])
+    generator = torch.Generator().manual_seed(SEED)
+    touched = torch.zeros(nbits, count, dtype=torch.bool)
+    quiet = 0
+    while quiet < QUIET:
+        known = int(touched.sum())
+        payload = torch.randint(0, 256, (nbits // 8,), generator=generator, dtype=torch.int16).to(torch.uint8)
+        before = _dequantized(type_, payload.unsqueeze(0), count)
+        for start in range(0, nbits, step := max(TAKEN // count, 1)):
+            turned = torch.arange(start, min(start + step, nbits))
+            payloads = payload.repeat(len(turned), 1)
+            payloads[torch.arange(len(turned)), turned // 8] ^= (1 << turned % 8).to(torch.uint8)
+            after = _dequantized(type_, payloads, count)
+            touched[turned] |= (after != before) & ~(after.isnan() & before.isnan())
+        quiet = quiet + 1 if int(touched.sum()) == known else 0
+    return [tuple(row.nonzero().flatten().tolist()) for row in touched]
+
+
+def _dequantized(type_: TensorType, payloads: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of one row."""
+    if type_.block is not None:
+        fields = {"blocks": payloads}
+        return type_.decode(fields, count)
+    rows = []
+    for payload in payloads:
+        record = type_.parse(Cursor(BytesSource(payload.numpy().tobytes())), [1, count])
+        rows.append(type_.decode({name: field.reshape(1, -1) for name, field in record.items()}, count))
+    return torch.cat(rows)
+
+
+def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[str]:
+    """Returns a line a byte, bit 7 on the left, bits labelled with their weights; what continues a pattern is left out.
+
+    Args:
+        bits: the weights of each bit, as `weights_of_bits` gives them, of whole bytes.
+        fields: names by the first byte of each.
+    """
+    rows = [tuple(bits[8 * i : 8 * i + 8]) for i in range(len(bits) // 8)]
+    last = len(rows) - 1
+    kept = {last, *fields}
+    shown = [i for i in range(len(rows)) if i in kept or not any(_continues(rows[i::-k][:3]) for k in PERIODS)]
+    runs = {i: _runs(rows[i]) for i in shown}
+    cell = next((cell for cell in CELLS if all(_fits(run, cell) for row in runs.values() for run in row)), CELLS[-1])
+    width = max((len(name) for name in fields.values()), default=0)
+    lines = [" " * (width + 8) + " ".join(f"{bit:^{cell}}" for bit in range(7, -1, -1)).rstrip()]
+    for before, i in zip([-1, *shown], shown, strict=False):
+        if i > before + 1:
+            lines.append(" " * (width + 3) + "...")
+        lines.append(f"{fields.get(i, ''):<{width}} {i:>5} |{'|'.join(_cell(run, cell) for run in runs[i])}|")
+    return lines
+
+
+def _continues(rows: Sequence[tuple[tuple[int, ...], ...]]) -> bool:
+    """Tells whether three rows, the last one first, are equally far from each other."""
+    if len(rows) < 3:
+        return False
+    third, second, first = rows
+    for one, two, three in zip(first, second, third, strict=True):
+        step = two[0] - one[0] if one and two else 0
+        if two != tuple(weight + step for weight in one) or three != tuple(weight + step for weight in two):
+            return False
+    return True
+
+
+def _runs(row: Sequence[tuple[int, ...]]) -> list[tuple[int, str]]:
+    """Returns the bits of a byte, the highest first, as runs of neighbours with the same weights: how many, and a label."""
+    runs: list[tuple[int, str]] = []
+    for weights in reversed(row):
+        label = _label(weights)
+        if runs and runs[-1][1] == label:
+            runs[-1] = (runs[-1][0] + 1, label)
+        else:
+            runs.append((1, label))
+    return runs
+
+
+def _fits(run: tuple[int, str], cell: int) -> bool:
+    return len(run[1]) <= run[0] * (cell + 1) - 1
+
+
+def _cell(run: tuple[int, str], cell: int) -> str:
+    width = run[0] * (cell + 1) - 1
+    return f"{run[1] if _fits(run, cell) else '*':^{width}}"
+
+
+def _label(weights: tuple[int, ...]) -> str:
+    """Returns which weights these are; of more than two that have gaps, and of those with equal steps, not each."""
+    if not weights:
+        return "-"
+    first, last, count = weights[0], weights[-1], len(weights)
+    if count == 1:
+        return f"{first}"
+    if count == 2 and last > first + 1:
+        return f"{first},{last}"
+    step = weights[1] - first
+    if step > 1 and weights == tuple(range(first, last + 1, step)):
+        return f"{first},{first + step}..{last}"
+    return f"{first}-{last}"
