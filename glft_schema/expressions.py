@@ -56,7 +56,7 @@ def matching(pattern: str) -> FuncPath:
 class Reference:
     """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
 
-    As text it is in Python's grammar. Parameters of a container or payload, such as ``out``, are references with `of_root` and no `up`.
+    As text it is in Python's grammar. Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
     """
 
     names: tuple[str, ...]

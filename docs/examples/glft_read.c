@@ -1,10 +1,12 @@
-/* glft_read: a reader of GLFT v1 in plain C, with what docs/formats/glft.md says and nothing else.
+/* glft_read: a reader of GLFT v1 in plain C. What a file is made of comes from glft.h, which is made from the declaration.
  *
- *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c && ./glft_read model.gguf-lite
+ *     glft schema glft --as c > glft.h
+ *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c -lm && ./glft_read model.gguf-lite
  *
  * Prints a line for each tensor: name, type, dims, and the CRC-32 of its numbers as little-endian float32. Exits with 2
  * where the file is not GLFT v1 or lies about its sizes: it never reads outside the file, and allocates nothing beyond it.
- * It takes text as bytes, skips the metadata, and does not look for names that come twice or payloads that overlap.
+ * It takes text as bytes, skips the metadata, and does not look for names that come twice or payloads that overlap. It runs
+ * on machines of either byte order: numbers are put together byte by byte, at the offsets and of the sizes of glft.h.
  */
 #include <math.h>
 #include <stdint.h>
@@ -12,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { F32, F16, Q8_PER_CHANNEL, Q4_PER_GROUP_64, TYPES };
-static const char *const TYPE_NAMES[TYPES] = {"F32", "F16", "Q8_per_channel", "Q4_per_group_64"};
+#include "glft.h"
 
 static const uint8_t *file; /* the whole file, its size, and how far it has been read */
 static uint64_t size, at;
@@ -30,13 +31,15 @@ static const uint8_t *take(uint64_t n) {
     return file + at - n;
 }
 
-/* Reads an integer of n bytes, the lowest first, whatever this machine's own order. */
-static uint64_t number(int n) {
-    const uint8_t *bytes = take((uint64_t)n);
+/* Returns an integer of n bytes, the lowest first, whatever this machine's own order. */
+static uint64_t number(const uint8_t *bytes, size_t n) {
     uint64_t value = 0;
     while (n--) value = value << 8 | bytes[n];
     return value;
 }
+
+/* Reads a member of a packed struct that begins at `bytes`. */
+#define MEMBER(bytes, type, member) number((bytes) + offsetof(struct type, member), sizeof(((struct type *)0)->member))
 
 static float half(const uint8_t *bytes) {
     int bits = bytes[0] | bytes[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -47,7 +50,7 @@ static float half(const uint8_t *bytes) {
 }
 
 static float single(const uint8_t *bytes) {
-    uint32_t bits = bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 | (uint32_t)bytes[3] << 24;
+    uint32_t bits = (uint32_t)number(bytes, 4);
     float value;
     memcpy(&value, &bits, 4);
     return value;
@@ -71,48 +74,50 @@ struct tensor {
 
 /* Returns the bytes of the payload, or fails where the type cannot hold these dims. */
 static uint64_t payload_bytes(const struct tensor *t) {
-    uint64_t count = t->rows * t->columns;
-    if (t->type == F32) return 4 * count;
-    if (t->type == F16) return 2 * count;
-    if (t->n_dims < 2 || count == 0) fail("a quantized tensor needs dims [out, in], none of them 0");
-    if (t->type == Q8_PER_CHANNEL) return 2 * t->rows + count;
-    if (t->columns % 64) fail("Q4 needs `in` to be a multiple of 64");
-    return 2 * (count / 64) + count / 2;
+    uint64_t nbytes = glft_payload_size(t->type, t->rows, t->columns);
+    int is_quantized = t->type != GLFT_TYPE_F32 && t->type != GLFT_TYPE_F16;
+    if (is_quantized && (t->n_dims < 2 || t->rows * t->columns == 0)) fail("a quantized tensor needs dims [out, in] above 0");
+    if (nbytes == GLFT_NO_SIZE) fail("the type cannot hold a tensor of these dims");
+    return nbytes;
 }
 
 /* Returns number i of the tensor, in C order. */
 static float element(const struct tensor *t, const uint8_t *payload, uint64_t i) {
-    uint64_t count = t->rows * t->columns;
     switch (t->type) {
-    case F32: return single(payload + 4 * i);
-    case F16: return half(payload + 2 * i);
-    case Q8_PER_CHANNEL: return half(payload + 2 * (i / t->columns)) * (float)(int8_t)payload[2 * t->rows + i];
-    default: {
-        uint8_t byte = payload[2 * (count / 64) + i / 2];
+    case GLFT_TYPE_F32: return single(payload + 4 * i);
+    case GLFT_TYPE_F16: return half(payload + 2 * i);
+    case GLFT_TYPE_Q8_PER_CHANNEL: {
+        const uint8_t *codes = payload + glft_q8_per_channel_codes_at(t->rows, t->columns);
+        return half(payload + 2 * (i / t->columns)) * (float)(int8_t)codes[i];
+    }
+    case GLFT_TYPE_Q4_PER_GROUP_64: {
+        uint8_t byte = payload[glft_q4_per_group_64_nibbles_at(t->rows, t->columns) + i / 2];
         int code = i % 2 ? byte >> 4 : byte & 15; /* the low nibble is the even column */
         return half(payload + 2 * (i / 64)) * (float)(code >= 8 ? code - 16 : code);
     }
+    default: fail("no formula for this type"); return 0;
     }
 }
 
 /* Reads a descriptor. The product of the sizes that are not 0 must be below 2^59, so that nothing here can wrap. */
 static void describe(struct tensor *t) {
     uint64_t product = 1;
-    t->name_len = number(2);
+    t->name_len = MEMBER(take(sizeof(struct glft_descriptor_before_name)), glft_descriptor_before_name, name_len);
     t->name = take(t->name_len);
-    t->n_dims = number(1);
+    t->n_dims = MEMBER(take(sizeof(struct glft_descriptor_after_name)), glft_descriptor_after_name, n_dims);
     if (t->n_dims > MAX_DIMS) fail("more dims than this reader takes");
     t->rows = t->columns = 1;
     for (uint64_t d = 0; d < t->n_dims; d++) {
-        uint64_t n = t->dims[d] = number(4);
+        uint64_t n = t->dims[d] = number(take(sizeof(uint32_t)), sizeof(uint32_t));
         if (n && product >= ((uint64_t)1 << 59) / n + (((uint64_t)1 << 59) % n != 0)) fail("the tensor is too large");
         if (n) product *= n;
         if (d == 0) t->rows = n;
         else t->columns *= n;
     }
-    t->type = number(1);
-    if (t->type >= TYPES) fail("unknown type");
-    t->offset = number(8);
+    const uint8_t *last = take(sizeof(struct glft_descriptor_after_dims));
+    t->type = MEMBER(last, glft_descriptor_after_dims, dtype);
+    t->offset = MEMBER(last, glft_descriptor_after_dims, offset);
+    if (!glft_type_name(t->type)) fail("unknown type");
 }
 
 static void print(const struct tensor *t, uint64_t data) {
@@ -127,7 +132,7 @@ static void print(const struct tensor *t, uint64_t data) {
         crc = crc32(crc, bytes, 4);
     }
     fwrite(t->name, 1, t->name_len, stdout);
-    printf(" %s [", TYPE_NAMES[t->type]);
+    printf(" %s [", glft_type_name(t->type));
     for (uint64_t d = 0; d < t->n_dims; d++) printf("%s%llu", d ? ", " : "", (unsigned long long)t->dims[d]);
     printf("] %08x\n", crc);
 }
@@ -142,10 +147,11 @@ int main(int argc, char **argv) {
     fclose(stream);
     file = bytes;
 
-    if (number(4) != 0x474C4654) fail("not GLFT, or not little-endian");
-    if (number(4) != 1) fail("not version 1");
-    uint64_t n_tensors = number(4), metadata_len = number(4);
-    take(metadata_len);
+    const uint8_t *header = take(sizeof(struct glft_header));
+    if (MEMBER(header, glft_header, magic) != GLFT_HEADER_MAGIC) fail("not GLFT, or not little-endian");
+    if (MEMBER(header, glft_header, version) != GLFT_HEADER_VERSION) fail("another version");
+    uint64_t n_tensors = MEMBER(header, glft_header, n_tensors);
+    take(MEMBER(header, glft_header, metadata_len));
     uint64_t descriptors = at;
     struct tensor t;
     for (uint64_t i = 0; i < n_tensors; i++) describe(&t); /* ends with the file, whatever n_tensors claims */

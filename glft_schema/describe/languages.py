@@ -1,0 +1,120 @@
+"""What the writers of other languages share: names that are legal there, structs before their users, sentences of rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from glft_schema.describe import schema as s
+from glft_schema.expressions import Constant, Expression, Length, Operation, Reference
+from glft_schema.rules import LENIENT, Check
+
+# fmt: off
+SIGNS = {
+    "==": "is", "!=": "is_not", "<": "is_below", "<=": "is_at_most", ">": "is_above", ">=": "is_at_least",
+    "&": "and", "|": "or", "+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo",
+}
+# fmt: on
+
+
+class Names:
+    """Hands out identifiers: letters, digits and underscores, none of them reserved, none twice.
+
+    Args:
+        reserved: words that mean something else in the language.
+    """
+
+    def __init__(self, reserved: Collection[str]) -> None:
+        self._reserved = reserved
+        self._taken: set[str] = set()
+
+    def of(self, name: str) -> str:
+        """Returns `name`, or what is nearest to it and free."""
+        wanted = free = identifier(name, self._reserved)
+        number = 2
+        while free in self._taken:
+            free, number = f"{wanted}_{number}", number + 1
+        self._taken.add(free)
+        return free
+
+
+def identifier(name: str, reserved: Collection[str]) -> str:
+    """Returns what is nearest to `name` and neither reserved nor anything else than letters, digits and underscores."""
+    legal = re.sub(r"[^A-Za-z0-9_]", "_", name) or "unnamed"
+    legal = f"_{legal}" if legal[0].isdigit() else legal
+    return f"{legal}_" if legal in reserved else legal
+
+
+def words(expression: Expression) -> str:
+    """Returns an expression as a part of a name: ``header.version == 1`` becomes ``version_is_1``.
+
+    Raises:
+        NotImplementedError: for an expression of other than fields, numbers and operations.
+    """
+    if isinstance(expression, Reference):
+        return expression.names[-1]
+    if isinstance(expression, Constant):
+        return str(expression.value)
+    if isinstance(expression, Operation):
+        return f"{words(expression.left)}_{SIGNS[expression.sign]}_{words(expression.right)}"
+    if isinstance(expression, Length):
+        return f"length_of_{words(expression.of)}"
+    raise NotImplementedError(f"no name can be made of the expression {expression}")
+
+
+def rule_text(rule: Check) -> str:
+    """Returns a rule as a comment has it: ``rule glft-name, always: expected at least one character``."""
+    when = "always" if LENIENT in rule.sets else ", ".join(rule.sets)
+    return f"rule {rule.id}, {when}: expected {rule.expected}"
+
+
+def plain(text: str) -> str:
+    """Returns text on one line, without control characters."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def length_name(field: str) -> str:
+    """Returns what the length before a text is called."""
+    return f"{field}_len"
+
+
+def count_name(field: str) -> str:
+    """Returns what the length before a list is called."""
+    return f"n_{field}"
+
+
+def refs(node: s.Node) -> Iterator[str]:
+    """Yields the names of the structs that a node is made of."""
+    if isinstance(node, s.Ref):
+        yield node.name
+    elif isinstance(node, s.BlockArray):
+        yield node.block
+    elif isinstance(node, (s.List, s.Counted)):
+        yield from refs(node.item)
+    elif isinstance(node, s.Switch):
+        for case in node.cases:
+            yield from refs(case.node)
+
+
+def in_order(schema: s.Schema) -> tuple[list[str], list[str]]:
+    """Returns the names of the structs so that each comes after those that it is made of.
+
+    Returns:
+        The names, and those among them that are needed before they are complete: structs in which they are themselves.
+    """
+    ordered: list[str] = []
+    early: list[str] = []
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name in above and name not in early:
+            early.append(name)
+        if name in ordered or name in above:
+            return
+        for part in schema.structs[name].fields:
+            for inner in refs(part.node):
+                visit(inner, (*above, name))
+        ordered.append(name)
+
+    for name in schema.structs:
+        visit(name, ())
+    return ordered, early
