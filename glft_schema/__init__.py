@@ -2,6 +2,7 @@
 
 from glft_schema.container import Container, open
 from glft_schema.convert import convert
+from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
 from glft_schema.errors import (
     ClosedError,
     FormatError,
@@ -29,6 +30,7 @@ from glft_schema.typed_values import Typed
 __version__ = "0.1.0"
 
 __all__ = [
+    "ByteMap",
     "ClosedError",
     "Container",
     "File",
@@ -37,11 +39,13 @@ __all__ = [
     "QuantizationWarning",
     "Quantized",
     "SchemeError",
+    "Stretch",
     "Tensor",
     "TensorError",
     "TiedWarning",
     "TruncatedError",
     "Typed",
+    "byte_map",
     "convert",
     "dequantize_symmetric",
     "fake_quantize",

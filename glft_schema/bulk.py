@@ -90,6 +90,15 @@ class StoredStrings(Sequence[str]):
         """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
         return self._source.view(self._start, self._nbytes)
 
+    def places(self) -> list[tuple[int, int]]:
+        """Returns the first byte and the end of each string without its length, counted from the first byte of all.
+
+        They are found out once, at the first call.
+        """
+        if self._places is None:
+            self._places = list(self._walk(self.stored()))
+        return self._places
+
     def __len__(self) -> int:
         return self._count
 
@@ -102,9 +111,7 @@ class StoredStrings(Sequence[str]):
             return [self[i] for i in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(f"index {index} is out of range for {self._count} strings")
-        if self._places is None:
-            self._places = list(self._walk(self.stored()))
-        first, end = self._places[index]
+        first, end = self.places()[index]
         return _text(self._source.view(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:

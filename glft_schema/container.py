@@ -27,7 +27,7 @@ from glft_schema.rules import LENIENT, Finding, rule_sets
 from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
 from glft_schema.tensor_bytes import Sink
-from glft_schema.trace import Span, Trace
+from glft_schema.trace import FullTrace, Span, Trace
 
 FORMATS = (GLFT, GGUF)
 ENDINGS = {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
@@ -137,11 +137,11 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     raise _located(known, format, source)  # here, where nothing of the first parse is held any more
 
 
-def trace_regions(file: File) -> list[Span]:
-    """Returns the place of each region of `file`, in order."""
-    trace = Trace("data")
+def trace_fields(file: File) -> list[Span]:
+    """Returns the place of each field of `file`, those that a field is made of before it: the file is parsed again."""
+    trace = FullTrace()
     _run(file.format.struct, file.source, trace)
-    return trace.beside_wanted
+    return trace.spans
 
 
 def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:

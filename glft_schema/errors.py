@@ -27,6 +27,11 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+def safe(text: str, limit: int = 100) -> str:
+    """Returns text from a file as it can be printed: as it is, or its repr where it is long or has control characters."""
+    return text if text.isprintable() and len(text) <= limit else shown(text, limit)
+
+
 def one_line(text: str, limit: int = 200) -> str:
     """Returns text of another library as it can be printed: in one line, without control characters, cut short."""
     return repr(" ".join(text.split())[:limit])[1:-1]

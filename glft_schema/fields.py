@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import construct
 from construct.core import evaluate
 
+from glft_schema.describe.tables import fields_table
 from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
 from glft_schema.numbers import Number, byte_order
 from glft_schema.rules import Check
@@ -72,6 +73,9 @@ class Record(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Record({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+    def _repr_html_(self) -> str:
+        return fields_table("record", {**self._fields, **self.counts}).html()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Record, (self._fields, dict(self.counts))

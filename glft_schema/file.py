@@ -6,6 +6,7 @@ from collections.abc import KeysView
 from types import TracebackType
 from typing import Any
 
+from glft_schema.describe.tables import file_html, file_text
 from glft_schema.errors import shown
 from glft_schema.fields import Record
 from glft_schema.formats.format import Format
@@ -13,8 +14,6 @@ from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, FileSource, MappedSource, Source
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
-
-ROWS_SHOWN = 20  # of each table, when a file is printed
 
 
 class File:
@@ -142,13 +141,10 @@ class File:
     def __str__(self) -> str:
         if self.source.closed:
             return repr(self)
-        metadata = [f"  {shown(key, 40)} = {shown(value)}" for key, value in self._record.metadata.items()]
-        tensors = [
-            f"  {shown(t.name, 60):50} {t.dtype!s:16} {list(t.dims)!s:20} {t.nbytes:>12,} bytes at {t.position:,}"
-            for t in self.tensors.values()
-        ]
-        parts = [repr(self), f"header: {self._record.header}", "metadata:", *_cut(metadata), "tensors:", *_cut(tensors)]
-        return "\n".join(parts)
+        return file_text(self)
+
+    def _repr_html_(self) -> str:
+        return file_html(self)
 
 
 def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
@@ -156,8 +152,3 @@ def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
         return False
     parts = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
     return all(one.view(*part) == other.view(*part) for part in parts)
-
-
-def _cut(lines: list[str]) -> list[str]:
-    hidden = len(lines) - ROWS_SHOWN
-    return lines if hidden <= 0 else [*lines[:ROWS_SHOWN], f"  ... and {hidden} more"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import construct
+from construct.core import evaluate
 
+from glft_schema.describe.tables import tensors_table
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.lazy import torch
 from glft_schema.numbers import ByteOrder, byte_order
@@ -73,6 +75,9 @@ class Tensors(Mapping[str, Tensor]):
     gaps: tuple[Gap, ...] = ()
     trailing: int = 0
 
+    def _repr_html_(self) -> str:
+        return tensors_table(self).html()
+
 
 class TensorMap(Tensors):
     """The tensors of a file by name, in the table's order, and the bytes between them.
@@ -135,10 +140,10 @@ class TensorData(construct.Construct):
 
     Args:
         table: the field with the rows: name, dims, shape, dtype, offset.
-        padded_to: the context -> of what the region's size is a multiple where it is built from payloads alone.
+        padded_to: of what the region's size is a multiple where it is built from payloads alone: a number or an expression.
     """
 
-    def __init__(self, table: str, padded_to: Callable[[Any], int] = lambda context: 1) -> None:
+    def __init__(self, table: str, padded_to: Any = 1) -> None:
         super().__init__()
         self.table = table
         self.padded_to = padded_to
@@ -228,7 +233,7 @@ class TensorData(construct.Construct):
             if found != place.nbytes:
                 raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
         if gaps is None:
-            write_zeros(stream, -end % self.padded_to(context))
+            write_zeros(stream, -end % evaluate(self.padded_to, context))
         for _, stored in gaps or ():
             write_all(stream, stored)
         return obj

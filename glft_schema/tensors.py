@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import NamedTuple
 
+from glft_schema.describe.tables import tensor_table
 from glft_schema.errors import TensorError, shown
 from glft_schema.fields import Record
 from glft_schema.lazy import torch
@@ -73,6 +74,12 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
+
+    def __str__(self) -> str:
+        return tensor_table(self).text()
+
+    def _repr_html_(self) -> str:
+        return tensor_table(self).html()
 
     @property
     def place(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:

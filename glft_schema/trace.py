@@ -28,6 +28,7 @@ class Span:
     start: int
     end: int | None = None
     value: Any = None
+    has_parts: bool = False  # it is made of fields that have spans of their own
 
 
 class Trace:
@@ -66,11 +67,6 @@ class Trace:
             self._last_parent, self._last = parent, {}
         self._last[span.path] = span
 
-    @property
-    def beside_wanted(self) -> list[Span]:
-        """The finished fields of the row that `wanted` is in, in order."""
-        return list(self._kept.values())
-
     def label(self, name: str, path: str) -> Any:
         """Returns the field `name`, one of `LABELS`, of the row that `path` is in, or None where there is none."""
         if beside := self.find(f"{_parent(path)} -> {name}"):
@@ -82,6 +78,27 @@ class Trace:
         """Returns the field at `path`, where it is one of those remembered."""
         being_parsed = {span.path: span for span in self.open}
         return self._kept.get(path) or self._last.get(path) or being_parsed.get(path)
+
+
+class FullTrace(Trace):
+    """A trace that keeps every field.
+
+    Attributes:
+        spans: the finished fields, each after those that it is made of.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spans: list[Span] = []
+
+    @contextmanager
+    def field(self, path: str, stream: Any) -> Iterator[Span]:
+        """Keeps the field at `path`, which begins where `stream` stands, once the block is left."""
+        span, before = Span(plain_path(path), stream.tell()), len(self.spans)
+        yield span
+        span.end = stream.tell()
+        span.has_parts = len(self.spans) > before
+        self.spans.append(span)
 
 
 def _parent(path: str) -> str:

@@ -14,6 +14,7 @@ import construct
 import numpy as np
 
 from glft_schema.bulk import StoredNumbers, StoredStrings
+from glft_schema.describe.tables import metadata_table
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.numbers import Number
 
@@ -127,6 +128,9 @@ class Metadata(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{key!r}: {shown(value)}' for key, value in self.items())}}}"
+
+    def _repr_html_(self) -> str:
+        return metadata_table(self).html()
 
     def __eq__(self, other: object) -> bool:
         """Tells whether another mapping has the same keys with equal values, in any order; NaN is not equal to itself."""

@@ -12,12 +12,12 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import INDEX_SUFFIX
-from glft_schema.errors import FormatError, SchemeError, TensorError, shown
+from glft_schema.errors import FormatError, SchemeError, TensorError
+from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.shards import NAME, shard_path
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
-SHOWN = 100  # characters of a text from a file
 
 Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
 
@@ -89,11 +89,6 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda text, done: bar.update(task, description=escape(f"{title}: {text[:50]}"), completed=done)
-
-
-def safe(text: str) -> str:
-    """Returns text from a file as it can be printed: as it is, or its repr where it is long or has control characters."""
-    return text if text.isprintable() and len(text) <= SHOWN else shown(text, SHOWN)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from glft_schema.container import trace_regions
+from glft_schema.describe.byte_map import STEP, UNCLAIMED, byte_map
 from glft_schema.file import File
 
 
@@ -15,13 +15,15 @@ def byte_counts(file: File) -> dict[str, int]:
     the whole file. Payloads that several tensors share count once.
     """
     counts: Counter[str] = Counter()
+    gaps = 0
     for shard in file.shards:
-        regions = trace_regions(shard)
-        counts.update({span.path: (span.end or 0) - span.start for span in regions if span.path != "data"})
-        for tensor in sorted(
-            {tensor.place: tensor for tensor in shard.tensors.values()}.values(), key=lambda tensor: tensor.offset
-        ):
-            places = tensor.dtype.places(tensor.shape) or {"bytes": (0, tensor.nbytes)}
-            counts.update({f"{tensor.dtype} {field}": nbytes for field, (_, nbytes) in places.items() if nbytes})
-        counts["gaps"] += sum(gap.nbytes for gap in shard.tensors.gaps)
-    return {name: nbytes for name, nbytes in counts.items() if nbytes and name != "gaps"} | {"gaps": counts["gaps"]}
+        for stretch in byte_map(shard):
+            region = stretch.path.partition(STEP)[0]
+            if region != "data":
+                counts[region or UNCLAIMED] += stretch.nbytes
+            elif stretch.tensor is not None:
+                field = stretch.name if stretch.node else "bytes"
+                counts[f"{shard.tensors[stretch.tensor].dtype} {field}"] += stretch.nbytes
+            else:
+                gaps += stretch.nbytes
+    return dict(counts) | {"gaps": gaps}

@@ -163,9 +163,10 @@ class Derived:
 
 @dataclass(frozen=True)
 class Payloads:
-    """The payloads of the rows of `table`, each at its offset, up to the end of the file."""
+    """The payloads of the rows of `table`, each at its offset and padded to a multiple of `to`, up to the end of the file."""
 
     table: str
+    to: Expression | None = None
 
 
 @dataclass(frozen=True)
@@ -507,7 +508,7 @@ def _(declared: fields.Derived, schema: Schema, name: str) -> Derived:
 
 @node_of.register
 def _(declared: TensorData, schema: Schema, name: str) -> Payloads:
-    return Payloads(declared.table)
+    return Payloads(declared.table, read(declared.padded_to))
 
 
 @node_of.register

@@ -14,6 +14,7 @@ from typing import Any
 import construct
 from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, PrefixedArray, len_, this
 
+from glft_schema.describe.tables import metadata_table
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.fields import Count, Derived, Struct, Table, TypeCode, bytes_left
 from glft_schema.formats.format import Format
@@ -55,6 +56,9 @@ class Metadata(Mapping[str, str]):
 
     def __repr__(self) -> str:
         return repr(self._entries)
+
+    def _repr_html_(self) -> str:
+        return metadata_table(self).html()
 
 
 class KeyValueLines(construct.Construct):

@@ -1,0 +1,189 @@
+"""A byte map as lines for a terminal: what each run of bytes is, says and means, above its bytes in hex.
+
+header -> version: u32 = 3
+  1, 2 or 3
+  00000004  03 00 00 00                                      ....
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from itertools import groupby, islice
+
+from glft_schema.describe import schema as s
+from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
+from glft_schema.errors import shown
+
+PER_LINE = 16  # bytes of a line
+FOLDED = 4 * PER_LINE  # bytes of a stretch from which on only the first lines are shown
+FIRST = 2  # lines of what is folded, and blocks of a payload
+INDENT = "  "
+
+# What is coloured, in codes of ANSI terminals; hues alone, so that they suit dark and light ones.
+PLAIN_STYLES: dict[str, str] = {}
+# fmt: off
+STYLES = {
+    "path":    "1",     # bold
+    "type":    "36",    # cyan
+    "value":   "32",    # green
+    "doc":     "2",     # faint
+    "offset":  "2",
+    "number":  "36",
+    "text":    "32",
+    "payload": "33",    # yellow
+    "none":    "2",     # padding and gaps
+    UNCLAIMED: "1;31",  # bold, red
+}
+# fmt: on
+
+
+class HexView:
+    """Writes lines about `found`, at most `width` wide but for paths; `styles` has the code of each colour."""
+
+    def __init__(self, found: ByteMap, width: int = 80, styles: dict[str, str] = PLAIN_STYLES) -> None:
+        self._map = found
+        self._width = width
+        self._styles = styles
+        self._digits = max(8, len(f"{found.nbytes:x}"))
+        self._said = ""  # the sentence above: it is not said twice
+
+    def whole(self) -> Iterator[str]:
+        """Yields lines about the whole file, long stretches folded."""
+        for stretch in self._map:
+            yield from self._folded(stretch)
+        if unclaimed := self._map.unclaimed:
+            nbytes = sum(stretch.nbytes for stretch in unclaimed)
+            yield self._paint(f"{nbytes:,} bytes belong to no field that is declared", UNCLAIMED)
+
+    def part(self, start: int, end: int) -> Iterator[str]:
+        """Yields lines about exactly the bytes from `start` to `end`, opened down to elements and the fields of blocks."""
+        owner = None
+        for stretch in self._map.between(start, end):
+            if (found := self._owner(stretch)) != owner and found:
+                yield found
+            owner = found
+            yield from self._opened(stretch, start, end)
+
+    def _owner(self, stretch: Stretch) -> str:
+        """Returns whose row a stretch is in, which its path does not say."""
+        if stretch.key is not None:
+            return f"of key {shown(stretch.key)}"
+        if len(stretch.tensors) > 1:
+            return f"shared by tensors {', '.join(map(shown, stretch.tensors))}"
+        return f"of tensor {shown(stretch.tensor)}" if stretch.tensor is not None else ""
+
+    def tensor(self, name: str) -> Iterator[str]:
+        """Yields lines about a tensor: its row, and the beginning of each field of its payload, opened."""
+        for stretch in self._map.of_tensor(name):
+            if len(stretch.tensors) > 1:
+                yield self._owner(stretch)
+            if stretch.value is not None or not self._map.parts(stretch):
+                yield from self._folded(stretch)
+                continue
+            end = self._beginning(stretch)
+            yield from self._opened(stretch, stretch.start, end)
+            yield from self._fold(stretch, end)
+
+    def _beginning(self, stretch: Stretch) -> int:
+        """Returns the end of the first blocks of a payload, or of its first lines of numbers."""
+        if isinstance(stretch.node, s.BlockArray):
+            return max(block.end for block in islice(self._map.inside(stretch), FIRST))
+        return min(stretch.end, stretch.start + FIRST * PER_LINE)
+
+    def _folded(self, stretch: Stretch) -> Iterator[str]:
+        yield from self._heading(stretch)
+        end = stretch.end if stretch.nbytes <= FOLDED else stretch.start + FIRST * PER_LINE
+        yield from self._hex(stretch, stretch.start, end)
+        yield from self._fold(stretch, end)
+
+    def _fold(self, stretch: Stretch, end: int) -> Iterator[str]:
+        """Yields a line that says what is left out from `end` on, and how it is shown."""
+        if end < stretch.end:
+            left = f"... {stretch.end - end:,} more bytes"
+            how = f"--range {end:#x}:{stretch.end:#x} {'opens' if self._map.parts(stretch) else 'shows'} them"
+            yield INDENT + self._paint(f"{left}: {how}", "doc")
+
+    def _opened(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
+        if self._is_run(stretch):
+            yield from self._run(stretch, start, end)
+        elif isinstance(stretch.node, s.Text) or not self._map.parts(stretch):
+            yield from self._heading(stretch)
+            yield from self._hex(stretch, max(start, stretch.start), min(end, stretch.end))
+        else:
+            for part in self._map.inside(stretch, start, end):
+                yield from self._opened(part, start, end)
+
+    def _is_run(self, stretch: Stretch) -> bool:
+        """Tells whether a stretch is numbers one after another, to be shown many in a line."""
+        if not isinstance(stretch.node, (s.Numbers, s.List)) or not self._map.parts(stretch):
+            return False
+        return isinstance(next(self._map.inside(stretch)).node, s.Number)
+
+    def _run(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
+        yield from self._heading(stretch, with_value=False)
+        parts = self._map.inside(stretch, start, end)
+        for _, line in groupby(parts, lambda part: (part.start - stretch.start) // PER_LINE):
+            numbers = list(line)
+            yield from self._hex(stretch, max(start, numbers[0].start), min(end, numbers[-1].end))
+            index = numbers[0].path[len(stretch.path) + len(STEP) :]
+            values = " ".join(value_text(number) for number in numbers)
+            for text in textwrap.wrap(f"{index}: {values}", max(self._width - 2 * len(INDENT), 20), subsequent_indent=INDENT):
+                yield 2 * INDENT + self._paint(text, "value")
+
+    def _heading(self, stretch: Stretch, with_value: bool = True) -> Iterator[str]:
+        path = stretch.path or UNCLAIMED
+        if stretch.kind != FIELD:
+            path = f"{path} ({stretch.kind})" if stretch.path else path
+        value = value_text(stretch) if with_value else ""
+        type_ = f"{stretch.type}, {stretch.nbytes:,} bytes" if not value else stretch.type
+        about = f"{type_} = {value}" if value else type_
+        style = UNCLAIMED if stretch.kind == UNCLAIMED else "path"
+        if len(path) + 2 + len(about) <= self._width:
+            yield f"{self._paint(path, style)}: {self._about(type_, value)}"
+        else:
+            room = max(self._width - len(INDENT) - len(type_) - 3, 20)
+            value = value if len(value) <= room else f"{value[: room - 3]}..."
+            yield f"{self._paint(path, style)}:"
+            yield INDENT + self._about(type_, value)
+        if stretch.doc and stretch.doc != self._said:
+            for line in textwrap.wrap(stretch.doc, self._width - len(INDENT)):
+                yield INDENT + self._paint(line, "doc")
+        self._said = stretch.doc
+
+    def _about(self, type_: str, value: str) -> str:
+        return self._paint(type_, "type") + (f" = {self._paint(value, 'value')}" if value else "")
+
+    def _hex(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
+        style = hue(stretch)
+        for at in range(start, end, PER_LINE):
+            stored = bytes(self._map.file.source.view(at, min(PER_LINE, end - at)))
+            letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in stored)
+            digits = self._paint(stored.hex(" "), style) + "   " * (PER_LINE - len(stored))
+            yield f"{INDENT}{self._paint(f'{at:0{self._digits}x}', 'offset')}  {digits}  {self._paint(letters, style)}"
+
+    def _paint(self, text: str, style: str) -> str:
+        code = self._styles.get(style)
+        return f"\x1b[{code}m{text}\x1b[0m" if code else text
+
+
+def hue(stretch: Stretch) -> str:
+    """Returns the style of a stretch's bytes."""
+    if stretch.kind != FIELD:
+        return UNCLAIMED if stretch.kind == UNCLAIMED else "none"
+    node = stretch.node.item if isinstance(stretch.node, s.List) else stretch.node
+    if isinstance(node, (s.Numbers, s.BlockArray)) or node is None:
+        return "payload"
+    return "text" if isinstance(node, (s.Text, s.Lines, s.Bytes)) else "number"
+
+
+def value_text(stretch: Stretch) -> str:
+    """Returns the value of a stretch as it can be printed; empty where it has none."""
+    value = stretch.value
+    if value is None:
+        return ""
+    if isinstance(stretch.node, s.Code):
+        return f"{value.code}, {value}" if hasattr(value, "code") else str(value)
+    if isinstance(stretch.node, (s.Number, s.Numbers)) and not isinstance(value, list):
+        return f"{float(value):.7g}" if stretch.type.startswith(("f16", "bf16", "f32")) else str(value)
+    return shown(value, 200)

@@ -1,0 +1,353 @@
+"""Values and parts of a stretch of bytes, read as its node says: the tree of `glft_schema.describe.schema`, brought to life.
+
+A node may depend on fields before it: a `Scope` has those. Only the bytes asked for are looked at, but for lists of elements
+of different sizes, such as texts: to find the first of them that is wanted, those before it are walked over, once.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from construct.expr import opnames
+
+from glft_schema import numbers
+from glft_schema.bulk import StoredStrings
+from glft_schema.describe import schema as s
+from glft_schema.expressions import Constant, Expression, Length, Matches, Operation, Reference, Reversed, ValueOfKey, nbytes
+from glft_schema.numbers import BIG, LITTLE, ByteOrder
+from glft_schema.source import Source
+
+COUNT = "count"  # the part before the elements of a list
+SHORT = 256  # elements up to which a part's value is the list of them
+KINDS = {number.kind: number for number in vars(numbers).values() if isinstance(number, numbers.Number)}
+OPERATORS = {sign: operation for operation, sign in opnames.items()}
+
+
+@dataclass
+class Scope:
+    """What an expression may refer to.
+
+    Attributes:
+        schema: where structs are found by name.
+        fields: those of a struct that are known so far.
+        outer: the scope around that of the struct.
+    """
+
+    schema: s.Schema
+    fields: dict[str, Any] = field(default_factory=dict)
+    outer: Scope | None = None
+
+    def evaluate(self, expression: Expression) -> Any:
+        """Returns the value of an expression. Raises KeyError for a field that is not known here."""
+        match expression:
+            case Constant():
+                return expression.value
+            case Reference():
+                return self._field(expression)
+            case Operation():
+                return OPERATORS[expression.sign](self.evaluate(expression.left), self.evaluate(expression.right))
+            case Length():
+                of = self.evaluate(expression.of)
+                return nbytes(of) if expression.in_bytes else len(of)
+            case Reversed():
+                return self.evaluate(expression.of)[::-1]
+            case ValueOfKey():
+                return self.evaluate(expression.mapping).get(expression.key, expression.default)
+            case Matches():
+                raise NotImplementedError("patterns decide about no field")
+
+    def _field(self, reference: Reference) -> Any:
+        scope = self
+        for _ in range(reference.up):
+            scope = scope.outer or scope
+        while reference.of_root and scope.outer:
+            scope = scope.outer
+        value: Any = scope.fields
+        for name in reference.names:
+            value = value[name]
+        return value
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a stretch of bytes: of the `name` that its path ends with, bytes `start` to `end`."""
+
+    name: str
+    start: int
+    end: int
+    node: s.Node
+    scope: Scope
+    doc: str = ""
+    type: str = ""  # where it is text without a length
+
+
+class NodeReader:
+    """Reads what nodes describe from `source`, whose own byte order is `order`."""
+
+    def __init__(self, source: Source, order: ByteOrder) -> None:
+        self._source = source
+        self._order = order
+        self._starts: dict[int, Sequence[int]] = {}  # of the elements of a list, by its first byte
+
+    def settled(self, node: s.Node, scope: Scope) -> s.Node:
+        """Returns what a node is once the fields that it depends on are known."""
+        while isinstance(node, (s.Either, s.Switch)):
+            if isinstance(node, s.Either):
+                node = node.then if scope.evaluate(node.condition) else node.otherwise
+            else:
+                code = getattr(on := scope.evaluate(node.on), "code", on)
+                node = next(case.node for case in node.cases if case.code == code)
+        return node
+
+    def size(self, node: s.Node, scope: Scope) -> int | None:
+        """Returns the bytes of a node, or None where only its own bytes tell."""
+        node = self.settled(node, scope)
+        if isinstance(node, s.Numbers):
+            return math.prod(self.dims(node, scope)) * node.number.size
+        if isinstance(node, (s.Bytes, s.Lines)):
+            return int(scope.evaluate(node.size)) if node.size else None
+        if isinstance(node, s.BlockArray):
+            return math.prod(self.dims(node, scope)) * (scope.schema.structs[node.block].size or 0)
+        return scope.schema.size(node)
+
+    def dims(self, node: s.Numbers | s.BlockArray, scope: Scope) -> list[int]:
+        """Returns the sizes of an array, outermost first; a dim that stands for several is spread."""
+        if isinstance(node, s.BlockArray):
+            return [scope.fields["out"], scope.fields["in"] // node.weights]
+        sizes: list[int] = []
+        for dim in node.dims:
+            size = scope.evaluate(dim)
+            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
+        return sizes
+
+    def end(self, node: s.Node, start: int, scope: Scope) -> int:
+        """Returns where a node that begins at `start` ends."""
+        node = self.settled(node, scope)
+        if (size := self.size(node, scope)) is not None:
+            return start + size
+        if isinstance(node, s.Text):
+            first = self.end(node.length, start, scope)
+            return first + int(self.value(node.length, start, first, scope))
+        if isinstance(node, s.Padding):
+            return start + -start % int(scope.evaluate(node.to))
+        if isinstance(node, (s.Bytes, s.Payloads)):
+            return self._source.size
+        last = start
+        for part in self.parts(node, start, None, scope):
+            last = part.end
+        return last
+
+    def value(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
+        """Returns what stands there, decoded; None of what is long or has fields of its own."""
+        node = self.settled(node, scope)
+        match node:
+            case s.Number():
+                return self.numbers(node, start, 1)[0]
+            case s.Code():
+                code = self.value(node.number, start, end, scope)
+                return node.table[code] if code in node.table else code  # noqa: SIM401 - it is no dict
+            case s.Text():
+                first = self.end(node.length, start, scope)
+                return str(self._source.view(first, end - first), "utf-8", "surrogateescape")
+            case s.Bytes():
+                return bytes(self._source.view(start, end - start)) if end - start <= SHORT else None
+            case s.Numbers() if end - start <= SHORT * node.number.size:
+                found = self.numbers(node.number, start, (end - start) // node.number.size)
+                return found[0] if len(found) == 1 else found
+            case s.List() | s.Counted():
+                parts = (part for part in self.parts(node, start, end, scope) if part.name != COUNT)
+                begin = list(islice(parts, SHORT + 1))
+                if len(begin) <= SHORT and all(isinstance(part.node, PLAIN) for part in begin):
+                    return [self.value(part.node, part.start, part.end, part.scope) for part in begin]
+        return None
+
+    def part_value(self, part: Part) -> Any:
+        """Returns what a part is, decoded, as `value` does."""
+        if part.type:
+            return str(self._source.view(part.start, part.end - part.start), "utf-8", "surrogateescape")
+        return self.value(part.node, part.start, part.end, part.scope)
+
+    def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
+        """Returns `count` numbers that begin at byte `start`."""
+        dtype = KINDS[number.kind].numpy_dtype(self._order_of(number))
+        stored = np.frombuffer(self._source.view(start, count * number.size), dtype)
+        if number.kind == "bf16":  # the upper half of an f32: numpy has none
+            stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        return list(stored.tolist())
+
+    def _order_of(self, number: s.Number) -> ByteOrder:
+        return self._order if number.order == "file" else BIG if number.order == BIG else LITTLE
+
+    def count(self, node: s.Node, start: int, end: int, scope: Scope) -> int:
+        """Returns how many parts a stretch has."""
+        match node:
+            case s.Numbers():
+                return (end - start) // node.number.size
+            case s.BlockArray():
+                return math.prod(self.dims(node, scope))
+            case s.List():
+                return int(scope.evaluate(node.count))
+            case s.Counted():
+                return int(self.value(node.count, start, end, scope)) + 1
+            case s.Text():
+                return 2
+            case s.Ref():
+                return len(scope.schema.structs[node.name].fields)
+            case s.Lines():
+                return len(self._line_starts(start, end))
+        return 0
+
+    def parts(
+        self, node: s.Node, start: int, end: int | None, scope: Scope, low: int = 0, high: int | None = None, doc: str = ""
+    ) -> Iterator[Part]:
+        """Yields the parts of a stretch that have a byte in ``[low, high)``, one level deep.
+
+        Args:
+            node: what the stretch is, settled.
+            start: its first byte.
+            end: its end, where that is known.
+            scope: what it depends on.
+            low: the first byte wanted.
+            high: the end of those wanted; that of the stretch unless given.
+            doc: its sentence, for parts that have none of their own.
+        """
+        high = high if high is not None else self._source.size if end is None else end
+        match node:
+            case s.Numbers():
+                yield from self._items(start, node.number, self.dims(node, scope), scope, low, high, doc)
+            case s.BlockArray():
+                yield from self._items(start, s.Ref(node.block), self.dims(node, scope), scope, low, high, doc)
+            case s.List():
+                yield from self._items(start, node.item, [int(scope.evaluate(node.count))], scope, low, high, doc)
+            case s.Counted():
+                first = self.end(node.count, start, scope)
+                if low < first:
+                    yield Part(COUNT, start, first, node.count, scope, "how many follow")
+                count = int(self.value(node.count, start, first, scope))
+                yield from self._items(first, node.item, [count], scope, low, high, doc)
+            case s.Text():
+                first = self.end(node.length, start, scope)
+                last = first + int(self.value(node.length, start, first, scope))
+                if low < first:
+                    yield Part("length", start, first, node.length, scope, "bytes of the text")
+                if low < last and high > first and last > first:
+                    yield Part("text", first, last, s.Bytes(Constant(last - first)), scope, doc, "UTF-8")
+            case s.Ref():
+                yield from self._fields(node, start, scope, low, high)
+            case s.Lines() if end is not None:
+                starts = self._line_starts(start, end)
+                for i in range(max(bisect_right(starts, low) - 1, 0), len(starts)):
+                    if starts[i] >= high:
+                        break
+                    last = starts[i + 1] if i + 1 < len(starts) else end
+                    yield Part(
+                        f"line {i + 1}", starts[i], last, s.Bytes(Constant(last - starts[i])), scope, doc, "line key=value"
+                    )
+
+    def _fields(self, node: s.Ref, start: int, outer: Scope, low: int, high: int) -> Iterator[Part]:
+        scope = Scope(outer.schema, {}, outer)
+        for part in outer.schema.structs[node.name].fields:
+            if start >= high:
+                return
+            settled = self.settled(part.node, scope)
+            end = self.end(settled, start, scope)
+            scope.fields[part.name] = self._known(settled, start, end, scope)
+            if end > max(low, start):
+                yield Part(part.name, start, end, settled, scope, part.doc)
+            start = end
+
+    def _known(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
+        if isinstance(node, s.Derived):
+            return scope.evaluate(node.value) if node.value else None
+        return self.value(node, start, end, scope)
+
+    def _items(
+        self, first: int, item: s.Node, dims: Sequence[int], scope: Scope, low: int, high: int, doc: str
+    ) -> Iterator[Part]:
+        """Yields elements that begin at byte `first`, as many as the product of `dims`."""
+        count, node = math.prod(dims), self.settled(item, scope)
+        if size := self.size(node, scope):
+            for i in range(max((low - first) // size, 0), min(count, -(-(high - first) // size))):
+                yield Part(_index(i, dims), first + i * size, first + (i + 1) * size, node, scope, doc)
+            return
+        starts = self._starts_of(node, first, count, scope)
+        for i in range(max(bisect_right(starts, low) - 1, 0), count):
+            if starts[i] >= high:
+                return
+            if starts[i + 1] > max(low, starts[i]):
+                yield Part(str(i), starts[i], starts[i + 1], node, scope, doc)
+
+    def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
+        """Returns where each of `count` elements of different sizes begins, and where the last one ends."""
+        if first not in self._starts:
+            number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
+            if isinstance(number, s.Number):
+                left, order = self._source.size - first, self._order_of(number)
+                texts = StoredStrings(self._source, first, left, count, KINDS[number.kind], order)
+                ends = [first + end for _, end in texts.places()]
+            else:
+                ends, at = [], first
+                for _ in range(count):
+                    at = self.end(node, at, scope)
+                    ends.append(at)
+            self._starts[first] = [first, *ends]
+        return self._starts[first]
+
+    def _line_starts(self, start: int, end: int) -> Sequence[int]:
+        if start not in self._starts:
+            stored = np.frombuffer(self._source.view(start, end - start), np.uint8)
+            ends = start + 1 + np.flatnonzero(stored == ord("\n"))
+            self._starts[start] = [start, *(int(at) for at in ends if at < end)]
+        return self._starts[start]
+
+
+PLAIN = (s.Number, s.Code, s.Text)  # whose values lists of them have
+
+
+def _index(i: int, dims: Sequence[int]) -> str:
+    """Returns the number of an element as paths have it: one for each dim."""
+    steps: list[int] = []
+    for dim in reversed(dims):
+        i, step = divmod(i, dim)
+        steps.insert(0, step)
+    return " -> ".join(map(str, steps)) or "0"
+
+
+def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None = None) -> str:
+    """Returns what a node is in a few words: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
+    node = reader.settled(node, scope)
+
+    def inner(part: s.Node) -> str:
+        text = type_text(part, scope, reader)
+        return f"({text})" if " " in text else text
+
+    match node:
+        case s.Number():
+            return node.kind
+        case s.Code():
+            return f"{inner(node.number)} ({node.table.kind} type)"
+        case s.Text():
+            return f"text after {inner(node.length)}"
+        case s.List():
+            return f"{inner(node.item)}[{node.count if count is None else count}]"
+        case s.Counted():
+            return f"{inner(node.item)}[] after {inner(node.count)}"
+        case s.Numbers():
+            return f"{node.number.kind}[{', '.join(str(dim).strip('()') for dim in node.dims)}]"
+        case s.BlockArray():
+            return f"{node.block}[out, in // {node.weights}]"
+        case s.Padding():
+            return f"padding to {scope.evaluate(node.to)}"
+        case s.Bytes():
+            return "bytes"
+        case s.Lines():
+            return "lines key=value"
+        case s.Ref():
+            return node.name
+    return type(node).__name__.lower()
