@@ -21,6 +21,7 @@ MODULES = {  # what is public beside the names of the package itself
     "checkpoints": ["open_checkpoint"],
     "container": ["findings", "parse_source"],
     "describe.byte_counts": ["byte_counts"],
+    "describe.byte_map": ["ByteMap", "Stretch"],
     "describe.schema": ["schema_of", "node_of", "Schema", "StructOf", "Field", "TypeOf"],
     "fields": ["Struct", "Table", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
     "numbers": ["Number", "TensorField"],

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.cli.convert import convert
+from glft_schema.cli.explain import explain
 from glft_schema.cli.export import export
 from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.inspect import inspect
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, export, get_tensor, inspect, lab, merge, schema, split, verify):
+for verb in (convert, explain, export, get_tensor, inspect, lab, merge, schema, split, verify):
     app.command()(verb)
 
 

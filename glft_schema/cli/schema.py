@@ -12,13 +12,14 @@ from glft_schema.container import FORMATS
 from glft_schema.describe.as_c import as_c
 from glft_schema.describe.as_imhex import as_imhex
 from glft_schema.describe.as_json import as_json
+from glft_schema.describe.as_kaitai import as_kaitai
 from glft_schema.describe.as_markdown import as_markdown
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
 
-WRITERS = {"markdown": as_markdown, "json": as_json, "c": as_c, "imhex": as_imhex}
+WRITERS = {"markdown": as_markdown, "json": as_json, "kaitai": as_kaitai, "c": as_c, "imhex": as_imhex}
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
 DEFAULT = next(iter(Language))
 

@@ -326,7 +326,7 @@ class _Header:
             return
         self.comment(
             "All tensor types, each as X(identifier, code, name, weights, bytes): `weights` is how many a block holds, or where"
-            " there are no blocks the fewest that a row can have; `bytes` is what these take, beside what there is for a whole row."
+            " there are no blocks the fewest that a row can have; `bytes` is what these take, beside what a whole row has."
         )
         names, rows = Names(RESERVED), []
         for type_ in self.schema.types:

@@ -79,7 +79,8 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Text():
             return {"kind": "text", "encoding": "utf-8", "length": _node(node.length)}
         case s.List():
-            return {"kind": "list", "count": str(node.count), "key": node.key, "item": _node(node.item)}
+            of_key = {"key": node.key, "value": node.value}
+            return {"kind": "list", "count": str(node.count), **of_key, "item": _node(node.item)}
         case s.Counted():
             return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
         case s.Numbers():
@@ -103,12 +104,12 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Lines():
             return {"kind": "lines", "length": str(node.size)}
         case s.Padding():
-            return {"kind": "padding", "to": str(node.to)}
+            return {"kind": "padding", "to": str(node.to), "may_lack": str(node.may_lack) if node.may_lack else None}
         case s.ByteOrder():
             return {"kind": "byte_order", "number": node.number.kind}
         case s.Derived():
             return {"kind": "derived", "from": str(node.value) if node.value else None}
         case s.Payloads():
-            return {"kind": "payloads", "table": node.table}
+            return {"kind": "payloads", "table": node.table, "to": str(node.to) if node.to else None}
         case s.Refused():
             return {"kind": "refused", "problem": node.problem}

@@ -61,11 +61,13 @@ class Text:
 
 @dataclass(frozen=True)
 class List:
-    """So many of one kind, one after another. Where `key` is given, rows that are told apart by that field."""
+    """So many of one kind, one after another. Where `key` is given, rows that are told apart by that field, and whose field
+    `value` is what the key stands for."""
 
     count: Expression
     item: Node
     key: str | None = None
+    value: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,9 +144,10 @@ class Lines:
 
 @dataclass(frozen=True)
 class Padding:
-    """Bytes up to a multiple of `to`, counted from the start of the file."""
+    """Bytes up to a multiple of `to`, counted from the start of the file; where `may_lack` holds, the file may end before."""
 
     to: Expression
+    may_lack: Expression | None = None
 
 
 @dataclass(frozen=True)
@@ -443,7 +446,7 @@ def _(declared: KeyValues, schema: Schema, name: str) -> List:
     assert isinstance(row, Ref)
     struct = schema.structs[row.name]
     schema.structs[row.name] = replace(struct, rules=(declared.once, *struct.rules))
-    return List(known(declared.subcon.count), row, declared.once.field)
+    return List(known(declared.subcon.count), row, declared.once.field, "value")
 
 
 @node_of.register
@@ -493,7 +496,7 @@ def _(declared: KeyValueLines, schema: Schema, name: str) -> Lines:
 
 @node_of.register
 def _(declared: fields.Padding, schema: Schema, name: str) -> Padding:
-    return Padding(known(declared.to))
+    return Padding(known(declared.to), read(declared.may_lack))
 
 
 @node_of.register
