@@ -10,7 +10,7 @@ import json
 import operator
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from keyword import iskeyword
 from typing import Any
 
@@ -56,7 +56,7 @@ def matching(pattern: str) -> FuncPath:
 class Reference:
     """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
 
-    As text it is in Python's grammar. Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
+    Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
     """
 
     names: tuple[str, ...]
@@ -64,8 +64,7 @@ class Reference:
     of_root: bool = False
 
     def __str__(self) -> str:
-        names = (f"{name}_" if iskeyword(name) else name for name in self.names)  # such as the parameter `in`
-        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *names))
+        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
 
 
 @dataclass(frozen=True)
@@ -162,6 +161,19 @@ def read(expression: Any) -> Expression | None:
         if of and isinstance(getattr(function, "__self__", None), re.Pattern):
             return Matches(of, function.__self__.pattern)
     return None
+
+
+def in_python(expression: Expression) -> str:
+    """Returns an expression in Python's grammar: as its text, but ``in_`` for the parameter ``in``."""
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, Reference):
+            return replace(part, names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
+        if not is_dataclass(part) or isinstance(part, type):
+            return part
+        return replace(part, **{field.name: renamed(getattr(part, field.name)) for field in fields(part)})
+
+    return str(renamed(expression))
 
 
 def _reference(path: Path) -> Reference:

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glft_schema.describe.as_yaml import as_yaml
+from glft_schema.describe.kaitai.as_yaml import as_yaml
 
 scalars = st.text() | st.integers() | st.booleans()
 

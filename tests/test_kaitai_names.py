@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from glft_schema.describe.kaitai_names import Names
+from glft_schema.describe.kaitai.names import Names
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from glft_schema.container import FORMATS
 from glft_schema.describe.as_c import as_c
 from glft_schema.describe.as_imhex import as_imhex
 from glft_schema.describe.as_json import as_json
-from glft_schema.describe.as_kaitai import as_kaitai
 from glft_schema.describe.as_markdown import as_markdown
+from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format

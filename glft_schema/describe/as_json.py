@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from glft_schema.describe import schema as s
-from glft_schema.expressions import read
+from glft_schema.expressions import Expression, in_python, read
 from glft_schema.rules import Check, Rule
 
 
@@ -50,7 +50,7 @@ def _rule(rule: Check) -> dict[str, Any]:
         "field": rule.field,
         "expected": rule.expected,
         "sets": list(rule.sets),
-        "condition": str(condition) if condition else None,
+        "condition": _optional(condition),
     }
 
 
@@ -75,41 +75,49 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Number():
             return {"kind": "number", "number": node.kind, "byte_order": node.order}
         case s.Bytes():
-            return {"kind": "bytes", "length": str(node.size) if node.size else None}
+            return {"kind": "bytes", "length": _optional(node.size)}
         case s.Text():
             return {"kind": "text", "encoding": "utf-8", "length": _node(node.length)}
         case s.List():
             of_key = {"key": node.key, "value": node.value}
-            return {"kind": "list", "count": str(node.count), **of_key, "item": _node(node.item)}
+            return {"kind": "list", "count": in_python(node.count), **of_key, "item": _node(node.item)}
         case s.Counted():
             return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
         case s.Numbers():
             return {
                 "kind": "numbers",
-                "dims": [str(dim) for dim in node.dims],
+                "dims": [in_python(dim) for dim in node.dims],
                 "item": _node(node.number),
             }
         case s.BlockArray():
             return {"kind": "blocks", "weights": node.weights, "struct": node.block}
         case s.Either():
             then, otherwise = _node(node.then), _node(node.otherwise)
-            return {"kind": "either", "condition": str(node.condition), "then": then, "otherwise": otherwise}
+            return {"kind": "either", "condition": in_python(node.condition), "then": then, "otherwise": otherwise}
         case s.Code():
             return {"kind": "code", "table": s.table_name(node.table), "number": _node(node.number)}
         case s.Switch():
             cases = [{"name": case.name, "code": case.code, **_node(case.node)} for case in node.cases]
-            return {"kind": "switch", "on": str(node.on), "cases": cases}
+            return {"kind": "switch", "on": in_python(node.on), "cases": cases}
         case s.Ref():
             return {"kind": "struct", "struct": node.name}
         case s.Lines():
-            return {"kind": "lines", "length": str(node.size)}
+            return {"kind": "lines", "length": in_python(node.size)}
         case s.Padding():
-            return {"kind": "padding", "to": str(node.to), "may_lack": str(node.may_lack) if node.may_lack else None}
+            return {
+                "kind": "padding",
+                "to": in_python(node.to),
+                "may_lack": _optional(node.may_lack),
+            }
         case s.ByteOrder():
             return {"kind": "byte_order", "number": node.number.kind}
         case s.Derived():
-            return {"kind": "derived", "from": str(node.value) if node.value else None}
+            return {"kind": "derived", "from": _optional(node.value)}
         case s.Payloads():
-            return {"kind": "payloads", "table": node.table, "to": str(node.to) if node.to else None}
+            return {"kind": "payloads", "table": node.table, "to": _optional(node.to)}
         case s.Refused():
             return {"kind": "refused", "problem": node.problem}
+
+
+def _optional(expression: Expression | None) -> str | None:
+    return in_python(expression) if expression else None

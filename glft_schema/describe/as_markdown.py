@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterable, Iterator
 
 from glft_schema.describe import schema as s
@@ -163,7 +162,7 @@ def words(node: s.Node) -> str:
 
 def _words(expression: Expression, quote: str = "`") -> str:
     """Returns an expression, without the parentheses around it all."""
-    text = re.sub(r"\bin_\b", "in", f"{expression}")  # as declarations and errors call it
+    text = str(expression)
     text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
     return text if isinstance(expression, Constant) else f"{quote}{text}{quote}"
 

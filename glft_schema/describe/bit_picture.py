@@ -7,6 +7,7 @@ dequantizes a row with each of its bits turned over in turn, and the weights tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor
@@ -19,6 +20,7 @@ CELLS = range(3, 10)  # characters of a bit: as few as its labels need
 TAKEN = 1 << 18  # weights that are asked for at once
 
 
+@lru_cache
 def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     """Returns, for each bit of the payload of a row of `count` weights, those that it has a part in, in order.
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from glft_schema.container import ENDINGS
 from glft_schema.describe import schema as s
-from glft_schema.describe.as_yaml import as_yaml
-from glft_schema.describe.kaitai_expressions import At, UnsayableError, is_condition, references
-from glft_schema.describe.kaitai_names import Names
-from glft_schema.describe.kaitai_rows import with_lookup, with_payload
-from glft_schema.describe.kaitai_types import ENCODING, IN, OUT, Attr, Types, times
+from glft_schema.describe.kaitai.as_yaml import as_yaml
+from glft_schema.describe.kaitai.expressions import At, UnsayableError, is_condition, references
+from glft_schema.describe.kaitai.names import Names
+from glft_schema.describe.kaitai.rows import with_lookup, with_payload
+from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
 from glft_schema.expressions import Reversed, read
 from glft_schema.rules import LENIENT, Check, Rule
 

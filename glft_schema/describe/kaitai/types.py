@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from glft_schema.describe import schema as s
-from glft_schema.describe.kaitai_expressions import At, Expressions, UnsayableError, references, refs
-from glft_schema.describe.kaitai_names import Names
+from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references, refs
+from glft_schema.describe.kaitai.names import Names
 from glft_schema.expressions import Expression
 from glft_schema.type_table import TypeTable
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 
 from glft_schema.describe import schema as s
-from glft_schema.describe.kaitai_expressions import At, Lookup, UnsayableError
-from glft_schema.describe.kaitai_types import IN, OUT, Attr, Types, times
+from glft_schema.describe.kaitai.expressions import At, Lookup, UnsayableError
+from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
 from glft_schema.expressions import Reference
 from glft_schema.tensor_types.tensor_type import matrix
 
