@@ -1,0 +1,41 @@
+"""`glft view FILE -o page.html`: a file as one page to look into, in any browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.atomic import atomic_write
+from glft_schema.checkpoints import open_checkpoint
+from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
+from glft_schema.container import Container
+
+
+def view(
+    file: Annotated[Path, typer.Argument(help="A GLFT or GGUF file, or the first of a set.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="The page to write.")],
+    against: Annotated[
+        Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from: shows quantization errors.")
+    ] = None,
+    exclude: Exclude = None,
+) -> None:
+    """Write a page of HTML that shows the file: where its bytes go, its tensors, metadata, and every field with its bytes.
+
+    The page is one file that loads nothing from anywhere. Of the tensors it has samples and the first bytes.
+    """
+    from glft_schema.describe.page.render import page  # jinja2 takes a while
+
+    with blame(file), Container.parse_file(file) as parsed:
+        refuse_overwriting(out, file)
+        source = None
+        if against is not None:
+            with blame(against):
+                refuse_overwriting(out, against)
+                source = open_checkpoint(against, exclude or [])
+        with progress_bar("looking into") as bar:
+            made = page(parsed, source, against.name if against else "", bar).encode()
+    with blame(out), atomic_write(out) as stream:
+        stream.write(made)
+    print(f"{out}: {len(made):,} bytes")

@@ -1,0 +1,269 @@
+"""What a page shows of a file, gathered: texts for the template, and data for the scripts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from glft_schema.checkpoints import StoredTensor
+from glft_schema.container import findings
+from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
+from glft_schema.describe.page.errors import errors
+from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
+from glft_schema.describe.page.modules import modules
+from glft_schema.describe.page.samples import sample_size, summary
+from glft_schema.describe.page.text import LONGEST, visible
+from glft_schema.errors import shown
+from glft_schema.file import File
+from glft_schema.rules import GGML, SPEC
+from glft_schema.tensors import Tensor
+from glft_schema.typed_values import Array, Metadata, Stored
+
+Progress = Callable[[str, float], None]
+
+RULE_SETS = (SPEC, GGML)
+FINDINGS = 50  # that are listed
+STATIC_ROWS = 1000  # of the table that is there without scripts
+NAMES = 1 << 20  # characters of all names together, about: where there are many, long ones are cut short
+VALUES = 1 << 18  # the same of the metadata's values
+ENTRIES = 2000  # of the metadata
+LONGEST_VALUE = 1 << 13  # characters
+FIRST = 16  # elements of a long array
+HISTOGRAMS = 4000  # tensors up to which errors have histograms
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file is compared with: tensors by name, and what the page calls it."""
+
+    name: str
+    tensors: Mapping[str, StoredTensor]
+
+
+class Content:
+    """A file's content as a page shows it: `texts` for the template, and `data` for the scripts."""
+
+    def __init__(self, file: File, against: Source | None, progress: Progress) -> None:
+        self._file = file
+        self._metadata = file.regions.get("metadata", {})
+        self._tensors = list(file.tensors.values())
+        self._maps = [byte_map(shard) for shard in file.shards]
+        types = Counter[Any]()
+        for tensor in {tensor.place: tensor for tensor in self._tensors}.values():
+            types[tensor.dtype] += tensor.nbytes
+        types.update({tensor.dtype: 0 for tensor in self._tensors})
+        self._types = {type_: i for i, (type_, _) in enumerate(types.most_common())}
+        self._type_bytes = types
+        count = sample_size(len(self._tensors))
+        self._numbers: list[dict[str, Any]] = []
+        self._errors: list[dict[str, Any]] | None = None if against is None else []
+        for i, tensor in enumerate(self._tensors):
+            progress(tensor.name, i / len(self._tensors))
+            self._numbers.append(summary(tensor, count))
+            if against is not None and self._errors is not None:
+                found = errors(tensor, against.tensors, count)
+                if len(self._tensors) > HISTOGRAMS:
+                    found.pop("sample", None)
+                self._errors.append(found)
+        self._beside = _beside_tensors(self._maps)
+        self.texts = self._texts(against)
+        self.data = self._data()
+
+    def _texts(self, against: Source | None) -> dict[str, Any]:
+        file = self._file
+        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in findings(shard, RULE_SETS)]
+        beside = sum(self._beside.values())
+        return {
+            "name": _name(file),
+            "format": file.format.name,
+            "tiles": self._tiles(),
+            "files": [{"name": _name(shard)} for shard in file.shards],
+            "tensors": len(self._tensors),
+            "rule_sets": RULE_SETS,
+            "broken": len(found),
+            "findings": [
+                {
+                    "rule": finding.rule,
+                    "sets": finding.sets,
+                    "path": visible(finding.path),
+                    "problem": visible(finding.problem, 2 * LONGEST),
+                    "offset": finding.offset,
+                    "file": i,
+                }
+                for i, finding in found[:FINDINGS]
+            ],
+            "unclaimed": _unclaimed(self._maps),
+            "types": [self._type_text(type_) for type_ in self._types],
+            "beside": {"amount": amount(beside, file.nbytes), "percent": _percent(beside, file.nbytes)},
+            "against": against and self._comparison(against),
+            "static_rows": [_static_row(tensor) for tensor in self._tensors[:STATIC_ROWS]],
+        }
+
+    def _tiles(self) -> list[tuple[str, str, str]]:
+        """Returns the figures of the summary: what, its value, and what to add."""
+        file = self._file
+        numbers = sum(math.prod(tensor.shape) for tensor in self._tensors)
+        payload = sum(self._type_bytes.values())
+        tiles = [("Size", *in_units(file.nbytes))]
+        if len(file.shards) > 1:
+            tiles.append(("Files", f"{len(file.shards):,}", "of one set"))
+        tiles += [
+            ("Tensors", f"{len(self._tensors):,}", f"of {len(self._types)} type{'s' * (len(self._types) != 1)}"),
+            ("Numbers", f"{numbers:,}", ""),
+            ("Bits a number", f"{8 * payload / numbers:.4g}" if numbers else "0", "on average"),
+        ]
+        tiles.append(("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"))
+        magic = self._maps[0].at(0).name
+        for name, value in file.regions.get("header", {}).items():
+            if name != magic:
+                text = f"{value:,}" if isinstance(value, int) else str(value)
+                tiles.append((name.replace("_", " "), visible(text), ""))
+        return tiles
+
+    def _type_text(self, type_: Any) -> dict[str, Any]:
+        nbytes = self._type_bytes[type_]
+        return {
+            "name": visible(type_.name),
+            "amount": amount(nbytes, self._file.nbytes),
+            "percent": _percent(nbytes, self._file.nbytes),
+        }
+
+    def _comparison(self, against: Source) -> dict[str, Any]:
+        """Returns how many tensors were compared with their source, and which has the largest error."""
+        assert self._errors is not None
+        pairs = zip(self._tensors, self._errors, strict=True)
+        compared = [(tensor, found) for tensor, found in pairs if "problem" not in found]
+        missing = sum(name not in self._file.tensors for name in against.tensors)
+        text = f"{len(compared):,} of {len(self._tensors):,} tensors compared"
+        text += f", {missing:,} of the source are not in the file." if missing else "."
+        worst = max(compared, key=lambda pair: float(pair[1]["max"]), default=None)
+        return {
+            "name": visible(against.name),
+            "text": text,
+            "worst": worst and {"name": visible(worst[0].name), "max": worst[1]["max"]},
+        }
+
+    def _data(self) -> dict[str, Any]:
+        trees = [FieldTree(map) for map in self._maps]
+        files = {id(shard.source): i for i, shard in enumerate(self._file.shards)}
+        of = [files[id(tensor.place[0])] for tensor in self._tensors]
+        longest = max(min(LONGEST, NAMES // max(len(self._tensors), 1)), 24)
+        first: dict[Any, int] = {}
+        shared = {
+            i: k for i, tensor in enumerate(self._tensors) if (k := first.setdefault(tensor.place, i)) != i and tensor.nbytes
+        }
+        sizes = [(tensor.name, 0 if i in shared else tensor.nbytes) for i, tensor in enumerate(self._tensors)]
+        label, _, nodes = modules(sizes)
+        nodes += [[name, nbytes, region] for (region, name), nbytes in self._beside.items()]
+        return {
+            "bytes": self._file.nbytes,
+            "types": [{"name": visible(type_.name), "code": type_.code} for type_ in self._types],
+            "tensors": {
+                "names": [visible(tensor.name, longest) for tensor in self._tensors],
+                "types": [self._types[tensor.dtype] for tensor in self._tensors],
+                "dims": [list(tensor.dims) for tensor in self._tensors],
+                "numbers": [math.prod(tensor.shape) for tensor in self._tensors],
+                "bytes": [tensor.nbytes for tensor in self._tensors],
+                "at": [tensor.position for tensor in self._tensors],
+                "files": of,
+                "shared": shared,
+                "rows": [trees[i].rows.get(tensor.name, -1) for i, tensor in zip(of, self._tensors, strict=True)],
+                "payloads": [trees[i].payloads.get(tensor.name, -1) for i, tensor in zip(of, self._tensors, strict=True)],
+            },
+            "numbers": self._numbers,
+            "errors": self._errors,
+            "modules": [label, self._file.nbytes, nodes],
+            "entries": len(self._metadata),
+            "metadata": _entries(self._metadata),
+            "files": [
+                {"name": _name(shard), "size": map.nbytes, "fields": tree.as_data(), "segments": segments(map)}
+                for shard, map, tree in zip(self._file.shards, self._maps, trees, strict=True)
+            ],
+        }
+
+
+def _name(file: File) -> str:
+    return visible(PurePath(file.name).name)  # not where it lies: a page is handed on
+
+
+def _static_row(tensor: Tensor) -> dict[str, str]:
+    return {
+        "name": visible(tensor.name),
+        "type": visible(tensor.dtype.name),
+        "dims": str(list(tensor.dims)),
+        "bytes": f"{tensor.nbytes:,}",
+        "at": f"{tensor.position:,}",
+    }
+
+
+def amount(nbytes: int, whole: int) -> str:
+    """Returns bytes and their share as text."""
+    return f"{nbytes:,} bytes, {100 * nbytes / whole if whole else 0:.2f} %"
+
+
+def _percent(nbytes: int, whole: int) -> str:
+    return f"{100 * nbytes / whole if whole else 0:.3f}"
+
+
+def in_units(nbytes: int) -> tuple[str, str]:
+    """Returns a number of bytes in a unit that suits it, and in bytes where that is another one."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << power:
+            return f"{nbytes / (1 << power):.1f} {unit}", f"{nbytes:,} bytes"
+    return f"{nbytes:,}", "bytes"
+
+
+def _beside_tensors(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
+    """Returns the bytes of no payload: by region, and what they are."""
+    found: Counter[tuple[str, str]] = Counter()
+    for map in maps:
+        for stretch in map:
+            region = path_steps(stretch)[0]
+            if not is_payload(stretch):
+                found[region, region] += stretch.nbytes
+            elif stretch.kind != FIELD:
+                found[region, stretch.kind] += stretch.nbytes
+    return dict(found)
+
+
+def _unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
+    """Returns, for each kind of bytes that belong to no field, a sentence and where the first of them are."""
+    kinds = {
+        "unclaimed": ("No byte is unclaimed: the declaration accounts for all.", "unclaimed: nothing declared takes them."),
+        "gap": ("No gaps between payloads.", "in gaps between payloads, or after the last."),
+        "padding": ("No padding.", "of padding."),
+    }
+    texts = []
+    for kind, (none, some) in kinds.items():
+        found = [(i, stretch) for i, map in enumerate(maps) for stretch in map if stretch.kind == kind]
+        nbytes = sum(stretch.nbytes for _, stretch in found)
+        text = f"{nbytes:,} byte{'s' * (nbytes != 1)} {some}" if found else none
+        first = [{"file": i, "offset": stretch.start} for i, stretch in found[:3]] if kind != "padding" else []
+        texts.append({"kind": kind, "nbytes": nbytes, "text": text, "first": first})
+    return texts
+
+
+def _entries(metadata: Any) -> list[tuple[str, str, str]]:
+    """Returns key, type and value of the first entries, as text."""
+    keys = list(metadata)[:ENTRIES]
+    longest = min(LONGEST_VALUE, max(VALUES // max(len(keys), 1), LONGEST))
+    if isinstance(metadata, Metadata):
+        return [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored(key), longest)) for key in keys]
+    return [(visible(key), "text", visible(str(metadata[key]), longest, "\n\t")) for key in keys]
+
+
+def _value(entry: Stored, longest: int) -> str:
+    """Returns a value as text: of a long array how long it is, and its first elements."""
+    value = entry.value
+    if isinstance(value, str):
+        return visible(value, longest, "\n\t")
+    if not isinstance(value, Array):
+        return visible(str(entry.plain if entry.type.name == "bool" else value), longest)
+    elements = (Stored(value.type, element) for element in value.values[:FIRST])
+    first = ", ".join(shown(part.value, 60) if isinstance(part.value, str) else _value(part, LONGEST) for part in elements)
+    many = f"{len(value.values):,} elements: " if len(value.values) > FIRST else ""
+    return visible(f"{many}[{first}{', …' if many else ''}]", longest)
