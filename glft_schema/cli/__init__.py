@@ -19,6 +19,7 @@ from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
 from glft_schema.cli.verify import verify
+from glft_schema.cli.view import view
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, explain, export, get_tensor, inspect, lab, merge, schema, split, verify):
+for verb in (convert, explain, export, get_tensor, inspect, lab, merge, schema, split, verify, view):
     app.command()(verb)
 
 
