@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,12 +17,9 @@ from glft_schema import Container, save_file
 from glft_schema.describe.page.render import page
 from glft_schema.splitting import split
 from tests import reference
+from tests.browser import started
 from tests.test_page import HOSTILE, from_memory, hostile_file
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 LAPTOP, PHONE = (1280, 800), (390, 844)
 METADATA = {
     "general.architecture": "toy",
@@ -36,13 +32,8 @@ METADATA = {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.skip(f"none of {', '.join(NAMES)} is on PATH")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
+    with started() as browser:
         yield browser
-        browser.close()
 
 
 class Opened:

@@ -6,7 +6,8 @@ dequantizes a row with each of its bits turned over in turn, and the weights tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 from glft_schema.lazy import torch
@@ -17,10 +18,22 @@ QUIET = 16  # payloads in a row that may teach nothing new: a bit can leave a we
 SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
 CELLS = range(3, 10)  # characters of a bit: as few as its labels need
-TAKEN = 1 << 18  # weights that are asked for at once
+TAKEN = 1 << 17  # weights that are asked for at once
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Lets torch compute in one thread: on tensors as small as here, waiting for others costs more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @lru_cache
+@one_thread()
 def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     """Returns, for each bit of the payload of a row of `count` weights, those that it has a part in, in order.
 
