@@ -16,6 +16,7 @@ from typing import Any
 
 from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
 
+SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
 PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
 
 
@@ -147,6 +148,8 @@ def read(expression: Any) -> Expression | None:
         return ValueOfKey(mapping, expression.key, expression.default) if mapping else None
     if isinstance(expression, BinExpr):
         left, right = read(expression.lhs), read(expression.rhs)
+        if opnames[expression.op] not in SIGNS:
+            return None
         return Operation(opnames[expression.op], left, right) if left and right else None
     if isinstance(expression, UniExpr) and expression.op is operator.neg:
         operand = read(expression.operand)
@@ -163,6 +166,11 @@ def read(expression: Any) -> Expression | None:
     return None
 
 
+def outermost(expression: Expression) -> str:
+    """Returns the text of an expression without the parentheses around it all."""
+    return str(expression)[1:-1] if isinstance(expression, Operation) else str(expression)
+
+
 def in_python(expression: Expression) -> str:
     """Returns an expression in Python's grammar: as its text, but ``in_`` for the parameter ``in``."""
 
@@ -176,15 +184,18 @@ def in_python(expression: Expression) -> str:
     return str(renamed(expression))
 
 
-def _reference(path: Path) -> Reference:
+def _reference(path: Path) -> Reference | None:
     names: list[str] = []
     while (parent := vars(path)["_Path__parent"]) is not None:
         names.insert(0, vars(path)["_Path__field"])
         path = parent
-    if names and names[0] in ("_root", "_params"):
-        return Reference(tuple(names[1:]), of_root=names[0] == "_root")
     up = next((i for i, name in enumerate(names) if name != "_"), len(names))
-    return Reference(tuple(names[up:]), up)
+    names = names[up:]
+    if vars(path)["_Path__name"] != "this" or not names or not all(isinstance(name, str) for name in names):
+        return None
+    if names[0] in ("_root", "_params"):  # the same from every level
+        return Reference(tuple(names[1:]), of_root=names[0] == "_root")
+    return None if any(name.startswith("_") for name in names) else Reference(tuple(names), up)
 
 
 def parts(expression: Expression) -> Iterator[Expression]:

@@ -260,6 +260,7 @@ class TypeCode(construct.Adapter):
     def __init__(self, integer: construct.Construct, table: Any) -> None:
         super().__init__(integer)
         self.table = table
+        self.refuses = () if table.unknown else ("a code that stands for no type",)
 
     def _decode(self, code: int, context: Any, path: str) -> Any:
         return self._known(code, path)
@@ -316,6 +317,7 @@ class Sizes(construct.Construct):
         self.count = self.least = count
         self.size = size
         self.limit = limit
+        self.refuses = (f"more than {limit}, a limit of this reader",)
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
         count, order = self._within_limit(self.count._parse(stream, context, path), path), byte_order(context)

@@ -143,6 +143,11 @@ class TensorData(construct.Construct):
         padded_to: of what the region's size is a multiple where it is built from payloads alone: a number or an expression.
     """
 
+    refuses = (
+        "a payload that reaches outside of the region",
+        "payloads that share bytes, unless their rows have equal offset, type and dims",
+    )
+
     def __init__(self, table: str, padded_to: Any = 1) -> None:
         super().__init__()
         self.table = table

@@ -102,8 +102,8 @@ def number(value: Any) -> str | int:
 
 
 def code_of(node: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the case of a switch that fields before it decide."""
-    return next(case for case in node["cases"] if case["code"] == fields[node["on"]])
+    """Returns the node of a switch that fields before it decide."""
+    return next(case for case in node["cases"] if case["code"] == fields[node["on"]])["node"]
 
 
 def payload_struct(schema: dict[str, Any], code: int) -> dict[str, Any] | None:
@@ -118,7 +118,9 @@ class Theirs:
     def __init__(self, schema: dict[str, Any], root: Any, deep: bool = True) -> None:
         self.schema = schema
         self.deep = deep
-        self.rows = next((f["table"] for f in schema["structs"]["file"]["fields"] if f["kind"] == "payloads"), "")
+        self.rows = next(
+            (f["node"]["table"] for f in schema["structs"]["file"]["fields"] if f["node"]["kind"] == "payloads"), ""
+        )
         self.root = root
 
     def file(self) -> dict[str, Any]:
@@ -138,7 +140,7 @@ class Theirs:
     def struct(self, struct: dict[str, Any], value: Any) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for field in struct["fields"]:
-            made[field["name"]] = self.node(field, getattr(value, field["name"]), made)
+            made[field["name"]] = self.node(field["node"], getattr(value, field["name"]), made)
         return made
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
@@ -193,10 +195,11 @@ class Ours:
     def fields(self, payload: dict[str, Any], tensor: Tensor) -> dict[str, Any]:
         """Returns the payload's fields; of a payload of blocks those of each block."""
         if tensor.dtype.block is None:
-            kinds = {field["name"]: field["item"]["number"] for field in payload["fields"]}
+            kinds = {field["name"]: field["node"]["item"]["number"] for field in payload["fields"]}
             return {name: stored(field, kinds[name]) for name, field in tensor.fields.items()}
         (field,) = payload["fields"]
-        kinds = {part["name"]: part["item"]["number"] for part in self.schema["structs"][field["struct"]]["fields"]}
+        block = self.schema["structs"][field["node"]["struct"]]
+        kinds = {part["name"]: part["node"]["item"]["number"] for part in block["fields"]}
         columns = {name: [stored(row, kinds[name]) for row in column] for name, column in tensor.fields.items()}
         blocks = zip(*columns.values(), strict=True)
         return {field["name"]: [dict(zip(columns, block, strict=True)) for block in blocks]}
@@ -204,7 +207,7 @@ class Ours:
     def struct(self, struct: dict[str, Any], value: Any) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for field in struct["fields"]:
-            made[field["name"]] = self.node(field, value[field["name"]], made)
+            made[field["name"]] = self.node(field["node"], value[field["name"]], made)
         return made
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ const plain = item => BigInt(item instanceof Object ? item.value : item).toStrin
 
 function struct(schema, name, value) {
   const made = {}
-  for (const field of schema.structs[name].fields) made[field.name] = node(schema, field, value[camel(field.name)], made)
+  for (const field of schema.structs[name].fields) made[field.name] = node(schema, field.node, value[camel(field.name)], made)
   return made
 }
 
@@ -32,7 +32,7 @@ function node(schema, field, value, before) {
     case "list": case "counted": return Array.from(value, item => node(schema, field.item, item, before))
     case "numbers": return Array.from(value.length === undefined ? [value] : value, item => number(field.item.number, item))
     case "blocks": return value.map(item => struct(schema, field.struct, item))
-    case "switch": return node(schema, field.cases.find(one => String(one.code) === before[field.on]), value, before)
+    case "switch": return node(schema, field.cases.find(one => String(one.code) === before[field.on]).node, value, before)
     case "struct": return struct(schema, field.struct, value)
     case "lines": return value.lines.map(line => [line.key, line.value])
     case "derived": return Array.isArray(value) ? value.map(plain) : plain(value)
@@ -42,7 +42,7 @@ function node(schema, field, value, before) {
 }
 
 function file(schema, root) {
-  const made = struct(schema, "file", root), table = schema.structs.file.fields.find(field => field.kind === "payloads").table
+  const made = struct(schema, "file", root), table = schema.structs.file.fields.find(field => field.node.kind === "payloads").node.table
   root[camel(table)].forEach((row, i) => {
     const type = schema.tensor_types.find(type => type.code === row.dtype)
     made[table][i].payload = null

@@ -64,7 +64,7 @@ def test_a_field_is_its_path_type_value_sentence_and_bytes(four_types: Path) -> 
     code, out, err = run(four_types)
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].endswith("four.glft: GLFT, 168 bytes")
+    assert lines[0].endswith("four.glft: GLFT version 1, 168 bytes")
     assert lines[4:7] == [
         "header -> version: u32 = 1",
         "  1; a file with another number is another format",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from construct import Container, len_, this
+from construct import Container, len_, obj_, this
 
 from glft_schema.expressions import Lookup, matching, nbytes_, parts, read, reverse_
 
@@ -39,12 +39,14 @@ def test_reading_and_computing(expression: Any, text: str, value: object) -> Non
 
 
 def test_paths_from_the_root_and_parameters() -> None:
-    assert str(read(this._root.header.version)) == "_root.header.version"
+    assert str(read(this._root.header.version)) == str(read(this._._root.header.version)) == "_root.header.version"
     assert str(read(this._params.out)) == "out"
 
 
-@pytest.mark.parametrize(
-    "function", [lambda at: 1, len_(lambda at: []), this.n + (lambda at: 1), Lookup(lambda at: {}, "k", 1)]
-)
+FUNCTIONS = [lambda at: 1, len_(lambda at: []), this.n + (lambda at: 1), Lookup(dict, "k", 1)]
+UNSAYABLE = [obj_ > 1, this.dims[0], this.n / 2, this]
+
+
+@pytest.mark.parametrize("function", [*FUNCTIONS, *UNSAYABLE])
 def test_functions_cannot_be_read(function: Any) -> None:
     assert read(function) is None

@@ -32,7 +32,7 @@ BAD = {
         "header -> magic",
         0,
         None,
-        "expected little-endian; this file is byte-swapped, found 0x54464C47",
+        "expected little-endian, not byte-swapped, found 0x54464C47",
     ),
     "version 0": (reference.write(b"", [], b"", version=0), "header -> version", 4, None, "expected 1, found 0"),
     "version 2": (reference.write(b"", [], b"", version=2), "header -> version", 4, None, "expected 1, found 2"),

@@ -6,10 +6,12 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import construct
 import pytest
+import torch
 from construct import Const, GreedyBytes, Int16ub, Int32ul, PascalString, PrefixedArray, this
 
 from glft_schema.cli.schema import find
@@ -18,12 +20,15 @@ from glft_schema.describe.as_json import as_data, as_json
 from glft_schema.describe.as_markdown import as_markdown
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.errors import SchemeError
-from glft_schema.expressions import Length, Reference
+from glft_schema.expressions import Reference
 from glft_schema.fields import Struct
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.numbers import f16, i8
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML
+from glft_schema.type_table import TypeTable
 
 FORMATS = [GLFT, GGUF]
 formats = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
@@ -61,7 +66,7 @@ def test_every_expression_is_in_pythons_grammar(format: Any) -> None:
         ast.parse(text, mode="eval")
 
 
-def test_gglf_header_has_offsets_and_gguf_says_where_they_vary() -> None:
+def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
     header = s.schema_of(GLFT).structs["header"]
     assert [(part.name, at) for part, at in zip(header.fields, header.offsets, strict=True)] == [
         ("magic", 0),
@@ -143,7 +148,6 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
     assert isinstance(switch, s.Switch)
     nested = next(case for case in switch.cases if case.name == "array")
     assert nested.node == s.List(Reference(("n",)), s.Ref("array"))
-    assert Length(Reference(("n",))) != nested.node
 
 
 @formats
@@ -153,14 +157,14 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
     payloads = {type_.payload for type_ in schema.types if type_.block}
     for name, struct in schema.structs.items():
         for part in struct.fields if name not in payloads else ():
-            assert f"`{part.name}` |" in text
             assert part.doc
-            assert part.doc.replace("|", "\\|") in text
+            assert any(f"| `{part.name}` |" in line and part.doc.replace("|", "\\|") in line for line in text.splitlines())
+            assert all(f"`{part.name}`: never {sentence}" in text for sentence in part.refuses)
         for rule in struct.rules:
-            assert f"`{rule.id}`" in text
             assert rule.expected
+            assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
     for type_ in schema.types:
-        assert f"### {type_.type.name}, code {type_.type.code}: " in text
+        assert f"### {type_.type.name}, code {type_.type.code}\n\n" in text
 
 
 def test_bits_of_q4_0_and_of_plain_numbers() -> None:
@@ -175,10 +179,41 @@ def test_bits_of_q4_0_and_of_plain_numbers() -> None:
 
 
 def test_bits_that_no_weight_needs() -> None:
-    """The sum s in Q8_1 and bsums in Q8_K are there for products; the top bit of an E4M3 scale is not looked at."""
+    """The sum s in Q8_1 and bsums in Q8_K are there for products."""
     assert set(weights_of_bits(GGML["q8_1"], 32)[16:32]) == {()}
     assert set(weights_of_bits(GGML["q8_k"], 256)[-256:]) == {()}
-    assert [weights_of_bits(GGML["nvfp4"], 64)[8 * i + 7] for i in range(4)] == [()] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "byte"), [("iq1_s", 3), ("iq1_m", 12), ("iq2_xs", 10), ("iq2_s", 5), ("iq3_s", 13), ("tq1_0", 35), ("nvfp4", 2)]
+)
+def test_bits_of_indices_against_all_values_of_their_byte(name: str, byte: int) -> None:
+    """In random blocks the byte is everything that it can be, and each of its bits is turned over."""
+    type_ = GGML[name]
+    assert type_.block
+    found: list[set[int]] = [set() for _ in range(8)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        block = torch.randint(0, 256, (type_.nbytes([1, type_.least_row]),), generator=generator)
+        blocks = block.to(torch.uint8).repeat(256, 1)
+        blocks[:, byte] = torch.arange(256).to(torch.uint8)
+        weights = type_.dequantize(blocks=blocks)
+        for bit in range(8):
+            changed = (weights != weights[torch.arange(256) ^ 1 << bit]) & ~weights.isnan()
+            found[bit] |= set(changed.any(0).nonzero().flatten().tolist())
+    assert [set(bit) for bit in weights_of_bits(type_, type_.least_row)[8 * byte : 8 * byte + 8]] == found
+
+
+def test_types_may_be_called_as_structs_of_the_container_are() -> None:
+    """Neither is taken for the other."""
+    block = Struct("d" / f16[1] * "scale", "codes" / i8[32] * "made-up codes")
+    type_ = block_type("Header", 201, 32, block, lambda d, codes: codes.float() * d.float())
+    schema = s.schema_of(replace(GGUF, types=TypeTable("own", *GGUF.types, type_)))
+    made = schema.types[-1]
+    assert schema.structs["header"].fields[0].name == "magic"
+    assert made.block == "header_"
+    assert [part.name for part in schema.structs[made.block].fields] == ["d", "codes"]
+    assert made.payload == "header_payload"
 
 
 def test_a_picture() -> None:
@@ -192,6 +227,9 @@ def test_a_picture() -> None:
         "       3 |       3       |       1       |",
     ]
     rows = [bit for i in range(9) for bit in [(i, i + 9)] * 7 + [()]]
+    planes = [(weight,) for start in (0, 100, 200, 300) for i in range(4) for weight in [start + i] * 8]
+    starts = [line.partition("|")[0].strip() for line in picture(planes, {})[1:]]
+    assert starts == ["0", "1", "...", "4", "5", "...", "... by 4", "15"]
     assert [line.split("|")[0].strip() for line in picture(rows, {})] == ["7   6   5   4   3   2   1   0", "0", "1", "...", "8"]
     assert picture(rows, {})[1] == "     0 | - |            0,9            |"
 

@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import blame, safe
+from glft_schema.cli.terminal import blame
 from glft_schema.container import open
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
+from glft_schema.describe.tables import title
 from glft_schema.errors import SchemeError, shown
 from glft_schema.names import matching
 
@@ -60,7 +61,7 @@ def explain(
                 raise SchemeError(f"expected one tensor that matches {shown(tensor)}, found {len(names)}")
             lines = view.tensor(names[0])
         else:
-            print(f"{safe(str(file))}: {opened.format.name}, {found.nbytes:,} bytes")
+            print(title(opened))
             lines = view.whole()
         for line in lines:
             print(line)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from enum import Enum
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from glft_schema.cli.terminal import request
 from glft_schema.container import FORMATS
-from glft_schema.describe.as_c import as_c
-from glft_schema.describe.as_imhex import as_imhex
-from glft_schema.describe.as_json import as_json
-from glft_schema.describe.as_markdown import as_markdown
-from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
 
-WRITERS = {"markdown": as_markdown, "json": as_json, "kaitai": as_kaitai, "c": as_c, "imhex": as_imhex}
+# The module of describe that writes each language; its function is called as the last part of its name.
+WRITERS = {"markdown": "as_markdown", "json": "as_json", "kaitai": "kaitai.as_kaitai", "c": "as_c", "imhex": "as_imhex"}
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
 DEFAULT = next(iter(Language))
 
@@ -30,7 +27,9 @@ def schema(
 ) -> None:
     """Print the schema of a format or a tensor type, derived from its declaration."""
     with request():
-        print(WRITERS[language.value](schema_of(find(name))), end="")
+        described = find(name)
+        module = import_module(f"glft_schema.describe.{WRITERS[language.value]}")  # the others are not needed
+        print(getattr(module, WRITERS[language.value].rpartition(".")[2])(schema_of(described)), end="")
 
 
 def find(name: str) -> Format | TensorType:

@@ -11,6 +11,7 @@ import typer
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
 from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
 from glft_schema.container import Container, findings
+from glft_schema.errors import SchemeError
 from glft_schema.file import File
 from glft_schema.rules import GGML, RULE_SETS, SPEC, Finding
 from glft_schema.verify import Comparison, compare
@@ -32,6 +33,8 @@ def verify(
     source after quantizing: the two are expected to be equal. Exit code 1 where a rule is broken or tensors are not equal.
     """
     with blame(file), Container.parse_file(file) as parsed:
+        if exclude and against is None:
+            raise SchemeError("expected --against with --exclude, found none")
         sets = rules or [SPEC, GGML]
         found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, sets)]
         state = f"{len(found)} broken of the rules" if found else "all rules hold"

@@ -11,6 +11,7 @@ from glft_schema.atomic import atomic_write
 from glft_schema.checkpoints import open_checkpoint
 from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
 from glft_schema.container import Container
+from glft_schema.errors import SchemeError
 
 
 def view(
@@ -28,6 +29,8 @@ def view(
     from glft_schema.describe.page.render import page  # jinja2 takes a while
 
     with blame(file), Container.parse_file(file) as parsed:
+        if exclude and against is None:
+            raise SchemeError("expected --against with --exclude, found none")
         refuse_overwriting(out, file)
         source = None
         if against is not None:

@@ -187,16 +187,18 @@ class _Header:
             run, before = [], piece.name if piece else ""
         return found
 
-    def outcomes(self, run: list[_Piece]) -> Iterator[tuple[str, str, dict[str, bool]]]:
+    def outcomes(self, run: list[_Piece]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
         """Yields, for each outcome of the conditions in a run, a part of a name, a sentence, and what holds."""
-        conditions = {words(node.condition): node.condition for piece in run if isinstance(node := piece.node, s.Either)}
+        conditions = list(dict.fromkeys(node.condition for piece in run if isinstance(node := piece.node, s.Either)))
+        names = Names(())
+        named = {condition: names.of(words(condition)) for condition in conditions}
         for holds in itertools.product((True, False), repeat=len(conditions)):
             outcome = dict(zip(conditions, holds, strict=True))
-            suffix = "".join(f"_{'if' if true else 'unless'}_{condition}" for condition, true in outcome.items())
-            where = " and ".join(f"{'where' if true else 'unless'} {said(conditions[name])}" for name, true in outcome.items())
+            suffix = "".join(f"_{'if' if true else 'unless'}_{named[condition]}" for condition, true in outcome.items())
+            where = " and ".join(f"{'where' if true else 'unless'} {said(condition)}" for condition, true in outcome.items())
             yield suffix, f"Stands {where}." if where else "", outcome
 
-    def packed(self, name: str, sentences: list[str], run: list[_Piece], outcome: Mapping[str, bool]) -> None:
+    def packed(self, name: str, sentences: list[str], run: list[_Piece], outcome: Mapping[Expression, bool]) -> None:
         """Puts a packed struct, and assertions of its size and offsets."""
         self.comment(*sentences)
         self.put("#pragma pack(push, 1)", f"struct {name} {{")
@@ -221,10 +223,10 @@ class _Header:
             self.assertion(f"offsetof(struct {name}, {field}) == {offset}")
         self.put("")
 
-    def member(self, node: s.Node, outcome: Mapping[str, bool]) -> tuple[str, str, int] | None:
+    def member(self, node: s.Node, outcome: Mapping[Expression, bool]) -> tuple[str, str, int] | None:
         """Returns the type of a member, its dims in brackets and its bytes, or None where these vary."""
         if isinstance(node, s.Either):
-            node = node.then if outcome.get(words(node.condition)) else node.otherwise
+            node = node.then if outcome.get(node.condition) else node.otherwise
         if isinstance(node, s.Code):
             return self.member(node.number, outcome)
         size = self.schema.size(node)
@@ -314,7 +316,7 @@ class _Header:
             f"{type_.type.name}, code {type_.type.code}. A payload of [out, in] weights, in order:",
             *(f"    {part.name}: {self.words_of(part.node)}. {part.doc}" for part in fields),
             *(f"    {rule_text(rule)}" for rule in type_.rules),
-            f"Dequantized: {inspect.getdoc(type_.type.dequantize) or ''}",
+            f"A weight is {type_.formula}",
         )
         if type_.block:
             self.struct(self.schema.structs[type_.block])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Any
 
@@ -20,7 +19,7 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
     """Returns the schema as lists, dicts, text and numbers."""
     return {
         "title": schema.title,
-        "byte_orders": list(schema.byte_orders),
+        "byte_orders": list(schema.byte_orders) if schema.format else None,
         "root": s.FILE if schema.format else schema.types[0].payload,
         "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
         "tables": {
@@ -34,9 +33,17 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
 def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
     fields = []
     for part, offset in zip(struct.fields, struct.offsets, strict=True):
-        made = {"name": part.name, "doc": part.doc, "offset": offset, "size": schema.size(part.node), **_node(part.node)}
+        made: dict[str, Any] = {
+            "name": part.name,
+            "doc": part.doc,
+            "offset": offset,
+            "size": schema.size(part.node),
+            "node": _node(part.node),
+        }
         if part.is_count:
             made["is_count"] = True
+        if part.refuses:
+            made["refuses"] = list(part.refuses)
         if part.value is not None:
             made["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
         fields.append(made)
@@ -64,7 +71,7 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
         "weights": type_.weights,
         "nbytes": type_.nbytes,
         "row_nbytes": type_.row_nbytes,
-        "formula": inspect.getdoc(type_.type.dequantize),
+        "formula": type_.formula,
         "has_encoder": type_.type.quantize is not None,
     }
 
@@ -97,7 +104,7 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Code():
             return {"kind": "code", "table": s.table_name(node.table), "number": _node(node.number)}
         case s.Switch():
-            cases = [{"name": case.name, "code": case.code, **_node(case.node)} for case in node.cases]
+            cases = [{"name": case.name, "code": case.code, "node": _node(case.node)} for case in node.cases]
             return {"kind": "switch", "on": in_python(node.on), "cases": cases}
         case s.Ref():
             return {"kind": "struct", "struct": node.name}

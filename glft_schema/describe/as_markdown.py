@@ -5,24 +5,42 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 
 from glft_schema.describe import schema as s
 from glft_schema.describe.bit_picture import picture, weights_of_bits
-from glft_schema.expressions import Constant, Expression
+from glft_schema.describe.languages import held_by
+from glft_schema.expressions import Constant, Expression, outermost
 from glft_schema.rules import Check
 
 NO_BYTES = "no bytes"
+NUMBERS = """`u8` to `u64` are unsigned, `i8` to `i64` in two's complement, `f16`, `f32` and `f64` are IEEE 754,
+  `bf16` is the upper half of an `f32`. Nothing is aligned unless it says so."""
+MATRIX = """- A payload's tensor is seen as a matrix: `dims` are its sizes in torch's order, the slowest first; `out` is the
+  first of them, `in` the product of the others; with fewer than two dims there is one row. Arrays are in C order.
+"""
+PICTURES = """- In pictures, bit 7 of each byte is on the left, and each bit has the weights that it has a part in. Bytes that
+  are left out at `...` go on as the two before them; those at `... by 32` go on as the bytes 32 and 64 before them.
+"""
+PATHS = """- Names with dots are paths to fields, `_root` is the file. `value_or(mapping, key, default)` is the value of a key,
+  or the default; `reversed` turns a list round.
+"""
 
 
 def as_markdown(schema: s.Schema) -> str:
     """Returns the reference of a format or of a tensor type."""
     if schema.format is None:
-        return "".join(type_section(type_, schema, 1) for type_ in schema.types)
-    parts = [f"# {schema.title}\n", structs_reference(schema), codes_reference(schema), "\n## Tensor types\n"]
+        return "\n".join([*(type_section(type_, schema, 1) for type_ in schema.types), notation(schema)])
+    parts = [f"# {schema.title}\n", notation(schema), structs_reference(schema), codes_reference(schema), "\n## Tensor types\n"]
     parts += [types_table(schema), types_reference(schema)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
+
+
+def notation(schema: s.Schema) -> str:
+    """Returns what one has to know to read the rest: byte order, numbers, and the names in expressions."""
+    orders = {None: "in the byte order of the file", 1: "little-endian", 2: "little- or big-endian, as the file is"}
+    order = orders[len(schema.byte_orders) if schema.format else None]
+    return f"- Numbers are {order}, in payloads, too. {NUMBERS}\n{MATRIX}{PICTURES}{PATHS if schema.format else ''}"
 
 
 def structs_reference(schema: s.Schema) -> str:
@@ -47,7 +65,7 @@ def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, what is expected, who holds it."""
     payloads = {type_.payload for type_ in schema.types}
     rules = [rule for name, struct in schema.structs.items() if name not in payloads for rule in struct.rules]
-    rows = [(f"`{rule.id}`", rule.field, rule.expected, _held_by(rule)) for rule in rules]
+    rows = [(f"`{rule.id}`", rule.field, rule.expected, held_by(rule)) for rule in rules]
     return _table(("rule", "field", "expected", "held by"), rows, "::::")
 
 
@@ -68,21 +86,21 @@ def types_reference(schema: s.Schema) -> str:
 
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
-    count = f"{type_.weights} weights" if type_.weights > 1 else "a weight"
-    nbytes = f"{type_.nbytes} bytes" if type_.nbytes > 1 else "a byte"
-    per_weight = type_.nbytes / type_.weights
-    head = f"{'#' * level} {type_.type.name}, code {type_.type.code}: {count} in {nbytes}"
-    sizes = f"{8 * per_weight:g} bits or {per_weight:g} bytes a weight"
-    sizes += f", and {type_.row_nbytes} bytes a row." if type_.row_nbytes else "."
+    head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
+    sizes = f"{type_.sizes[0].upper()}{type_.sizes[1:]}, {type_.nbytes / type_.weights:g} bytes."
     sizes += "" if type_.type.quantize else " Without encoder."
     struct = schema.structs[type_.block or type_.payload]
     weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row
     places = type_.type.places([1, weights]) if type_.block is None else {}
     starts = {start: name for name, (start, _) in places.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
-    formula = " ".join((inspect.getdoc(type_.type.dequantize) or "").partition("\n\n")[0].split()).replace("*", r"\*")
     lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text"]
-    lines += [*picture(weights_of_bits(type_.type, weights), starts), "```", "", f"A weight is {formula}"]
+    lines += [
+        *picture(weights_of_bits(type_.type, weights), starts),
+        "```",
+        "",
+        f"A weight is {type_.formula.replace('*', chr(92) + '*')}",
+    ]
     return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules)]) + "\n"
 
 
@@ -93,7 +111,9 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> str:
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
-    return "\n".join([*_fields(struct, schema), *_rules(struct.rules)]) + "\n"
+    refused = [f"- `{part.name}`: never {sentence} (always)" for part in struct.fields for sentence in part.refuses]
+    rules = _rules(struct.rules)
+    return "\n".join([*_fields(struct, schema), *(rules or ([""] if refused else [])), *refused]) + "\n"
 
 
 def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
@@ -107,12 +127,8 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
 
 
 def _rules(rules: Iterable[Check]) -> list[str]:
-    lines = [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {_held_by(rule)})" for rule in rules]
+    lines = [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules]
     return ["", *lines] if lines else []
-
-
-def _held_by(rule: Check) -> str:
-    return "always" if rule.is_always_needed else ", ".join(rule.sets)
 
 
 def _stored(name: str, schema: s.Schema) -> str:
@@ -162,8 +178,7 @@ def words(node: s.Node) -> str:
 
 def _words(expression: Expression, quote: str = "`") -> str:
     """Returns an expression, without the parentheses around it all."""
-    text = str(expression)
-    text = text[1:-1] if text.startswith("(") and text.endswith(")") else text
+    text = outermost(expression)
     return text if isinstance(expression, Constant) else f"{quote}{text}{quote}"
 
 

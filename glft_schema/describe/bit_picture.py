@@ -6,7 +6,7 @@ dequantizes a row with each of its bits turned over in turn, and the weights tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
@@ -15,6 +15,7 @@ from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_types import TensorType
 
 QUIET = 16  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them
+CONTEXTS = 64  # payloads in which every value of a byte is tried, where what a bit of it changes depends on its others
 SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
 CELLS = range(3, 10)  # characters of a bit: as few as its labels need
@@ -39,22 +40,76 @@ def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
 
     Bit ``8 i + b`` is bit ``b`` of byte ``i``, 0 being the lowest.
     """
-    nbits = 8 * type_.nbytes([1, count])
+    nbytes = type_.nbytes([1, count])
     generator = torch.Generator().manual_seed(SEED)
-    touched = torch.zeros(nbits, count, dtype=torch.bool)
+    touched = torch.zeros(8 * nbytes, count, dtype=torch.bool)
     quiet = 0
     while quiet < QUIET:
-        known = int(touched.sum())
-        payload = torch.randint(0, 256, (nbits // 8,), generator=generator, dtype=torch.int16).to(torch.uint8)
-        before = _dequantized(type_, payload.unsqueeze(0), count)
-        for start in range(0, nbits, step := max(TAKEN // count, 1)):
-            turned = torch.arange(start, min(start + step, nbits))
-            payloads = payload.repeat(len(turned), 1)
-            payloads[torch.arange(len(turned)), turned // 8] ^= (1 << turned % 8).to(torch.uint8)
-            after = _dequantized(type_, payloads, count)
-            touched[turned] |= (after != before) & ~(after.isnan() & before.isnan())
+        known, payload = int(touched.sum()), _random(nbytes, generator)
+        touched |= _turned_over(type_, payload, count)
         quiet = quiet + 1 if int(touched.sum()) == known else 0
+    for group in _apart([i for i in range(nbytes) if _is_ragged(touched[8 * i : 8 * i + 8])], touched):
+        for _ in range(CONTEXTS):
+            _all_values(type_, _random(nbytes, generator), group, touched)
     return [tuple(row.nonzero().flatten().tolist()) for row in touched]
+
+
+def _random(nbytes: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.int16).to(torch.uint8)
+
+
+def _turned_over(type_: TensorType, payload: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns bool [bits, weights]: the weights that change when a bit of `payload` is turned over."""
+    found, nbits = [], 8 * len(payload)
+    before = _dequantized(type_, payload.unsqueeze(0), count)
+    for start in range(0, nbits, step := max(TAKEN // count, 1)):
+        turned = torch.arange(start, min(start + step, nbits))
+        payloads = payload.repeat(len(turned), 1)
+        payloads[torch.arange(len(turned)), turned // 8] ^= (1 << turned % 8).to(torch.uint8)
+        found.append(_differ(_dequantized(type_, payloads, count), before))
+    return torch.cat(found)
+
+
+def _is_ragged(bits: torch.Tensor) -> bool:
+    """Tells whether bits of a byte seem to have parts in some of the same weights, but not in all: bool [8, weights].
+
+    So it is where a byte is an index into a table: what one bit of it changes depends much on the others.
+    """
+    return any(
+        not bool((one == other).all()) and (bool((one & other).any()) or not bool(other.any()))
+        for one in bits
+        for other in bits
+    )
+
+
+def _apart(places: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
+    """Returns bytes in groups whose bytes have no weight in common, so that they can be varied together."""
+    groups: list[tuple[list[int], torch.Tensor]] = []
+    for i in places:
+        weights = touched[8 * i : 8 * i + 8].any(0)
+        for k, (group, taken) in enumerate(groups):
+            if not bool((taken & weights).any()):
+                groups[k] = ([*group, i], taken | weights)
+                break
+        else:
+            groups.append(([i], weights))
+    return [group for group, _ in groups]
+
+
+def _all_values(type_: TensorType, payload: torch.Tensor, group: list[int], touched: torch.Tensor) -> None:
+    """Notes the weights that change when bits of the bytes of `group` are turned over, whatever else these bytes are."""
+    values = torch.arange(256)
+    payloads = payload.repeat(256, 1)
+    payloads[:, group] = values.to(torch.uint8).unsqueeze(1)
+    numbers = _dequantized(type_, payloads, touched.shape[1])
+    for bit in range(8):
+        changed = _differ(numbers, numbers[values ^ 1 << bit]).any(0)
+        for i in group:
+            touched[8 * i + bit] |= changed & touched[8 * i : 8 * i + 8].any(0)
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return (one != other) & ~(one.isnan() & other.isnan())
 
 
 def _dequantized(type_: TensorType, payloads: torch.Tensor, count: int) -> torch.Tensor:
@@ -77,24 +132,35 @@ def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[
         fields: names by the first byte of each.
     """
     rows = [tuple(bits[8 * i : 8 * i + 8]) for i in range(len(bits) // 8)]
-    last = len(rows) - 1
-    kept = {last, *fields}
-    shown = [i for i in range(len(rows)) if i in kept or not any(_continues(rows[i::-k][:3]) for k in PERIODS)]
-    runs = {i: _runs(rows[i]) for i in shown}
-    cell = next((cell for cell in CELLS if all(_fits(run, cell) for row in runs.values() for run in row)), CELLS[-1])
+    runs = {i: _runs(row) for i, row in enumerate(rows)}
+    periods = [_period(rows, i) if 0 < i < len(rows) - 1 and i not in fields else 0 for i in range(len(rows))]
+    shown = [i for i, period in enumerate(periods) if not period]
+    cell = next((cell for cell in CELLS if all(_fits(run, cell) for i in shown for run in runs[i])), CELLS[-1])
     width = max((len(name) for name in fields.values()), default=0)
     lines = [" " * (width + 8) + " ".join(f"{bit:^{cell}}" for bit in range(7, -1, -1)).rstrip()]
-    for before, i in zip([-1, *shown], shown, strict=False):
-        if i > before + 1:
-            lines.append(" " * (width + 3) + "...")
-        lines.append(f"{fields.get(i, ''):<{width}} {i:>5} |{'|'.join(_cell(run, cell) for run in runs[i])}|")
+    by = 0
+    for i, period in enumerate(periods):
+        if not period:
+            lines.append(f"{fields.get(i, ''):<{width}} {i:>5} |{'|'.join(_cell(run, cell) for run in runs[i])}|")
+            by = 0
+        elif not (by and _follows(rows, i, by)):
+            lines.append(" " * (width + 3) + ("..." if period == 1 else f"... by {period}"))
+            by = period
     return lines
+
+
+def _period(rows: Sequence[tuple[tuple[int, ...], ...]], i: int) -> int:
+    """Returns how many bytes before it the byte is that row `i` goes on from, or 0 where it goes on from none."""
+    return next((period for period in PERIODS if _follows(rows, i, period)), 0)
+
+
+def _follows(rows: Sequence[tuple[tuple[int, ...], ...]], i: int, period: int) -> bool:
+    """Tells whether row `i` is as far from that `period` before it as that one is from the one before it."""
+    return i >= 2 * period and _continues((rows[i], rows[i - period], rows[i - 2 * period]))
 
 
 def _continues(rows: Sequence[tuple[tuple[int, ...], ...]]) -> bool:
     """Tells whether three rows, the last one first, are equally far from each other."""
-    if len(rows) < 3:
-        return False
     third, second, first = rows
     for one, two, three in zip(first, second, third, strict=True):
         step = two[0] - one[0] if one and two else 0

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
+import numpy as np
+
 from glft_schema.container import trace_fields
 from glft_schema.describe import schema as s
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
@@ -236,8 +238,7 @@ class _Fields:
     """The fields of a parsed file, each with its declaration."""
 
     def __init__(self, file: File) -> None:
-        self._schema = s.Schema(file.format.name, file.format)
-        s.node_of(file.format.struct, self._schema, s.FILE)
+        self._schema = s.container_schema(file.format)
         self._order = file.tensors.order if isinstance(file.tensors, TensorMap) else "little"
         self.reader = NodeReader(file.source, self._order)
         nodes = [part.node for part in self._schema.structs[s.FILE].fields]
@@ -297,6 +298,7 @@ class _Fields:
 
     def _stretch(self, span: Span, row: _Row, declared: s.Field, node: s.Node) -> Stretch:
         kind, value, count = FIELD, list(span.value) if isinstance(span.value, list) else span.value, None
+        value = value.item() if isinstance(value, np.generic) else value
         if isinstance(node, s.Padding):
             kind, value = PADDING, None
         elif isinstance(node, s.List) and value is not None:
@@ -336,7 +338,7 @@ class _Fields:
             place_of = types[offset]
             if place_of not in made:
                 made[place_of] = self._fields_of(*place_of)
-            path = f"{span.path}{STEP}{shown(named[0])}"
+            path = f"{span.path}{STEP}{named[0]!r}"  # whole: two long names may begin alike
             if not made[place_of]:
                 yield Stretch(start, end, path, FIELD, "bytes", "of a type that is not known", None, tuple(named))
             for at, size, declared, type_, inner in made[place_of]:

@@ -51,6 +51,8 @@ class HexView:
     def whole(self) -> Iterator[str]:
         """Yields lines about the whole file, long stretches folded."""
         for stretch in self._map:
+            if len(stretch.tensors) > 1:
+                yield self._owner(stretch)
             yield from self._folded(stretch)
         if unclaimed := self._map.unclaimed:
             nbytes = sum(stretch.nbytes for stretch in unclaimed)
@@ -136,7 +138,8 @@ class HexView:
         if stretch.kind != FIELD:
             path = f"{path} ({stretch.kind})" if stretch.path else path
         value = value_text(stretch) if with_value else ""
-        type_ = f"{stretch.type}, {stretch.nbytes:,} bytes" if not value else stretch.type
+        nbytes = f"{stretch.nbytes:,} bytes" if stretch.nbytes > 1 else "1 byte"
+        type_ = f"{stretch.type}, {nbytes}" if not value else stretch.type
         about = f"{type_} = {value}" if value else type_
         style = UNCLAIMED if stretch.kind == UNCLAIMED else "path"
         if len(path) + 2 + len(about) <= self._width:

@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator
 
 from glft_schema.describe import schema as s
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference
-from glft_schema.rules import LENIENT, Check
+from glft_schema.rules import Check
 
 # fmt: off
 SIGNS = {
     "==": "is", "!=": "is_not", "<": "is_below", "<=": "is_at_most", ">": "is_above", ">=": "is_at_least",
-    "&": "and", "|": "or", "+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo",
+    "&": "and", "|": "or", "+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo", "^": "xor", "<<": "shifted_up",
+    ">>": "shifted_down",
 }
 # fmt: on
 
@@ -64,8 +65,12 @@ def words(expression: Expression) -> str:
 
 def rule_text(rule: Check) -> str:
     """Returns a rule as a comment has it: ``rule glft-name, always: expected at least one character``."""
-    when = "always" if LENIENT in rule.sets else ", ".join(rule.sets)
-    return f"rule {rule.id}, {when}: expected {rule.expected}"
+    return f"rule {rule.id}, {held_by(rule)}: expected {rule.expected}"
+
+
+def held_by(rule: Check) -> str:
+    """Returns in whose eyes a rule holds."""
+    return "always" if rule.is_always_needed else ", ".join(rule.sets)
 
 
 def plain(text: str) -> str:

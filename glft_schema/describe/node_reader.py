@@ -19,7 +19,18 @@ from construct.expr import opnames
 from glft_schema import numbers
 from glft_schema.bulk import StoredStrings
 from glft_schema.describe import schema as s
-from glft_schema.expressions import Constant, Expression, Length, Matches, Operation, Reference, Reversed, ValueOfKey, nbytes
+from glft_schema.expressions import (
+    Constant,
+    Expression,
+    Length,
+    Matches,
+    Operation,
+    Reference,
+    Reversed,
+    ValueOfKey,
+    nbytes,
+    outermost,
+)
 from glft_schema.numbers import BIG, LITTLE, ByteOrder
 from glft_schema.source import Source
 
@@ -339,7 +350,7 @@ def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None 
         case s.Counted():
             return f"{inner(node.item)}[] after {inner(node.count)}"
         case s.Numbers():
-            return f"{node.number.kind}[{', '.join(str(dim).strip('()') for dim in node.dims)}]"
+            return f"{node.number.kind}[{', '.join(map(outermost, node.dims))}]"
         case s.BlockArray():
             return f"{node.block}[out, in // {node.weights}]"
         case s.Padding():

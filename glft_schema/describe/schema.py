@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import singledispatch
 from typing import Any
 
@@ -198,6 +200,7 @@ class Field:
         is_count: whether it says how much of something else there is.
         value: what it is unless told otherwise; None where there is no such value.
         rules: those that guard it.
+        refuses: what else is never accepted there, in words.
     """
 
     name: str
@@ -206,6 +209,7 @@ class Field:
     is_count: bool = False
     value: int | bytes | None = None
     rules: tuple[Check, ...] = ()
+    refuses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,6 +253,20 @@ class TypeOf:
     row_nbytes: int
     rules: tuple[Check, ...]
 
+    @property
+    def sizes(self) -> str:
+        """Its bytes, in words."""
+        per_weight = Fraction(self.nbytes, self.weights)
+        bits = f"{float(8 * per_weight):g} bits" if 8 * per_weight != 1 else "1 bit"
+        count = f"{self.weights} weights" if self.weights > 1 else "a weight"
+        nbytes = f"{self.nbytes} bytes" if self.nbytes > 1 else "a byte"
+        return f"{count} in {nbytes}, {bits} each" + (f", and {self.row_nbytes} bytes for each row" if self.row_nbytes else "")
+
+    @property
+    def formula(self) -> str:
+        """What a weight is, in words: the first paragraph of the formula's docstring."""
+        return " ".join((inspect.getdoc(self.type.dequantize) or "").partition("\n\n")[0].split())
+
 
 @dataclass
 class Schema:
@@ -259,12 +277,14 @@ class Schema:
         format: the format; None of a tensor type alone.
         structs: by name; of a format, `FILE` is the whole.
         types: the tensor types, by code.
+        read: the names of the fields of each struct, as declared.
     """
 
     title: str
     format: Format | None = None
     structs: dict[str, StructOf] = field(default_factory=dict)
     types: list[TypeOf] = field(default_factory=list)
+    read: dict[str, list[str | None]] = field(default_factory=dict, repr=False)
 
     @property
     def tables(self) -> dict[str, TypeTable[Any]]:
@@ -274,7 +294,7 @@ class Schema:
 
     @property
     def byte_orders(self) -> tuple[str, ...]:
-        """The byte orders that files can have."""
+        """The byte orders that files can have; of a tensor type alone little-endian, which is what readers of it start with."""
         nodes = [part.node for struct in self.structs.values() for part in struct.fields]
         return ("little", "big") if any(isinstance(node, ByteOrder) for node in nodes) else ("little",)
 
@@ -307,19 +327,27 @@ def schema_of(described: Format | TensorType) -> Schema:
         schema = Schema(described.name)
         schema.types.append(_type_of(described, schema))
         return schema
-    schema = Schema(described.name, described)
-    node_of(described.struct, schema, FILE)
+    schema = container_schema(described)
     schema.types.extend(_type_of(type_, schema) for type_ in sorted(described.types, key=lambda type_: type_.code))
     return schema
 
 
+def container_schema(format: Format) -> Schema:
+    """Reads a format without its tensor types."""
+    schema = Schema(format.name, format)
+    node_of(format.struct, schema, FILE)
+    return schema
+
+
 def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
-    payload, block = (type_.scheme, None) if type_.block is None else (f"{type_.scheme}_payload", type_.scheme)
-    node_of(type_.payload, schema, payload)
+    payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
+    assert isinstance(payload, Ref)
+    nodes = [part.node for part in schema.structs[payload.name].fields]
+    block = next((node.block for node in nodes if isinstance(node, BlockArray)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
-    return TypeOf(type_, payload, block, weights, nbytes, row - nbytes, schema.structs[payload].rules)
+    return TypeOf(type_, payload.name, block, weights, nbytes, row - nbytes, schema.structs[payload.name].rules)
 
 
 def table_name(table: TypeTable[Any]) -> str:
@@ -355,22 +383,35 @@ def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
 @node_of.register(construct.Struct)
 def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
     name = getattr(declared, "title", "") or name
+    names = [part.name for part in declared.subcons]
+    while name in schema.structs and schema.read[name] != names:  # another struct that is called the same
+        name += "_"
     if name in schema.structs:  # itself, some levels above, or read before
         return Ref(name)
-    schema.structs[name] = StructOf(name, (), (), (), None)
+    schema.structs[name], schema.read[name] = StructOf(name, (), (), (), None), names
     rules = tuple(part for part in declared.subcons if isinstance(part, Check))
     made = []
     for part in declared.subcons:
         if not isinstance(part, Check):
             node = node_of(part, schema, part.name or name)
             guards = tuple(rule for rule in rules if rule.field == part.name)
-            made.append(Field(part.name or "", part.docs, node, fields.is_count(part), default_of(part), guards))
+            is_count, default, refuses = fields.is_count(part), default_of(part), _refused_by(part)
+            made.append(Field(part.name or "", part.docs, node, is_count, default, guards, refuses))
     offsets: list[int | None] = [0]
     for part in made:
         size = schema.size(part.node)
         offsets.append(None if size is None or offsets[-1] is None else offsets[-1] + size)
     schema.structs[name] = StructOf(name, tuple(made), rules, tuple(offsets[:-1]), offsets[-1])
     return Ref(name)
+
+
+def _refused_by(part: construct.Construct) -> tuple[str, ...]:
+    """Returns what the constructs that a field is wrapped in say that they refuse."""
+    refused: tuple[str, ...] = ()
+    while isinstance(part, construct.Subconstruct):
+        refused += getattr(part, "refuses", ())
+        part = part.subcon
+    return refused + getattr(part, "refuses", ())
 
 
 def default_of(part: construct.Construct) -> int | bytes | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glft_schema.errors import safe, shown
@@ -76,11 +77,15 @@ class Table:
 
 def tensors_table(tensors: Mapping[str, Tensor]) -> Table:
     """Returns a row for each tensor: its name, type, shape, bytes, and where its payload is."""
+    shown_ones = [tensors[name] for name in islice(tensors, ROWS)]
+    of_set = len({tensor.file for tensor in shown_ones}) > 1
     rows = [
-        (safe(name, NAME), str(tensor.dtype), str(list(tensor.shape)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
-        for name, tensor in ((name, tensors[name]) for name in islice(tensors, ROWS))
+        (*((safe(Path(tensor.file).name, NAME),) if of_set else ()), safe(tensor.name, NAME), str(tensor.dtype))
+        + (str(list(tensor.shape)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
+        for tensor in shown_ones
     ]
-    return Table(f"{len(tensors):,} tensors", ("name", "type", "shape", "bytes", "at byte"), rows, len(tensors) - len(rows), 2)
+    head = (*(("file",) if of_set else ()), "name", "type", "shape", "bytes", "at byte")
+    return Table(f"{len(tensors):,} tensors", head, rows, len(tensors) - len(rows), 2)
 
 
 def metadata_table(metadata: Mapping[str, Any]) -> Table:

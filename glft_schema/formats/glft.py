@@ -68,6 +68,8 @@ class KeyValueLines(construct.Construct):
     Parses into `Metadata`, builds from any mapping of str to str, takes the bytes of its lines.
     """
 
+    refuses = ("a line without `=` or with nothing before it", "a key that comes twice", "text that is not UTF-8")
+
     def __init__(self, size: Any) -> None:
         super().__init__()
         self.size = size
@@ -132,7 +134,7 @@ def metadata_len(header: Any) -> int:
 # fmt: off
 Header = Struct(
     "magic"        / Default(Int32ul, MAGIC)                        * "0x474C4654, 'GLFT' read from the highest byte down",
-    Rule("glft-byte-order", "magic", this.magic != SWAPPED_MAGIC, "little-endian; this file is byte-swapped", show=as_hex),
+    Rule("glft-byte-order", "magic", this.magic != SWAPPED_MAGIC, "little-endian, not byte-swapped", show=as_hex),
     Rule("glft-magic", "magic", this.magic == MAGIC, as_hex(MAGIC), show=as_hex),
     "version"      / Default(Int32ul, VERSION)                      * "1; a file with another number is another format",
     Rule("glft-version", "version", this.version == VERSION, f"{VERSION}"),

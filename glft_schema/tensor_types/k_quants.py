@@ -68,7 +68,7 @@ def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Te
 
 
 def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
-    """as Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
+    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
     fifth = planes(qh, 1)
     return _with_minimum(planes(qs, 4) | fifth << 4, d, dmin, scales)
 

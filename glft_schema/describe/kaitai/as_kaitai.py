@@ -6,7 +6,6 @@ no word for a small type of our own. See docs/formats/kaitai.md.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from glft_schema.describe.kaitai.names import Names
 from glft_schema.describe.kaitai.rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
 from glft_schema.expressions import Reversed, read
-from glft_schema.rules import LENIENT, Check, Rule
+from glft_schema.rules import Check, Rule
 
 LICENSE = "MIT"
 COMPILER = "0.11"  # the first that knows all that is written here
@@ -176,9 +175,8 @@ def _about_type(types: Types, struct: str) -> Iterator[str]:
     """Yields what is known of the tensor type whose payload or block a struct is."""
     for type_ in types.schema.types:
         if struct in (type_.payload, type_.block):
-            count = f"{type_.weights} weights" if type_.weights > 1 else "a weight"
-            yield f"{type_.type.name}, code {type_.type.code}: {count} in {type_.nbytes} bytes."
-            yield " ".join((inspect.getdoc(type_.type.dequantize) or "").split())
+            yield f"{type_.type.name}, code {type_.type.code}: {type_.sizes}."
+            yield f"A weight is {type_.formula}"
 
 
 def _instance(types: Types, node: s.Derived | s.ByteOrder, at: At) -> Attr | None:
@@ -206,7 +204,7 @@ def _with_doc(attr: Attr, about: list[str]) -> Attr:
 
 def _sentence(rule: Check) -> str:
     """Returns a rule with its id, and in whose eyes it holds unless it always does."""
-    sets = "" if LENIENT in rule.sets else f" ({', '.join(rule.sets)})"
+    sets = "" if rule.is_always_needed else f" ({', '.join(rule.sets)})"
     return f"Rule {rule.id}{sets}: expected {rule.expected}."
 
 
@@ -223,7 +221,7 @@ def _checks(types: Types, struct: s.StructOf, at: At) -> Iterator[tuple[Check, s
     """Yields the rules that always hold and can be said, each with the field after which it can be asked."""
     names = [part.name for part in struct.fields]
     for rule in struct.rules:
-        condition = read(rule.holds) if isinstance(rule, Rule) and LENIENT in rule.sets else None
+        condition = read(rule.holds) if isinstance(rule, Rule) and rule.is_always_needed else None
         if condition is None or not is_condition(condition):
             continue
         near = [ref.names[0] for ref in references(condition) if ref.names and not ref.up and not ref.of_root]

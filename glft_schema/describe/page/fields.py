@@ -105,16 +105,14 @@ class FieldTree:
 
 def _docs_of_regions(map: ByteMap) -> dict[str, str]:
     """Returns the sentence of each region."""
-    schema = s.Schema(map.file.format.name, map.file.format)
-    s.node_of(map.file.format.struct, schema, s.FILE)
-    return {part.name: part.doc for part in schema.structs[s.FILE].fields}
+    return {part.name: part.doc for part in s.container_schema(map.file.format).structs[s.FILE].fields}
 
 
 def path_steps(stretch: Stretch) -> list[str]:
     """Returns the steps of a path; a tensor's name in it is one, whatever it has in it."""
     if stretch.path == PAYLOADS_REGION and stretch.kind != FIELD:
         return [stretch.path, stretch.kind]
-    label = shown(stretch.tensor) if stretch.tensor is not None else ""
+    label = repr(stretch.tensor) if stretch.tensor is not None else ""
     if STEP not in label or label not in stretch.path:
         return (stretch.path or stretch.kind).split(STEP)
     before, _, after = stretch.path.partition(label)
