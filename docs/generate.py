@@ -13,16 +13,20 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import glft_schema
-from glft_schema.container import FORMATS
+from glft_schema.container import FORMATS, format_named
 from glft_schema.describe import as_markdown as markdown
-from glft_schema.describe.schema import Schema, schema_of
+from glft_schema.describe.nodes import Schema
+from glft_schema.describe.schema import schema_of
 
 MODULES = {  # what is public beside the names of the package itself
     "checkpoints": ["open_checkpoint"],
     "container": ["findings", "parse_source"],
     "describe.byte_counts": ["byte_counts"],
     "describe.byte_map": ["ByteMap", "Stretch"],
-    "describe.schema": ["schema_of", "node_of", "Schema", "StructOf", "Field", "TypeOf"],
+    "describe.as_json": ["as_data"],
+    "describe.nodes": ["Schema", "StructOf", "Field", "TypeOf"],
+    "describe.page.render": ["page"],
+    "describe.schema": ["schema_of", "node_of"],
     "fields": ["Struct", "Table", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
     "numbers": ["Number", "TensorField"],
     "rules": ["Rule", "Check", "Finding"],
@@ -37,7 +41,7 @@ PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL
 @lru_cache
 def schema(name: str) -> Schema:
     """Returns the schema of a format by its name in lower case."""
-    return schema_of(next(format for format in FORMATS if format.name.lower() == name))
+    return schema_of(format_named(name))
 
 
 def struct(format: str, name: str) -> str:

@@ -23,7 +23,8 @@ import torch
 from glft_schema import Container, File
 from glft_schema.describe.as_json import as_data
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
-from glft_schema.describe.schema import Schema, schema_of
+from glft_schema.describe.nodes import Schema
+from glft_schema.describe.schema import schema_of
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types.tensor_type import OpaqueType

@@ -161,7 +161,8 @@ def test_a_set_of_files(tmp_path: Path) -> None:
     with glft_schema.open(tmp_path / "set-00001-of-00002.gguf") as file:
         assert f"{file.nbytes:,} bytes in 2 files" in str(file)
         tensors = Shown(file._repr_html_()).tables[-1]
-        assert [row[0] for row in tensors] == ["name", "t0", "t1"]
+        assert [row[1] for row in tensors] == ["name", "t0", "t1"]
+        assert [row[0] for row in tensors] == ["file", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"]
 
 
 @pytest.mark.parametrize("files", [gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import glft_schema
 from glft_schema.bulk import Text
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
 from glft_schema.fields import Derived, Picked, Sizes, Struct, Table, TypeCode

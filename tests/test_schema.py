@@ -15,10 +15,11 @@ import torch
 from construct import Const, GreedyBytes, Int16ub, Int32ul, PascalString, PrefixedArray, this
 
 from glft_schema.cli.schema import find
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.as_json import as_data, as_json
 from glft_schema.describe.as_markdown import as_markdown
 from glft_schema.describe.bit_picture import picture, weights_of_bits
+from glft_schema.describe.schema import known, node_of, schema_of
 from glft_schema.errors import SchemeError
 from glft_schema.expressions import Reference
 from glft_schema.fields import Struct
@@ -46,8 +47,8 @@ def nodes(data: Any) -> list[dict[str, Any]]:
 
 @formats
 def test_every_struct_that_is_referred_to_is_there_and_named_once(format: Any) -> None:
-    data = as_data(s.schema_of(format))
-    assert data == json.loads(as_json(s.schema_of(format)))
+    data = as_data(schema_of(format))
+    assert data == json.loads(as_json(schema_of(format)))
     referred = {node["struct"] for node in nodes(data) if "struct" in node}
     referred |= {type_[part] for type_ in data["tensor_types"] for part in ("payload", "block") if type_[part]}
     assert referred | {data["root"]} == set(data["structs"])
@@ -56,7 +57,7 @@ def test_every_struct_that_is_referred_to_is_there_and_named_once(format: Any) -
 
 @formats
 def test_every_expression_is_in_pythons_grammar(format: Any) -> None:
-    data = as_data(s.schema_of(format))
+    data = as_data(schema_of(format))
     keys = ("count", "condition", "on", "to", "from", "length")
     texts = [node[key] for node in nodes(data) for key in keys if isinstance(node.get(key), str)]
     texts += [rule["condition"] for struct in data["structs"].values() for rule in struct["rules"] if rule["condition"]]
@@ -67,7 +68,7 @@ def test_every_expression_is_in_pythons_grammar(format: Any) -> None:
 
 
 def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
-    header = s.schema_of(GLFT).structs["header"]
+    header = schema_of(GLFT).structs["header"]
     assert [(part.name, at) for part, at in zip(header.fields, header.offsets, strict=True)] == [
         ("magic", 0),
         ("version", 4),
@@ -75,14 +76,14 @@ def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
         ("metadata_len", 12),
     ]
     assert header.size == 16
-    header = s.schema_of(GGUF).structs["header"]
+    header = schema_of(GGUF).structs["header"]
     assert (header.offsets, header.size) == ((0, 4, 4, 8, None), None)
     version = header.fields[2]
     assert (version.value, [rule.id for rule in version.rules]) == (3, ["gguf-version", "gguf-version-2", "gguf-big-endian"])
 
 
 def test_byte_orders_and_tables() -> None:
-    glft, gguf = s.schema_of(GLFT), s.schema_of(GGUF)
+    glft, gguf = schema_of(GLFT), schema_of(GGUF)
     assert (glft.byte_orders, gguf.byte_orders) == (("little",), ("little", "big"))
     assert list(glft.tables) == ["glft_type"]
     assert list(gguf.tables) == ["gguf_value_type", "ggml_type"]
@@ -90,7 +91,7 @@ def test_byte_orders_and_tables() -> None:
 
 @ggml_types
 def test_sizes_of_types_are_those_of_their_structs(type_: TensorType) -> None:
-    schema = s.schema_of(type_)
+    schema = schema_of(type_)
     (read,) = schema.types
     assert schema.format is None
     for rows, columns in ((1, 1), (3, 2)):
@@ -101,7 +102,7 @@ def test_sizes_of_types_are_those_of_their_structs(type_: TensorType) -> None:
 
 
 def test_glft_types_have_bytes_a_row() -> None:
-    sizes = {type_.type.name: (type_.weights, type_.nbytes, type_.row_nbytes) for type_ in s.schema_of(GLFT).types}
+    sizes = {type_.type.name: (type_.weights, type_.nbytes, type_.row_nbytes) for type_ in schema_of(GLFT).types}
     assert sizes == {"F32": (1, 4, 0), "F16": (1, 2, 0), "Q8_per_channel": (1, 1, 2), "Q4_per_group_64": (64, 34, 0)}
 
 
@@ -115,10 +116,10 @@ def test_a_struct_of_a_users_own() -> None:
         "word" / construct.Array(2, Int32ul),
         "rest" / GreedyBytes,
     )
-    assert s.node_of(own, schema, "own") == s.Ref("own")
+    assert node_of(own, schema, "own") == s.Ref("own")
     assert list(schema.structs) == ["own", "items"]
     magic, n, items, _, rest = schema.structs["own"].fields
-    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.Bytes(s.known(4)))
+    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.Bytes(known(4)))
     assert n.node == s.Number("u16", "big")
     assert items.node == s.List(Reference(("n",)), s.Ref("items"))
     assert rest.node == s.Bytes(None)
@@ -138,11 +139,11 @@ def test_a_struct_of_a_users_own() -> None:
 )
 def test_what_has_no_description_says_so(declared: Any, problem: str) -> None:
     with pytest.raises(NotImplementedError, match=problem):
-        s.node_of(Struct("field" / declared), s.Schema("own"), "own")
+        node_of(Struct("field" / declared), s.Schema("own"), "own")
 
 
 def test_an_array_that_holds_itself_is_read_once() -> None:
-    array = s.schema_of(GGUF).structs["array"]
+    array = schema_of(GGUF).structs["array"]
     assert array.fields[1].is_count
     switch = array.fields[2].node
     assert isinstance(switch, s.Switch)
@@ -152,7 +153,7 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
 
 @formats
 def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
-    schema = s.schema_of(format)
+    schema = schema_of(format)
     text = as_markdown(schema)
     payloads = {type_.payload for type_ in schema.types if type_.block}
     for name, struct in schema.structs.items():
@@ -208,7 +209,7 @@ def test_types_may_be_called_as_structs_of_the_container_are() -> None:
     """Neither is taken for the other."""
     block = Struct("d" / f16[1] * "scale", "codes" / i8[32] * "made-up codes")
     type_ = block_type("Header", 201, 32, block, lambda d, codes: codes.float() * d.float())
-    schema = s.schema_of(replace(GGUF, types=TypeTable("own", *GGUF.types, type_)))
+    schema = schema_of(replace(GGUF, types=TypeTable("own", *GGUF.types, type_)))
     made = schema.types[-1]
     assert schema.structs["header"].fields[0].name == "magic"
     assert made.block == "header_"
@@ -247,8 +248,8 @@ def glft(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_verb() -> None:
     done = glft("q4_0", "--as", "json")
-    assert (done.returncode, done.stdout) == (0, as_json(s.schema_of(GGML["q4_0"])))
-    assert glft("q4_0").stdout == as_markdown(s.schema_of(GGML["q4_0"]))
+    assert (done.returncode, done.stdout) == (0, as_json(schema_of(GGML["q4_0"])))
+    assert glft("q4_0").stdout == as_markdown(schema_of(GGML["q4_0"]))
     done = glft("x")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("glft: expected glft or gguf, or one of")

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import INDEX_SUFFIX
+from glft_schema.describe.tables import aligned
 from glft_schema.errors import FormatError, SchemeError, TensorError
 from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.shards import NAME, shard_path
@@ -93,12 +94,4 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns aligned lines; the last `right` columns are numbers."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if i >= len(head) - right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    return aligned((head, *rows), right)

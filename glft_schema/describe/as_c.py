@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.c_language import BITS, C_TYPES, LOGIC, RESERVED, c_constant, c_string, number_kind, said
 from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, rule_text, words
 from glft_schema.expressions import Constant, Expression, Operation, Reference, parts, read

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, refs, rule_text
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.expressions import Expression, in_python, read
 from glft_schema.rules import Check, Rule
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.languages import held_by
 from glft_schema.expressions import Constant, Expression, outermost
@@ -87,7 +87,7 @@ def types_reference(schema: s.Schema) -> str:
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
     head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
-    sizes = f"{type_.sizes[0].upper()}{type_.sizes[1:]}, {type_.nbytes / type_.weights:g} bytes."
+    sizes = f"{type_.sizes[0].upper()}{type_.sizes[1:]}, or {type_.nbytes / type_.weights:g} bytes."
     sizes += "" if type_.type.quantize else " Without encoder."
     struct = schema.structs[type_.block or type_.payload]
     weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row

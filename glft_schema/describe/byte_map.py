@@ -19,8 +19,9 @@ from typing import Any, overload
 import numpy as np
 
 from glft_schema.container import trace_fields
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
+from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
 from glft_schema.tensor_data import TensorMap
@@ -238,7 +239,7 @@ class _Fields:
     """The fields of a parsed file, each with its declaration."""
 
     def __init__(self, file: File) -> None:
-        self._schema = s.container_schema(file.format)
+        self._schema = container_schema(file.format)
         self._order = file.tensors.order if isinstance(file.tensors, TensorMap) else "little"
         self.reader = NodeReader(file.source, self._order)
         nodes = [part.node for part in self._schema.structs[s.FILE].fields]
@@ -371,7 +372,7 @@ class _Fields:
     def _fields_of(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[int, int, s.Field, str, Scope]]:
         """Returns the fields of a payload: first byte, counted from the payload's, bytes, declaration, type, and its scope."""
         schema = s.Schema(type_.name)
-        s.node_of(type_.payload, schema, PAYLOAD)
+        node_of(type_.payload, schema, PAYLOAD)
         out, columns = matrix(shape)
         scope = Scope(schema, {"dims": list(shape), "out": out, "in": columns})
         places = type_.places(shape)

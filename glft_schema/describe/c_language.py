@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.expressions import ROOT, Expression, Operation
 
 # fmt: off

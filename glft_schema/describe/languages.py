@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference
 from glft_schema.rules import Check
 

@@ -18,7 +18,7 @@ from construct.expr import opnames
 
 from glft_schema import numbers
 from glft_schema.bulk import StoredStrings
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.expressions import (
     Constant,
     Expression,

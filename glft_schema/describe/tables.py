@@ -60,14 +60,7 @@ class Table:
 
     def text(self) -> str:
         """Returns the table as aligned lines."""
-        lines, visible = [self.title], [row for row in (self.head, *self.rows) if any(row)]
-        widths = [max(map(len, column)) for column in zip(*visible, strict=True)]
-        for row in visible:
-            cells = [
-                cell.rjust(width) if side == RIGHT else cell.ljust(width)
-                for (cell, side), width in zip(self._cells(row), widths, strict=True)
-            ]
-            lines.append("  " + "  ".join(cells).rstrip())
+        lines = [self.title, *aligned([row for row in (self.head, *self.rows) if any(row)], self.right)]
         return "\n".join([*lines, f"  ... and {self.hidden} more"] if self.hidden else lines)
 
     def _cells(self, row: tuple[str, ...]) -> Iterable[tuple[str, str]]:
@@ -75,15 +68,28 @@ class Table:
         return zip(row, sides, strict=True)
 
 
+def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
+    """Returns a line for each row, its cells in columns; the last `right` columns are numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i >= len(row) - right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join(cells).rstrip())
+    return lines
+
+
 def tensors_table(tensors: Mapping[str, Tensor]) -> Table:
     """Returns a row for each tensor: its name, type, shape, bytes, and where its payload is."""
     shown_ones = [tensors[name] for name in islice(tensors, ROWS)]
     of_set = len({tensor.file for tensor in shown_ones}) > 1
-    rows = [
-        (*((safe(Path(tensor.file).name, NAME),) if of_set else ()), safe(tensor.name, NAME), str(tensor.dtype))
-        + (str(list(tensor.shape)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
-        for tensor in shown_ones
-    ]
+    rows = []
+    for tensor in shown_ones:
+        file = (safe(Path(tensor.file).name, NAME),) if of_set else ()
+        shape, at = str(list(tensor.shape)), f"{tensor.position:,}"
+        rows.append((*file, safe(tensor.name, NAME), str(tensor.dtype), shape, f"{tensor.nbytes:,}", at))
     head = (*(("file",) if of_set else ()), "name", "type", "shape", "bytes", "at byte")
     return Table(f"{len(tensors):,} tensors", head, rows, len(tensors) - len(rows), 2)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from glft_schema.container import ENDINGS
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_yaml import as_yaml
 from glft_schema.describe.kaitai.expressions import At, UnsayableError, is_condition, references
 from glft_schema.describe.kaitai.names import Names

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.names import Names
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey, parts
 

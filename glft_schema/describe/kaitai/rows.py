@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.expressions import At, Lookup, UnsayableError
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
 from glft_schema.expressions import Reference

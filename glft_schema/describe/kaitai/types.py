@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references, refs
 from glft_schema.describe.kaitai.names import Names
 from glft_schema.expressions import Expression

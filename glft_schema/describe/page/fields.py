@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.describe import schema as s
+from glft_schema.describe import nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
+from glft_schema.describe.schema import container_schema
 from glft_schema.errors import shown
 from glft_schema.source import Source
 
@@ -105,7 +106,7 @@ class FieldTree:
 
 def _docs_of_regions(map: ByteMap) -> dict[str, str]:
     """Returns the sentence of each region."""
-    return {part.name: part.doc for part in s.container_schema(map.file.format).structs[s.FILE].fields}
+    return {part.name: part.doc for part in container_schema(map.file.format).structs[s.FILE].fields}
 
 
 def path_steps(stretch: Stretch) -> list[str]:
