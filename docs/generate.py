@@ -31,6 +31,7 @@ MODULES = {  # what is public beside the names of the package itself
     "numbers": ["Number", "TensorField"],
     "rules": ["Rule", "Check", "Finding"],
     "splitting": ["split", "merge"],
+    "strategies": ["containers", "corruptions", "Corruption", "from_construct", "values_of", "rule_ids"],
     "tensor_types": ["TensorType"],
     "verify": ["compare"],
 }

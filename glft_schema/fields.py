@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, NoneType
 from typing import Any, NoReturn
 
@@ -81,8 +83,33 @@ class Record(Mapping[str, Any]):
         return Record, (self._fields, dict(self.counts))
 
 
+@dataclass
+class Forged:
+    """A value to be built by another construct than its field's own, into bytes that the field would never give.
+
+    Attributes:
+        construct: what builds it.
+        value: what is built.
+        seen: what other fields see of it.
+        start: where it begins in the stream, once it is built.
+    """
+
+    construct: construct.Construct
+    value: Any
+    seen: Any
+    start: int | None = None
+
+    def build(self, stream: Any, context: Any, path: str) -> Any:
+        """Writes the value, and returns what other fields see of it."""
+        self.start = stream.tell()
+        self.construct._build(self.value, stream, context, path)
+        return self.seen
+
+
 class Struct(construct.Struct):
     """Fields one after another, named ``"name" / Field * "sentence"``.
+
+    Where ``forging``, a parameter of the container, is set, rules are not looked at while building: so bad files are made.
 
     Parses into a `Record`, builds from any mapping, and has the size of its fields together.
 
@@ -122,12 +149,17 @@ class Struct(construct.Struct):
         obj = dict(obj or {})  # of a Record its fields, not its counts
         if unknown := [name for name in obj if name not in self._subcons]:
             raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
-        context.update(obj)
+        context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
+        forging = context._params.get("forging", False)
         for field in self.subcons:
+            if forging and isinstance(field, Check):
+                continue
             if field.name and field.name not in obj and not field.flagbuildnone:
                 raise FormatError(f"expected a value for {field.name!r}, found none", path)
+            value = obj.get(field.name)
             try:
-                built = field._build(obj.get(field.name), stream, context, path)
+                build = value.build if isinstance(value, Forged) else partial(field._build, value)
+                built = build(stream, context, path)
             except construct.ConstructError as error:
                 error.path = error.path or f"{path} -> {field.name}"
                 raise

@@ -6,7 +6,7 @@ means. Rules that are only in the others are looked at when findings are asked f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,8 @@ class Rule(Check):
         holds: tells whether it does, from the fields parsed so far: an expression, or a function of the context.
         error: what is raised where it is not.
         show: how what was found is shown.
+        broken_by: fields beside the guarded one, and itself, with values that break it; for a function, which cannot be read.
+        kept_by: entries of the guarded field, a mapping, with which it holds and without which it does not.
     """
 
     def __init__(
@@ -138,8 +140,12 @@ class Rule(Check):
         show: Callable[[Any], str] = shown,
         sets: tuple[str, ...] = RULE_SETS,
         building: bool = True,
+        broken_by: Mapping[str, Any] | None = None,
+        kept_by: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(id, field, sets, building)
+        self.broken_by = broken_by
+        self.kept_by = kept_by
         self.show = show
         self.holds = holds
         self.expected = expected

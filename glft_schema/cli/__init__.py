@@ -13,6 +13,7 @@ import typer
 from glft_schema.cli.convert import convert
 from glft_schema.cli.explain import explain
 from glft_schema.cli.export import export
+from glft_schema.cli.fuzz import fuzz
 from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, explain, export, get_tensor, inspect, lab, merge, schema, split, verify, view):
+for verb in (convert, explain, export, fuzz, get_tensor, inspect, lab, merge, schema, split, verify, view):
     app.command()(verb)
 
 

@@ -1,0 +1,89 @@
+"""Files to try, in a folder: each under its name, and a manifest in JSON that says what has to be reported of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from glft_schema import errors
+from glft_schema.errors import SchemeError, shown
+from glft_schema.formats.format import Format
+from glft_schema.fuzzing import CORRUPTED, VALID, Case, as_entry
+from glft_schema.strategies import Corruption
+
+MANIFEST = "manifest.json"
+
+
+def write_corpus(
+    cases: Iterable[Case], folder: str | os.PathLike[str], format: Format, manifest: str = MANIFEST, **more: Any
+) -> Path:
+    """Writes files and their manifest into a folder, which is made where it is not there, and returns the manifest's path.
+
+    Args:
+        cases: the files.
+        folder: where they go.
+        format: their format.
+        manifest: the manifest's name.
+        more: what else the manifest says.
+
+    Raises:
+        OSError: from the system.
+    """
+    to = Path(folder)
+    to.mkdir(parents=True, exist_ok=True)
+    entries = []
+    for case in cases:
+        what = case.kind if case.corruption is None else case.corruption.rule or "field"
+        name = f"{what}-{case.sha256[:12]}.{format.name.lower()}"
+        (to / name).write_bytes(case.stored)
+        entries.append(as_entry(case, name))
+    made = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
+    path = to / manifest
+    path.write_text(json.dumps(made, indent=2) + "\n", "utf-8")
+    return path
+
+
+def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
+    """Returns the files that a manifest lists.
+
+    Raises:
+        OSError: where one cannot be read.
+        SchemeError: where it is no such manifest, or a file is not the one that it lists.
+    """
+    path = Path(manifest)
+    try:
+        entries = json.loads(path.read_text("utf-8"))["files"]
+        return [_case(entry, path.parent) for entry in entries]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if isinstance(error, SchemeError):
+            raise
+        raise SchemeError(f"expected a manifest of files to try, found {shown(str(path))}: {shown(error)}") from None
+
+
+def _case(entry: dict[str, Any], folder: Path) -> Case:
+    stored = (folder / Path(entry["file"]).name).read_bytes()
+    case = Case(stored, entry["kind"], tuple(entry.get("rules", ())))
+    if case.sha256 != entry["sha256"]:
+        raise SchemeError(f"expected {shown(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")
+    if case.kind != CORRUPTED:
+        return case if case.kind == VALID else Case(stored, case.kind)
+    kind = entry["error"]
+    error = getattr(errors, kind) if kind in ("FormatError", "TruncatedError", "LimitError") else None
+    findings = tuple((rule, path) for rule, path in entry["findings"])
+    made = Corruption(
+        stored,
+        entry["sentence"],
+        entry["field"],
+        entry["offset"],
+        entry["rule"],
+        error,
+        entry["reported"],
+        entry["within"],
+        tuple(entry["sets"]),
+        findings,
+    )
+    return Case(stored, CORRUPTED, corruption=made)

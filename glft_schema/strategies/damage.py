@@ -1,0 +1,249 @@
+"""Fields broken one at a time, where no rule has a name: cut off, unknown, claiming too much, or in another one's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import construct
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from glft_schema import bulk
+from glft_schema.container import trace_fields
+from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
+from glft_schema.fields import SHORT_TABLE, Count, Forged, Padding, Sizes, Struct, TypeCode, least_size
+from glft_schema.file import File
+from glft_schema.formats.gguf import KeyValues
+from glft_schema.formats.glft import KeyValueLines
+from glft_schema.numbers import ByteOrderOf
+from glft_schema.strategies.breaking import Breaker
+from glft_schema.strategies.corruption import Corruption
+from glft_schema.strategies.drafts import Draft, plain, row_struct
+from glft_schema.tensor_types.tensor_type import OpaqueType
+
+GREATEST = ((1 << 64) - 1, (1 << 32) - 1, (1 << 16) - 1, (1 << 8) - 1)
+
+
+def places(file: File) -> list[tuple[str, int, int]]:
+    """Returns path, start and end of each field without fields of its own, payloads' among them; those without bytes, too."""
+    spans = (span for span in trace_fields(file) if not span.has_parts and span.path != "data")
+    found = [(span.path, span.start, span.end or span.start) for span in spans]
+    seen = set()
+    for tensor in file.tensors.values():
+        if tensor.place not in seen and not isinstance(tensor.dtype, OpaqueType):
+            seen.add(tensor.place)
+            fields = tensor.dtype.places(tensor.shape).items()
+            path = f"data -> {shown(tensor.name)}"
+            found += [(f"{path} -> {name}", tensor.position + at, tensor.position + at + size) for name, (at, size) in fields]
+    return found
+
+
+def truncated(file: File) -> st.SearchStrategy[Corruption]:
+    """Cuts a file off inside of a field."""
+    fields = places(file)
+    ahead = {start: path for path, start, _ in fields if isinstance(_declared(file, path), ByteOrderOf)}
+
+    def may_lack(path: str) -> bool:
+        part = _declared(file, path)
+        return isinstance(part, Padding) and bool(part.may_lack(file.regions))
+
+    tables = _long_tables(file)
+    whole = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
+
+    @st.composite
+    def cut(draw: st.DrawFn) -> Corruption:
+        path, start, end = whole[draw(st.integers(0, len(whole) - 1))]
+        at = draw(st.integers(start, end - 1))
+        first, least = tables.get(path.partition(" -> ")[0], (0, 0))
+        where = path.partition(" -> ")[0] if SHORT_TABLE < at - first < least else ahead.get(start, path)
+        stored = bytes(file.source.view(0, at))
+        return Corruption(stored, f"cut off at byte {at}, in {path}", where, error=TruncatedError)
+
+    return cut()
+
+
+def _declared(file: File, path: str) -> Any:
+    """Returns the construct of a region or of one of its fields; of others None."""
+    struct: Any = file.format.struct
+    for name in path.split(" -> "):
+        struct = (
+            next((plain(part) for part in struct.subcons if part.name == name), None) if hasattr(struct, "subcons") else None
+        )
+    return struct
+
+
+def _long_tables(file: File) -> dict[str, tuple[int, int]]:
+    """Returns, of each table that is longer than what is always parsed, where it begins and the bytes that it takes at least.
+
+    Where less than that is left, the table is named as a whole.
+    """
+    tables = {}
+    for span in trace_fields(file):
+        if " -> " not in span.path and (row := row_struct(_declared(file, span.path))) is not None:
+            least = len(file.regions[span.path]) * least_size(row)
+            if least > SHORT_TABLE:
+                tables[span.path] = span.start, least
+    return tables
+
+
+@st.composite
+def too_many(draw: st.DrawFn, file: File) -> Corruption:
+    """Lets a count in the header claim more than there is."""
+    draft = Draft.of(file)
+    counted = [name for name in file.format.regions if hasattr(table := draft.table(name), "size") or row_struct(table)]
+    region = draw(st.sampled_from(counted))
+    table = draft.table(region)
+    table = table.subcon if isinstance(table, KeyValues) else table
+    stored = _greatest(lambda number: draft.counted(table, number)).stored()
+    sentence = f"the count of {region} claims more than there is"
+    return Corruption(stored, sentence, region, error=FormatError, within=True)
+
+
+def _greatest(made: Callable[[int], Draft]) -> Draft:
+    """Returns the draft with the greatest number that fits its field."""
+    for number in GREATEST:
+        try:
+            (draft := made(number)).head()
+        except (construct.ConstructError, FormatError):
+            continue
+        return draft
+    raise NotImplementedError("expected a field of at least one byte")
+
+
+@st.composite
+def in_a_row(draw: st.DrawFn, file: File) -> Corruption:
+    """Breaks a field of one more row: a text's length, a text, the number of dims, a type."""
+    breaker = Breaker(draw, file)
+    draft = breaker.draft
+    tables = [name for name in file.format.regions if row_struct(draft.table(name))]
+    region = draw(st.sampled_from(tables))
+    struct = row_struct(draft.table(region))
+    assert struct is not None
+    broken = [(part.name, *breaks) for part in struct.subcons if part.name for breaks in field_breaks(plain(part))]
+    if not broken:
+        reject()
+    name, made, sentence, error, exact = draw(st.sampled_from(broken))
+    label = next(part.name for part in struct.subcons if part.name)
+    rows, row = draft.rows(region), breaker._new_row(region, label)
+    path = f"{region} -> {len(rows)} -> {name}"
+    forged: list[Forged] = []
+
+    def with_number(number: int) -> Draft:
+        forged[:] = [made(number, row[name])]
+        return draft.with_rows(region, [*rows, {**row, name: forged[0]}])
+
+    stored = _greatest(with_number).stored()
+    start = forged[0].start
+    assert start is not None
+    if error is TruncatedError and len(stored) - start > forged[0].value:
+        reject()  # the file has as many bytes as are claimed
+    return Corruption(stored, sentence, path, start if exact else None, error=error)
+
+
+Made = Callable[[int, Any], Forged]
+
+
+def field_breaks(field: Any) -> Iterator[tuple[Made, str, type[FormatError], bool]]:
+    """Yields what can be wrong with a field: how it is forged, in words, the error, and whether that names the first byte."""
+    too_long = "a text claims more bytes than there are"
+    if isinstance(field, bulk.Text):
+        yield lambda number, value: Forged(field.length, number, value), too_long, TruncatedError, True
+    elif isinstance(field, construct.StringEncoded) and isinstance(field.subcon, construct.Prefixed):
+        length = field.subcon.lengthfield
+        yield lambda number, value: Forged(length, number, value), too_long, TruncatedError, False
+        yield lambda number, value: Forged(field.subcon, b"\xff", value), f"a text is not {field.encoding}", FormatError, True
+    elif isinstance(field, Sizes):
+        yield lambda number, value: Forged(field.count, number, value), "there are too many sizes", LimitError, True
+    elif isinstance(field, TypeCode) and field.table.unknown is None:
+        yield lambda number, value: Forged(field.subcon, number, value), "a type is not known", FormatError, True
+
+
+@st.composite
+def long_array(draw: st.DrawFn, file: File) -> Corruption:
+    """Lets an array in the metadata claim more elements than there are."""
+    breaker = Breaker(draw, file)
+    draft = breaker.draft
+    for region in file.format.regions:
+        struct = row_struct(draft.table(region))
+        for coded in (plain(part) for part in struct.subcons if part.name) if struct else ():
+            for type_ in coded.table if isinstance(coded, TypeCode) else ():
+                if (inner := _counted_struct(getattr(type_, "field", None))) is not None:
+                    return _long_array(breaker, region, type_, inner)
+    return draw(truncated(file))
+
+
+def _counted_struct(field: Any) -> Struct | None:
+    """Returns the Struct behind a type's field that counts its elements."""
+    while not isinstance(field, Struct):
+        field = field.subconfunc() if isinstance(field, construct.LazyBound) else getattr(field, "subcon", None)
+        if field is None:
+            return None
+    return field if any(isinstance(plain(part), Count) for part in field.subcons) else None
+
+
+def _long_array(breaker: Breaker, region: str, type_: Any, inner: Struct) -> Corruption:
+    rows = breaker.draft.rows(region)
+    counts = {part.name: plain(part).subcon for part in inner.subcons if isinstance(plain(part), Count)}
+    codes = {part.name: next(iter(plain(part).table)) for part in inner.subcons if isinstance(plain(part), TypeCode)}
+    others = [part.name for part in inner.subcons if part.name not in {**counts, **codes}]
+    row = breaker._new_row(region, "key")
+
+    def with_number(number: int) -> Draft:
+        array = {
+            **codes,
+            **{name: Forged(count, number, number) for name, count in counts.items()},
+            **{name: [] for name in others},
+        }
+        return breaker.draft.with_rows(region, [*rows, {**row, "type": type_, "value": Forged(inner, array, None)}])
+
+    stored = _greatest(with_number).stored()
+    path = f"{region} -> {len(rows)} -> value -> {others[0]}"
+    return Corruption(stored, "an array claims more elements than there are", path, error=TruncatedError)
+
+
+@st.composite
+def bad_line(draw: st.DrawFn, file: File) -> Corruption:
+    """Breaks one more line of metadata in lines; of files without such, breaks a field of a row."""
+    draft = Draft.of(file)
+    region = next((name for name in file.format.regions if isinstance(draft.table(name), KeyValueLines)), None)
+    if region is None:
+        return draw(in_a_row(file))
+    metadata, lines = file.regions[region], draft.table(region)
+    before = lines.encode(metadata).removesuffix(b"\n")
+    choices = [(b"x", "has no '='", 0), (b"=x", "has no key", 0), (b"=", "has no key", 0), (b"x=\xff", "is not UTF-8", 2)]
+    choices += [(f"{key}=".encode(), "has the key of another one", 0) for key in list(metadata)[:1]]
+    line, problem, at = draw(st.sampled_from(choices))
+    stored = before + (b"\n" if before else b"") + line
+    forged = Forged(construct.GreedyBytes, stored, metadata)
+    broken = draft.counted(lines, len(stored)).having({region: forged}).stored()
+    assert forged.start is not None
+    path = f"{region} -> line {len(metadata) + 1}"
+    return Corruption(broken, f"a line {problem}", path, forged.start + len(stored) - len(line) + at, error=FormatError)
+
+
+@st.composite
+def misplaced(draw: st.DrawFn, file: File) -> Corruption:
+    """Lets a payload begin outside of the file, or inside of another one."""
+    draft, table = Draft.of(file), file.format.table
+    rows = draft.rows(table)
+    if not rows:
+        return draw(truncated(file))
+    struct = row_struct(draft.table(table))
+    assert struct is not None
+    offset = next(plain(part) for part in struct.subcons if part.name == "offset")
+    known = [i for i, row in enumerate(rows) if not isinstance(row["dtype"], OpaqueType)]
+    sizes = {i: row.dtype.nbytes(row.shape) for i, row in enumerate(file.regions[table]) if i in known}
+    pairs = [(i, j) for i in known for j in known if i != j and sizes[i] > 1 and sizes[j]]
+    if draw(st.booleans()) and pairs:
+        i, at = draw(st.sampled_from(pairs))
+        to, sentence = rows[i]["offset"] + 1, "a payload begins inside of another one"
+    else:
+        at = draw(st.integers(0, len(rows) - 1))
+        to, sentence = len(draft.payloads) + draw(st.integers(1, 1 << 32)), "a payload begins outside of the file"
+    forged = Forged(offset, to, to)
+    stored = draft.with_rows(table, [*rows[:at], {**rows[at], "offset": forged}, *rows[at + 1 :]]).stored()
+    return Corruption(stored, sentence, f"{table} -> {at} -> offset", forged.start, error=FormatError)
+
+
+DAMAGES = (truncated, too_many, in_a_row, long_array, bad_line, misplaced)

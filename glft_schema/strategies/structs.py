@@ -1,0 +1,206 @@
+"""The values of a Struct: field by field in order, each within the rules that guard it, and as later fields need it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import construct
+from hypothesis import reject
+from hypothesis import strategies as st
+
+from glft_schema.errors import FormatError
+from glft_schema.expressions import Reference, ValueOfKey, read
+from glft_schema.fields import Derived, Padding, Record, Struct
+from glft_schema.rules import Check
+from glft_schema.strategies.fitting import candidates, derive, holds, is_wanted, pattern, with_value
+from glft_schema.strategies.layouts import laid_out, size_of
+from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
+from glft_schema.typed_values import Metadata, Stored
+
+TRIES = 20  # values drawn where no candidate keeps the rules
+SMALL = 5  # a number that says how many of something follow is less
+BOUNDARY = 1 << 7  # lengths up to this are tried on purpose
+MANY_DIMS = 64
+MAX_BYTES = 1 << 16  # of payloads, unless told otherwise
+
+ValuesOf = Callable[[Any, Any], "st.SearchStrategy[Any]"]
+
+
+def drawing_context(**params: Any) -> Any:
+    """Returns the context around what is drawn: what building has, and what rules note in."""
+    context = construct.Container(_parsing=False, _building=True, _sizing=False, **params)
+    context._params = context
+    return context
+
+
+@st.composite
+def struct_values(draw: st.DrawFn, declared: construct.Struct, outer: Any, values_of: ValuesOf) -> Any:
+    """Draws a `Record`, or one of construct's containers, that `declared` builds from."""
+    context = construct.Container(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
+    context._root, context._declared = outer.get("_root", context), declared
+    made: list[str] = []
+    for part in declared.subcons:
+        if isinstance(part, Check):
+            settle(draw, part, declared, context)
+        elif never_drawn(part):
+            derive(context, declared)
+        elif part.name:
+            context._field = part.name
+            context[part.name] = draw_field(draw, part, declared, context, values_of)
+            made.append(part.name)
+    fields = {name: context[name] for name in made}
+    if not isinstance(declared, Struct):
+        return construct.Container(fields)
+    others = {part.name: context[part.name] for part in declared.subcons if part.name in context and part.name not in made}
+    return Record(fields, others)
+
+
+def never_drawn(part: construct.Construct) -> bool:
+    """Tells whether building computes a field, so that a value leaves it out."""
+    while isinstance(part, construct.Renamed):
+        part = part.subcon
+    return isinstance(part, (construct.Rebuild, construct.Computed, Derived, Padding))
+
+
+def draw_field(draw: st.DrawFn, part: Any, declared: construct.Struct, context: Any, values_of: ValuesOf) -> Any:
+    """Draws the value of one field, within the rules that guard it as far as they can be told yet."""
+    sets = context._params.rules
+    all_guards = [check for check in declared.subcons if isinstance(check, Check) and check.field == part.name]
+    guards = [check for check in all_guards if is_wanted(check, sets)]
+    patterns = [text for check in guards if (text := pattern(check))]
+    values = st.from_regex(patterns[0], fullmatch=True) if patterns else values_of(part, context)
+    later = declared.subcons[declared.subcons.index(part) + 1 :]
+
+    def broken(value: Any) -> list[Check]:
+        changed = with_value(context, part.name, value)
+        return [check for check in guards if not holds(check, changed)]
+
+    def near(value: Any, checks: list[Check]) -> list[Any]:
+        found = (near for check in checks for near in candidates(check, value, with_value(context, part.name, value)))
+        return [candidate for candidate in found if not broken(candidate)]
+
+    def fresh() -> Any:
+        value = draw(values)
+        for claiming in later:
+            value = claimed(
+                claiming.subcon if isinstance(claiming, construct.Renamed) else claiming, part, value, draw, context
+            )
+        return value
+
+    value = fresh()
+    for _ in range(TRIES):
+        if not (checks := broken(value)):
+            break
+        if options := near(value, checks):
+            value = draw(st.sampled_from(options))
+            break
+        value = fresh()
+    if all_guards and not isinstance(value, int) and draw(st.integers(0, 7)) == 7:
+        short = [near for near in near(value, all_guards) if isinstance(near, (bytes, str, list)) and len(near) <= BOUNDARY]
+        value = draw(st.sampled_from(short)) if short else value
+    return value
+
+
+def settle(draw: st.DrawFn, check: Check, declared: construct.Struct, context: Any) -> None:
+    """Makes a rule hold, once all that it depends on is there: by another value of the field that it guards.
+
+    Where none is found, the example is given up.
+    """
+    if not is_wanted(check, context._params.rules) or holds(check, context):
+        return
+    before = declared.subcons[: declared.subcons.index(check) + 1]
+    checks = [part for part in before if isinstance(part, Check) and is_wanted(part, context._params.rules)]
+    options = []
+    for candidate in candidates(check, context[check.field], context):
+        changed = with_value(context, check.field, candidate)
+        if all(holds(other, changed) for other in checks):
+            options.append(candidate)
+    if not options:
+        reject()
+    context[check.field] = draw(st.sampled_from(options))
+    derive(context, declared)
+
+
+@singledispatch
+def claimed(later: Any, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """Returns the value of `field` as a later part of its Struct needs it: by default as it is."""
+    return value
+
+
+@claimed.register(construct.Array)
+@claimed.register(construct.Bytes)
+def _(later: Any, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """A number that says how many of something follow is small."""
+    said = read(later.count if isinstance(later, construct.Array) else later.length)
+    return value % SMALL if said == Reference((field.name,)) and isinstance(value, int) else value
+
+
+@claimed.register
+def _(later: NamesOnce, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """Of rows with the same name the first one stays."""
+    return list({row.name: row for row in reversed(value)}.values())[::-1] if field.name == later.field else value
+
+
+@claimed.register
+def _(later: TensorFits, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """Dims are small; sometimes there are many of them."""
+    if field.name != later.field:
+        return value
+    dims = draw(st.lists(st.integers(0, 4), max_size=4))
+    ones = [1] * (draw(st.integers(1, MANY_DIMS - 4)) if draw(st.integers(0, 15)) == 15 else 0)
+    guards = [check for check in context._declared.subcons if isinstance(check, Check) and check.field == field.name]
+    changed = with_value(context, field.name, dims + ones)
+    return (
+        dims if any(is_wanted(check, context._params.rules) and not holds(check, changed) for check in guards) else dims + ones
+    )
+
+
+@claimed.register
+def _(later: TensorData, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """The rows of the table get their offsets; those that would make the file too large are left out."""
+    if field.name != later.table:
+        return value
+    left, rows = context._params.get("max_bytes", MAX_BYTES), []
+    for row in value:
+        left -= size_of(row)
+        if left >= 0:
+            rows.append(row)
+    return laid_out(draw, field, rows, context)
+
+
+@claimed.register
+def _(later: Derived, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
+    """A key whose value something is derived from is there now and then, in each type and with the values that rules allow."""
+    said = read(later.of)
+    if not (isinstance(said, ValueOfKey) and said.mapping == Reference((field.name,)) and isinstance(value, Metadata)):
+        return value
+    if draw(st.integers(0, 2)) != 2 or not (options := entries(field, said, context)):
+        return value
+    made = [(key, value.stored(key)) for key in value if key != said.key]
+    made.insert(draw(st.integers(0, len(made))), (said.key, draw(st.sampled_from(options))))
+    return Metadata(dict(made), value._types)
+
+
+def entries(field: construct.Renamed, said: ValueOfKey, context: Any) -> list[Stored]:
+    """Returns values for a key that a mapping is asked for, around its default, that can be stored and keep the rules."""
+    row, found = field.subcon.subcon.subcon, []
+    (coded,) = (part.subcon for part in row.subcons if part.name == "type")
+    values = sorted({1, 8, said.default // 4, 3 * said.default // 4, said.default, 2 * said.default, 4 * said.default})
+    checks = [part for part in row.subcons if isinstance(part, Check) and is_wanted(part, context._params.rules)]
+    for type_ in coded.table:
+        for value in (value for value in values if can_store(type_.field, value)):
+            at = construct.Container(_=context, _params=context._params, _root=context.get("_root", context), _declared=row)
+            at.update({"key": said.key, "type": type_, "value": value})
+            if all(holds(check, at) for check in checks):
+                found.append(Stored(type_, value))
+    return found
+
+
+def can_store(number: Any, value: int) -> bool:
+    """Tells whether a construct is a number that can hold `value`."""
+    try:
+        return hasattr(number, "stored") and bool(number.stored(value))
+    except FormatError:
+        return False
