@@ -7,7 +7,6 @@ decides comes once for each outcome, with names such as ``gguf_header_if_version
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,10 +15,9 @@ from typing import Any
 
 from glft_schema.describe import nodes as s
 from glft_schema.describe.c_language import BITS, C_TYPES, LOGIC, RESERVED, c_constant, c_string, number_kind, said
-from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, rule_text, words
+from glft_schema.describe.languages import MATRIX, Names, count_name, identifier, in_order, length_name, plain, rule_text, words
 from glft_schema.expressions import Constant, Expression, Operation, Reference, parts, read
 from glft_schema.rules import Check, Rule
-from glft_schema.tensor_types.tensor_type import matrix
 from glft_schema.type_table import TypeTable
 
 
@@ -351,7 +349,7 @@ class _Header:
         self.comment(
             f"Returns the bytes of a payload of [out, in] weights, or {self.macro}_NO_SIZE where the type is unknown or cannot"
             " hold rows of `in` weights, or 64 bits cannot count the bytes. Rules of the types that are not about `out` and"
-            f" `in` are the caller's to check. What these are: {inspect.getdoc(matrix) or ''}",
+            f" `in` are the caller's to check. {MATRIX}",
         )
         self.put(f"static inline uint64_t {self.called('payload_size')}(uint64_t type, uint64_t out, uint64_t in) {{")
         self.put("    (void)out;", "    (void)in;", "    switch (type) {")

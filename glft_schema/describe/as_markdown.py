@@ -9,16 +9,13 @@ from collections.abc import Iterable, Iterator
 
 from glft_schema.describe import nodes as s
 from glft_schema.describe.bit_picture import picture, weights_of_bits
-from glft_schema.describe.languages import held_by
+from glft_schema.describe.languages import MATRIX, held_by
 from glft_schema.expressions import Constant, Expression, outermost
 from glft_schema.rules import Check
 
 NO_BYTES = "no bytes"
 NUMBERS = """`u8` to `u64` are unsigned, `i8` to `i64` in two's complement, `f16`, `f32` and `f64` are IEEE 754,
   `bf16` is the upper half of an `f32`. Nothing is aligned unless it says so."""
-MATRIX = """- A payload's tensor is seen as a matrix: `dims` are its sizes in torch's order, the slowest first; `out` is the
-  first of them, `in` the product of the others; with fewer than two dims there is one row. Arrays are in C order.
-"""
 PICTURES = """- In pictures, bit 7 of each byte is on the left, and each bit has the weights that it has a part in. Bytes that
   are left out at `...` go on as the two before them; those at `... by 32` go on as the bytes 32 and 64 before them.
 """
@@ -40,7 +37,7 @@ def notation(schema: s.Schema) -> str:
     """Returns what one has to know to read the rest: byte order, numbers, and the names in expressions."""
     orders = {None: "in the byte order of the file", 1: "little-endian", 2: "little- or big-endian, as the file is"}
     order = orders[len(schema.byte_orders) if schema.format else None]
-    return f"- Numbers are {order}, in payloads, too. {NUMBERS}\n{MATRIX}{PICTURES}{PATHS if schema.format else ''}"
+    return f"- Numbers are {order}, in payloads, too. {NUMBERS}\n- {MATRIX} Arrays are in C order.\n{PICTURES}{PATHS if schema.format else ''}"
 
 
 def structs_reference(schema: s.Schema) -> str:

@@ -18,6 +18,12 @@ SIGNS = {
 # fmt: on
 
 
+MATRIX = (
+    "A tensor is seen as a matrix: `dims` are its sizes in torch's order, the slowest first; `out` is the first of them, `in` the"
+    " product of the others; with fewer than two dims there is one row."
+)
+
+
 class Names:
     """Hands out identifiers: letters, digits and underscores, none of them reserved, none twice.
 

@@ -6,13 +6,11 @@ rows before it came to. That is found out row by row, so that no number of rows 
 
 from __future__ import annotations
 
-import inspect
-
 from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.expressions import At, Lookup, UnsayableError
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
+from glft_schema.describe.languages import MATRIX
 from glft_schema.expressions import Reference
-from glft_schema.tensor_types.tensor_type import matrix
 
 SHAPE, DTYPE, OFFSET = "shape", "dtype", "offset"  # what `TensorData` looks for in a row
 
@@ -65,7 +63,7 @@ def _matrix(types: Types, at: At) -> Attr:
     count = types.said.length(shape, inside)
     one, first = (types.said.element(shape, index, inside) for index in ("_index", "0"))
     item = f"{types.number()}(_index > 0 ? steps[_index - 1].value * {one} : {count} > 1 ? 1 : {one})"
-    doc = (inspect.getdoc(matrix) or "").removeprefix("Returns ")
+    doc = MATRIX
     return {
         "doc": doc,
         "seq": [{"id": "steps", "doc": "Products of the sizes that count for columns.", "type": item, **times(count)}],
