@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator
 
 from glft_schema.describe import nodes as s
@@ -14,14 +15,18 @@ from glft_schema.expressions import Constant, Expression, outermost
 from glft_schema.rules import Check
 
 NO_BYTES = "no bytes"
-NUMBERS = """`u8` to `u64` are unsigned, `i8` to `i64` in two's complement, `f16`, `f32` and `f64` are IEEE 754,
-  `bf16` is the upper half of an `f32`. Nothing is aligned unless it says so."""
-PICTURES = """- In pictures, bit 7 of each byte is on the left, and each bit has the weights that it has a part in. Bytes that
-  are left out at `...` go on as the two before them; those at `... by 32` go on as the bytes 32 and 64 before them.
-"""
-PATHS = """- Names with dots are paths to fields, `_root` is the file. `value_or(mapping, key, default)` is the value of a key,
-  or the default; `reversed` turns a list round.
-"""
+NUMBERS = (
+    "`u8` to `u64` are unsigned, `i8` to `i64` in two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
+    " half of an `f32`. Nothing is aligned unless it says so."
+)
+PICTURES = (
+    "In pictures, bit 7 of each byte is on the left, and each bit has the weights that it has a part in. Bytes that are left"
+    " out at `...` go on as the two before them; those at `... by 32` go on as the bytes 32 and 64 before them."
+)
+PATHS = (
+    "Names with dots are paths to fields, `_root` is the file. `value_or(mapping, key, default)` is the value of a key, or the"
+    " default; `reversed` turns a list round."
+)
 
 
 def as_markdown(schema: s.Schema) -> str:
@@ -37,7 +42,9 @@ def notation(schema: s.Schema) -> str:
     """Returns what one has to know to read the rest: byte order, numbers, and the names in expressions."""
     orders = {None: "in the byte order of the file", 1: "little-endian", 2: "little- or big-endian, as the file is"}
     order = orders[len(schema.byte_orders) if schema.format else None]
-    return f"- Numbers are {order}, in payloads, too. {NUMBERS}\n- {MATRIX} Arrays are in C order.\n{PICTURES}{PATHS if schema.format else ''}"
+    said = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
+    said += [PATHS] if schema.format else []
+    return "\n".join(textwrap.fill(f"- {text}", 120, subsequent_indent="  ") for text in said) + "\n"
 
 
 def structs_reference(schema: s.Schema) -> str:

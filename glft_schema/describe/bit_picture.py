@@ -6,10 +6,10 @@ dequantizes a row with each of its bits turned over in turn, and the weights tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_types import TensorType
@@ -20,17 +20,6 @@ SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
 CELLS = range(3, 10)  # characters of a bit: as few as its labels need
 TAKEN = 1 << 17  # weights that are asked for at once
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets torch compute in one thread: on tensors as small as here, waiting for others costs more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @lru_cache

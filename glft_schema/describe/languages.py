@@ -19,8 +19,8 @@ SIGNS = {
 
 
 MATRIX = (
-    "A tensor is seen as a matrix: `dims` are its sizes in torch's order, the slowest first; `out` is the first of them, `in` the"
-    " product of the others; with fewer than two dims there is one row."
+    "A tensor is seen as a matrix: `dims` are its sizes in torch's order, the slowest first; `out` is the first of them, `in`"
+    " the product of the others; with fewer than two dims there is one row."
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from glft_schema.describe.page.text import number
+from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
 from glft_schema.tensors import Tensor
@@ -60,6 +61,7 @@ def stored_part(tensor: Tensor, part: Part) -> torch.Tensor:
     return tensor.dtype.decode(fields, len(columns)).double()
 
 
+@one_thread()
 def sample(tensor: Tensor, count: int) -> Floats:
     """Returns about `count` numbers of a tensor as float64: the same ones each time."""
     found = [stored_part(tensor, part).reshape(-1) for part in parts(tensor, count)]
