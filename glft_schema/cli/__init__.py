@@ -37,7 +37,7 @@ VERSION = typer.Option("--version", is_eager=True, help="Print the version and e
 
 @app.callback()
 def options(version: Annotated[bool, VERSION] = False) -> None:
-    """Model-weight containers, GLFT and GGUF: export, convert, inspect, verify."""
+    """Model-weight containers, GLFT and GGUF: read, write, convert, check and explain them."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit

@@ -136,10 +136,11 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
 def _refused_by(part: construct.Construct) -> tuple[str, ...]:
     """Returns what the constructs that a field is wrapped in say that they refuse."""
     refused: tuple[str, ...] = ()
-    while isinstance(part, construct.Subconstruct):
-        refused += getattr(part, "refuses", ())
+    while True:
+        refused += vars(part).get("refuses", getattr(type(part), "refuses", ()))  # its own, not what it wraps
+        if not isinstance(part, construct.Subconstruct):
+            return refused
         part = part.subcon
-    return refused + getattr(part, "refuses", ())
 
 
 def default_of(part: construct.Construct) -> int | bytes | None:
