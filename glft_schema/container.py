@@ -32,8 +32,8 @@ from glft_schema.trace import FullTrace, Span, Trace
 FORMATS = (GLFT, GGUF)
 ENDINGS = {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
 OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive, such as torch.save makes: open_checkpoint reads it",
-    b"{": "a safetensors file: open_checkpoint reads it",  # after eight bytes of length
+    b"PK\x03\x04": "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
+    b"{": "a safetensors file: open_checkpoint and glft convert read it",  # after eight bytes of length
     b"vers": "a pointer of Git LFS: the file itself is still to be fetched",
     b"<!DO": "a web page",
     b"<htm": "a web page",

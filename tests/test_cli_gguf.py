@@ -142,6 +142,14 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
     )
 
 
+def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf-lite"
+    save_file({"w": torch.ones(2, 64)}, path)
+    assert "all rules hold (spec)" in glft("verify", path).stdout
+    assert_refused(glft("verify", path, "--rules", "ggml"), "expected a rule set of GLFT, found 'ggml'")
+    assert_refused(glft("verify", path, "--exclude", "w"), "expected --against with --exclude, found none")
+
+
 def test_convert(gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     done = glft("convert", gguf, out, "--scheme", "w.*=f16")

@@ -11,9 +11,9 @@ import typer
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
 from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
 from glft_schema.container import Container, findings
-from glft_schema.errors import SchemeError
+from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
-from glft_schema.rules import GGML, RULE_SETS, SPEC, Finding
+from glft_schema.rules import LENIENT, RULE_SETS, Finding
 from glft_schema.verify import Comparison, compare
 
 
@@ -35,7 +35,9 @@ def verify(
     with blame(file), Container.parse_file(file) as parsed:
         if exclude and against is None:
             raise SchemeError("expected --against with --exclude, found none")
-        sets = rules or [SPEC, GGML]
+        if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, LENIENT}:
+            raise SchemeError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
+        sets = rules or parsed.format.rule_sets
         found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, sets)]
         state = f"{len(found)} broken of the rules" if found else "all rules hold"
         print(

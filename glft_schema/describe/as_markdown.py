@@ -91,8 +91,7 @@ def types_reference(schema: s.Schema) -> str:
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
     head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
-    sizes = f"{type_.sizes[0].upper()}{type_.sizes[1:]}, or {type_.nbytes / type_.weights:g} bytes."
-    sizes += "" if type_.type.quantize else " Without encoder."
+    sizes = f"{type_.sizes}; there is {'an' if type_.type.quantize else 'no'} encoder."
     struct = schema.structs[type_.block or type_.payload]
     weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row
     places = type_.type.places([1, weights]) if type_.block is None else {}

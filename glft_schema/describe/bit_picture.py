@@ -14,7 +14,7 @@ from glft_schema.lazy import torch
 from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_types import TensorType
 
-QUIET = 16  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them
+QUIET = 8  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them
 CONTEXTS = 64  # payloads in which every value of a byte is tried, where what a bit of it changes depends on its others
 SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
 from glft_schema.expressions import Expression
@@ -243,16 +242,20 @@ class TypeOf:
     @property
     def sizes(self) -> str:
         """Its bytes, in words."""
-        per_weight = Fraction(self.nbytes, self.weights)
-        bits = f"{float(8 * per_weight):g} bits" if 8 * per_weight != 1 else "1 bit"
-        count = f"{self.weights} weights" if self.weights > 1 else "a weight"
-        nbytes = f"{self.nbytes} bytes" if self.nbytes > 1 else "a byte"
-        return f"{count} in {nbytes}, {bits} each" + (f", and {self.row_nbytes} bytes for each row" if self.row_nbytes else "")
+        row = f", and {self.row_nbytes} bytes a row" if self.row_nbytes else ""
+        if self.weights == 1:
+            return f"{_bytes(self.nbytes)} a weight, {8 * self.nbytes} bits{row}"
+        each = self.nbytes / self.weights
+        return f"{self.weights} weights in {_bytes(self.nbytes)}, {8 * each:g} bits or {each:g} bytes each{row}"
 
     @property
     def formula(self) -> str:
         """What a weight is, in words: the first paragraph of the formula's docstring."""
         return " ".join((inspect.getdoc(self.type.dequantize) or "").partition("\n\n")[0].split())
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes" if count != 1 else "1 byte"
 
 
 @dataclass

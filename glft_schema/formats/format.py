@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.fields import Struct, follows
+from glft_schema.rules import SPEC
 from glft_schema.tensor_types import TensorType
 from glft_schema.type_table import TypeTable
 
@@ -36,6 +37,11 @@ class Format:
     keeps_to: tuple[str, ...] = ()
     vectors_stay: bool = False
     with_alignment: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
+
+    @property
+    def rule_sets(self) -> tuple[str, ...]:
+        """The rule sets that are about its files, beside what no reader can do without."""
+        return self.keeps_to or (SPEC,)
 
     @property
     def head(self) -> Struct:

@@ -19,13 +19,11 @@ from glft_schema.describe.page.samples import sample_size, summary
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.errors import shown
 from glft_schema.file import File
-from glft_schema.rules import GGML, SPEC
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Array, Metadata, Stored
 
 Progress = Callable[[str, float], None]
 
-RULE_SETS = (SPEC, GGML)
 FINDINGS = 50  # that are listed
 STATIC_ROWS = 1000  # of the table that is there without scripts
 NAMES = 1 << 20  # characters of all names together, about: where there are many, long ones are cut short
@@ -75,7 +73,7 @@ class Content:
 
     def _texts(self, against: Source | None) -> dict[str, Any]:
         file = self._file
-        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in findings(shard, RULE_SETS)]
+        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in findings(shard, shard.format.rule_sets)]
         beside = sum(self._beside.values())
         return {
             "name": _name(file),
@@ -83,7 +81,7 @@ class Content:
             "tiles": self._tiles(),
             "files": [{"name": _name(shard)} for shard in file.shards],
             "tensors": len(self._tensors),
-            "rule_sets": RULE_SETS,
+            "rule_sets": file.format.rule_sets,
             "broken": len(found),
             "findings": [
                 {
