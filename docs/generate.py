@@ -22,7 +22,7 @@ MODULES = {  # what is public beside the names of the package itself
     "checkpoints": ["open_checkpoint"],
     "container": ["findings", "parse_source"],
     "describe.byte_counts": ["byte_counts"],
-    "describe.byte_map": ["ByteMap", "Stretch"],
+    "describe.byte_map": ["byte_map_of"],
     "describe.as_json": ["as_data"],
     "describe.nodes": ["Schema", "StructOf", "Field", "TypeOf"],
     "describe.page.render": ["page"],

@@ -120,14 +120,7 @@ def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True, w
 
 def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     """Parses a file wherever its bytes lie; a `Source` of one's own can fetch them from anywhere. Raises as `open` does."""
-    magic = bytes(source.view(0, min(4, source.size)))
-    candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
-    if not candidates:
-        expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
-        start = bytes(source.view(0, min(9, source.size)))
-        other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
-        raise FormatError(f"expected {expected}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
-    format = candidates[0]
+    format = format_of(source)
     try:
         record = _run(format.struct, source)
     except (construct.ConstructError, FormatError) as error:
@@ -137,11 +130,34 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     raise _located(known, format, source)  # here, where nothing of the first parse is held any more
 
 
+def format_of(source: Source) -> Format:
+    """Returns the format that the first bytes are those of. Raises FormatError where there is none."""
+    magic = bytes(source.view(0, min(4, source.size)))
+    candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
+    if not candidates:
+        expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
+        start = bytes(source.view(0, min(9, source.size)))
+        other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
+        raise FormatError(f"expected {expected}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
+    return candidates[0]
+
+
 def trace_fields(file: File) -> list[Span]:
     """Returns the place of each field of `file`, those that a field is made of before it: the file is parsed again."""
+    spans, error = trace_source(file.format, file.source)
+    if error:
+        raise error  # it has changed since it was opened
+    return spans
+
+
+def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
+    """Returns the place of each field as far as `source` can be parsed, and why it cannot any further."""
     trace = FullTrace()
-    _run(file.format.struct, file.source, trace)
-    return trace.spans
+    try:
+        _run(format.struct, source, trace)
+    except (construct.ConstructError, FormatError) as error:
+        return trace.spans, _located(as_format_error(error), format, source)
+    return trace.spans, None
 
 
 def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import ClosedError, Container, File, SchemeError
+from glft_schema import ClosedError, Container, File, FormatError, SchemeError, TruncatedError
 from glft_schema.container import parse_source
-from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
+from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
 from glft_schema.fields import Struct, Table, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
@@ -176,8 +176,8 @@ def test_golden_glft() -> None:
 
 def test_golden_glft_loose() -> None:
     """A gap before, between and after; two names of one payload."""
-    found = mapped(golden("loose_layout"))
-    data = [(s.start - found.file.tensors.start, s.kind, s.path, s.tensors) for s in found if s.path.startswith("data")]
+    found, region = mapped(golden("loose_layout")), Container.parse(golden("loose_layout")).tensors.start
+    data = [(s.start - region, s.kind, s.path, s.tensors) for s in found if s.path.startswith("data")]
     assert data == [
         (0, "gap", "data", ()),
         (2, "field", "data -> 'y' -> weights", ("y",)),
@@ -198,7 +198,7 @@ def test_padding_after_payloads_is_told_from_gaps() -> None:
     infos[1].offset, infos[2].offset = 24, 28
     file.data = b"abc" + bytes(21) + b"d" + bytes(3) + b"ef" + bytes(2)
     found = mapped(file.bytes())
-    start = found.file.tensors.start
+    start = Container.parse(file.bytes()).tensors.start
     data = [(s.start - start, s.end - start, s.kind) for s in found if s.start >= start]
     assert data == [
         (0, 3, "field"),
@@ -423,3 +423,27 @@ def test_smollm2(request: pytest.FixtureRequest) -> None:
         assert scale.value == fields["d"][at].item()
         assert minimum.value == fields["m"][at].item()
         assert codes.value == fields["qs"][at].tolist()
+
+
+@pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
+def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> None:
+    """What is finished before the cut is there as in the whole file; the rest is unclaimed; every byte is something."""
+    whole = list(mapped(golden(name)))
+    for cut in range(4, len(golden(name))):
+        found, error = byte_map_of(BytesSource(golden(name)[:cut]))
+        if error is None:  # only bytes were cut off that no field needs
+            assert Container.parse(golden(name)[:cut])
+            continue
+        assert [stretch.start for stretch in found] == [0, *(stretch.end for stretch in found)][:-1]
+        claimed = [stretch for stretch in found if stretch.kind != "unclaimed"]
+        assert list(found) == claimed + found.unclaimed
+        assert (found[-1].end, claimed) == (cut, whole[: len(claimed)])
+        assert error.offset is not None
+        assert claimed[-1].end <= error.offset or not isinstance(error, TruncatedError)
+
+
+def test_of_a_whole_file_it_is_the_map() -> None:
+    found, error = byte_map_of(BytesSource(golden("gguf_big")))
+    assert (list(found), error, found.byte_order) == (list(mapped(golden("gguf_big"))), None, "big")
+    with pytest.raises(FormatError, match="header -> magic: expected"):
+        byte_map_of(BytesSource(b"what"))

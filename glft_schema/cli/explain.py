@@ -6,19 +6,19 @@ import os
 import re
 import shutil
 import sys
+from contextlib import closing
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import blame
-from glft_schema.container import open
-from glft_schema.describe.byte_map import byte_map
+from glft_schema.cli.terminal import blame, safe
+from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
-from glft_schema.describe.tables import title
 from glft_schema.errors import SchemeError, shown
 from glft_schema.names import matching
+from glft_schema.source import open_source
 
 WIDTH = 80  # columns, where there is no terminal
 NUMBER = "0x[0-9a-fA-F]+|[0-9]+"
@@ -46,25 +46,29 @@ def explain(
     """Show every byte of a file in hex, with the field that it belongs to, its value, and what it means.
 
     Long arrays and payloads are folded: the line that stands for the rest says which --range opens them, down to each text,
-    number and block. Either end of a range may be left out.
+    number and block. Either end of a range may be left out. Of a broken file the bytes after the break belong to no field; why
+    it is broken is said at the end, with exit code 2.
     """
-    with blame(file), open(file, whole_set=False) as opened:
+    with blame(file), closing(open_source(file)) as source:
         if tensor is not None and range is not None:
             raise SchemeError("expected --tensor or --range, found both")
-        found = byte_map(opened)
+        found, error = byte_map_of(source)
         view = HexView(found, width(), STYLES if is_coloured(color) else PLAIN_STYLES)
         if range is not None:
             lines = view.part(*bounds(range, found.nbytes))
         elif tensor is not None:
-            names = matching(tensor, opened.tensors)
+            names = matching(tensor, found.tensors)
             if len(names) > 1:
                 raise SchemeError(f"expected one tensor that matches {shown(tensor)}, found {len(names)}")
             lines = view.tensor(names[0])
         else:
-            print(title(opened))
+            broken = ", broken" if error else ""
+            print(f"{safe(str(file))}: {found.format.name}, {found.byte_order}-endian, {found.nbytes:,} bytes{broken}")
             lines = view.whole()
         for line in lines:
             print(line)
+        if error:
+            raise error
 
 
 def bounds(text: str, size: int) -> tuple[int, int]:

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import numpy as np
 
-from glft_schema.container import trace_fields
+from glft_schema.container import format_of, trace_fields, trace_source
 from glft_schema.describe import nodes as s
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.file import File
+from glft_schema.formats.format import Format
+from glft_schema.numbers import LITTLE
+from glft_schema.source import Source
 from glft_schema.tensor_data import TensorMap
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import matrix
@@ -85,12 +88,14 @@ class ByteMap(Sequence[Stretch]):
 
     Attributes:
         nbytes: those of the file.
-        file: the file; what is inside of long stretches is read from it when asked for, as long as it is open.
+        format: the format that it is in.
+        source: where its bytes come from; what is inside of long stretches is read when asked for, as long as it is open.
     """
 
-    def __init__(self, file: File, stretches: Sequence[Stretch], reader: NodeReader) -> None:
-        self.file = file
-        self.nbytes = file.source.size
+    def __init__(self, format: Format, source: Source, stretches: Sequence[Stretch], reader: NodeReader) -> None:
+        self.format = format
+        self.source = source
+        self.nbytes = source.size
         self._stretches = stretches
         self._starts = [stretch.start for stretch in stretches]
         self._reader = reader
@@ -107,12 +112,12 @@ class ByteMap(Sequence[Stretch]):
         return len(self._stretches)
 
     def __repr__(self) -> str:
-        return f"<byte map of {shown(self.file.name)}: {len(self)} stretches, {self.nbytes} bytes>"
+        return f"<byte map of {shown(self.source.name)}: {len(self)} stretches, {self.nbytes} bytes>"
 
     def at(self, offset: int) -> Stretch:
         """Returns the stretch that the byte at `offset` is in. Raises IndexError where the file has no such byte."""
         if not 0 <= offset < self.nbytes:
-            raise IndexError(f"byte {offset} is not one of the {self.nbytes} bytes of {self.file.name}")
+            raise IndexError(f"byte {offset} is not one of the {self.nbytes} bytes of {self.source.name}")
         return self._stretches[bisect_right(self._starts, offset) - 1]
 
     def between(self, start: int, end: int) -> Sequence[Stretch]:
@@ -123,13 +128,23 @@ class ByteMap(Sequence[Stretch]):
 
     def of_tensor(self, name: str) -> list[Stretch]:
         """Returns the stretches of a tensor: of its row in the table, then of its payload. Raises KeyError for another name."""
+        return self.tensors[name]
+
+    @property
+    def byte_order(self) -> str:
+        """The byte order of the file's numbers."""
+        return self._reader.order
+
+    @property
+    def tensors(self) -> Mapping[str, list[Stretch]]:
+        """The stretches of each tensor by its name: of its row in the table, then of its payload."""
         if self._of_tensor is None:
             found: defaultdict[str, list[Stretch]] = defaultdict(list)
             for stretch in self._stretches:
                 for tensor in stretch.tensors:
                     found[tensor].append(stretch)
             self._of_tensor = dict(found)
-        return self._of_tensor[name]
+        return self._of_tensor
 
     @property
     def unclaimed(self) -> list[Stretch]:
@@ -211,7 +226,28 @@ def byte_map(file: File) -> ByteMap:
     if len(file.shards) > 1:
         raise SchemeError(f"expected one file, found a set of {len(file.shards)}: byte_map takes each of file.shards")
     file.source.check_open()
-    fields = _Fields(file)
+    return _mapped(file.format, file.source, trace_fields(file))
+
+
+def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
+    """Attributes every byte of a file that may be broken: what comes after the break is unclaimed.
+
+    Args:
+        source: the file's bytes, as `glft_schema.source.open_source` gives them.
+
+    Returns:
+        The map, and why the file cannot be read; None where it can.
+
+    Raises:
+        FormatError: where the first bytes are those of no format.
+    """
+    format = format_of(source)
+    spans, error = trace_source(format, source)
+    return _mapped(format, source, spans), error
+
+
+def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
+    fields = _Fields(format, source, spans)
     stretches: list[Stretch] = []
     end = 0
     for stretch in fields.stretches():
@@ -220,9 +256,9 @@ def byte_map(file: File) -> ByteMap:
         if stretch.end > end:
             stretches.append(stretch)
             end = stretch.end
-    if end < file.source.size:
-        stretches.append(fields.between(end, file.source.size))
-    return ByteMap(file, stretches, fields.reader)
+    if end < source.size:
+        stretches.append(fields.between(end, source.size))
+    return ByteMap(format, source, stretches, fields.reader)
 
 
 @dataclass
@@ -236,23 +272,24 @@ class _Row:
 
 
 class _Fields:
-    """The fields of a parsed file, each with its declaration."""
+    """The fields of a parse, each with its declaration."""
 
-    def __init__(self, file: File) -> None:
-        self._schema = container_schema(file.format)
-        self._order = file.tensors.order if isinstance(file.tensors, TensorMap) else "little"
-        self.reader = NodeReader(file.source, self._order)
+    def __init__(self, format: Format, source: Source, spans: Sequence[Span]) -> None:
+        self._schema = container_schema(format)
+        self.reader = NodeReader(source, LITTLE)
         nodes = [part.node for part in self._schema.structs[s.FILE].fields]
         self._tables = {node.table for node in nodes if isinstance(node, s.Payloads)}
         self._rows: dict[str, _Row | None] = {"": self._row(s.FILE, None, "", False)}
         self._folded: set[str] = set()  # fields whose parts have other paths than the declaration gives them
-        self._spans = trace_fields(file)
+        self._spans = spans
         self._leaves: list[tuple[Span, _Row, s.Field]] = []
         for span in self._spans:
             parent, _, name = span.path.rpartition(STEP)
             if (row := self._enter(parent)) is None:
                 continue
             row.scope.fields[name] = span.value
+            if isinstance(row.fields[name].node, s.ByteOrder):
+                self.reader.order = span.value
             folded = span.path in self._folded
             if (folded or not span.has_parts) and span.end != span.start:
                 self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))

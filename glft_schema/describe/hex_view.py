@@ -160,7 +160,7 @@ class HexView:
     def _hex(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
         style = hue(stretch)
         for at in range(start, end, PER_LINE):
-            stored = bytes(self._map.file.source.view(at, min(PER_LINE, end - at)))
+            stored = bytes(self._map.source.view(at, min(PER_LINE, end - at)))
             letters = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in stored)
             digits = self._paint(stored.hex(" "), style) + "   " * (PER_LINE - len(stored))
             yield f"{INDENT}{self._paint(f'{at:0{self._digits}x}', 'offset')}  {digits}  {self._paint(letters, style)}"

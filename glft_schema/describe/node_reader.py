@@ -103,7 +103,7 @@ class NodeReader:
 
     def __init__(self, source: Source, order: ByteOrder) -> None:
         self._source = source
-        self._order = order
+        self.order = order
         self._starts: dict[int, Sequence[int]] = {}  # of the elements of a list, by its first byte
 
     def settled(self, node: s.Node, scope: Scope) -> s.Node:
@@ -193,7 +193,7 @@ class NodeReader:
         return list(stored.tolist())
 
     def _order_of(self, number: s.Number) -> ByteOrder:
-        return self._order if number.order == "file" else BIG if number.order == BIG else LITTLE
+        return self.order if number.order == "file" else BIG if number.order == BIG else LITTLE
 
     def count(self, node: s.Node, start: int, end: int, scope: Scope) -> int:
         """Returns how many parts a stretch has."""

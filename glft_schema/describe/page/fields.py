@@ -106,7 +106,7 @@ class FieldTree:
 
 def _docs_of_regions(map: ByteMap) -> dict[str, str]:
     """Returns the sentence of each region."""
-    return {part.name: part.doc for part in container_schema(map.file.format).structs[s.FILE].fields}
+    return {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
 
 
 def path_steps(stretch: Stretch) -> list[str]:
@@ -178,7 +178,7 @@ def segments(map: ByteMap) -> list[tuple[int, str]]:
                 runs[-1][1] = max(end, runs[-1][1])
             elif end > start:
                 runs.append([start, end])
-    return [(start, encoded(map.file.source, start, end)) for start, end in runs]
+    return [(start, encoded(map.source, start, end)) for start, end in runs]
 
 
 def _ends(stretch: Stretch, beginning: int) -> list[tuple[int, int]]:
