@@ -189,7 +189,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF\x03\x00")
     code, out, err = run(path)
     assert (code, err.count("\n")) == (2, 1)
-    assert "header -> version: expected" in err
+    assert "header -> byte_order: expected 4 bytes, found 2" in err
     assert "2 bytes belong to no field that is declared" in out
 
 

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,12 +26,13 @@ from hypothesis import strategies as st
 from glft_schema import Container, SchemeError
 from glft_schema.container import findings
 from glft_schema.expressions import matching
-from glft_schema.fields import Picked, Record, Struct, Table
+from glft_schema.fields import Padding, Picked, Record, Struct, Table
 from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.numbers import u16, u32
 from glft_schema.rules import Rule
 from glft_schema.strategies import containers, from_construct, values_of
+from glft_schema.tensor_data import TensorData
 from glft_schema.tensor_types.ggml import GGML
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.typed_values import Array, Stored
@@ -357,6 +359,159 @@ def test_values_build(declared: construct.Construct) -> None:
         assert declared.build(declared.parse(built, **context), **context) == built
 
     check()
+
+
+Point = construct.Struct("x" / Int8ul, "y" / Int16ul)
+Texts = PrefixedArray(Int8ul, PascalString(Int8ul, "utf8"))
+
+
+def own(*parts: Any) -> Struct:
+    """Returns a Struct whose rules, ``(field, expression)``, have ids and sentences."""
+    return Struct(*(Rule(part[0], *part, "kept") if isinstance(part, tuple) else part for part in parts))
+
+
+SHORT = this.n < 5  # what counts others is small
+BUILT = {
+    "below a number": (own("a" / Int8ul, ("a", this.a != 0)), this.a != 0),
+    "beyond a number": (own("a" / Int16ul, ("a", this.a != 65535)), this.a != 65535),
+    "after the field": (own("a" / Int8ul, "b" / Int8ul, ("a", this.a + this.b != 0)), this.a + this.b != 0),
+    "a flag": (own("a" / construct.Flag, ("a", this.a != 1)), this.a == 0),
+    "bytes of another length": (own("a" / Bytes(2), ("a", this.a != b"XYZ")), len_(this.a) == 2),
+    "a list of Structs": (own("rows" / PrefixedArray(Int8ul, Point), ("rows", len_(this.rows) <= 16)), len_(this.rows) <= 16),
+    "a longer list of Structs": (
+        own("rows" / PrefixedArray(Int8ul, Point), ("rows", len_(this.rows) >= 9)),
+        len_(this.rows) >= 9,
+    ),
+    "a list of texts": (own("rows" / Texts, ("rows", len_(this.rows) >= 1)), len_(this.rows) >= 1),
+    "a counted list": (own("n" / Int8ul, "l" / construct.Array(this.n, Int8ul), ("l", len_(this.l) >= 6)), this.n >= 6),
+    "counted rows": (own("n" / Int8ul, "l" / Table(this.n, Point), ("l", len_(this.l) <= 16)), this.n == len_(this.l)),
+    "counted bytes": (own("n" / Int8ul, "l" / Bytes(this.n), ("l", len_(this.l) % 2 == 0)), this.n % 2 == 0),
+    "a counter with rules": (
+        own("n" / Int32ul, ("n", (this.n >= 64) & (this.n % 16 == 0)), "l" / Bytes(this.n)),
+        (this.n >= 64) & (this.n == len_(this.l)),
+    ),
+    "a counter that is large": (
+        own("n" / Int32ul, ("n", this.n >= 10_000), "l" / construct.Array(this.n, Int8ul)),
+        this.n == len_(this.l),
+    ),
+    "a counter with a rule after it": (
+        own("n" / Int8ul, "l" / Bytes(this.n), "m" / Int8ul, ("n", this.n + this.m >= 1)),
+        this.n == len_(this.l),
+    ),
+    "a pattern in ASCII": (own("s" / PascalString(Int8ul, "ascii"), ("s", matching(r"\w+")(this.s))), len_(this.s) >= 1),
+    "a function for a length": (construct.Struct("n" / Int32ul, "b" / Bytes(lambda at: at.n)), SHORT),
+    "a length in another Struct": (construct.Struct("h" / Struct("n" / Int32ul), "b" / Bytes(this.h.n)), this.h.n < 5),
+    "a length from the root": (construct.Struct("h" / Struct("n" / Int32ul), "b" / Bytes(this._root.h.n)), this.h.n < 5),
+    "a length above": (construct.Struct("n" / Int32ul, "i" / Struct("b" / Bytes(this._.n))), SHORT),
+    "a length of a length": (own("n" / Int32ul, "l" / PrefixedArray(Int8ul, construct.Array(this._.n, Int8ul))), SHORT),
+    "a product": (
+        construct.Struct("w" / Int16ul, "h" / Int16ul, "px" / construct.Array(this.w * this.h, Int8ul)),
+        len_(this.px) == this.w * this.h,
+    ),
+    "a difference": (construct.Struct("n" / Int32ul, "b" / Bytes(this.n - 1)), (this.n >= 1) & SHORT),
+    "a length with a sign": (construct.Struct("n" / construct.Int32sl, "b" / Bytes(this.n)), (this.n >= 0) & SHORT),
+    "one length": (construct.Struct("b" / Bytes(100_000), "l" / construct.Array(2000, Int8ul)), len_(this.b) == 100_000),
+    "some values": (construct.Struct("a" / construct.OneOf(Int32ul, [7, 70_000])), (this.a == 7) | (this.a == 70_000)),
+    "not some values": (construct.Struct("a" / construct.NoneOf(Int8ul, [0, 1, 255])), (this.a > 1) & (this.a < 255)),
+    "validated": (construct.Struct("a" / construct.ExprValidator(Int8ul, lambda value, at: value > 5)), this.a > 5),
+    "up to a zero": (construct.Struct("s" / construct.CString("utf8")), len_(this.s) >= 0),
+    "filled up": (construct.Struct("s" / construct.PaddedString(5, "utf8")), len_(this.s) <= 5),
+    "nothing to draw": (
+        construct.Struct("a" / Int8ul, construct.Padding(3), Const(b"AB"), "at" / construct.Tell, construct.Terminated),
+        this.at == 6,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BUILT)
+def test_what_is_drawn_builds_and_comes_back(case: str) -> None:
+    declared, expected = BUILT[case]
+
+    @settings(SOME, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+    @given(from_construct(declared))
+    def check(value: Any) -> None:
+        parsed = declared.parse(declared.build(value))
+        assert expected(parsed)
+        assert {name: plain(parsed[name]) for name in value} == {name: plain(value[name]) for name in value}
+
+    check()
+
+
+def plain(value: Any) -> Any:
+    """Returns a value in Python's own types, to be compared."""
+    if hasattr(value, "items"):
+        return {name: plain(part) for name, part in value.items() if not name.startswith("_")}
+    return [plain(part) for part in value] if isinstance(value, list) else value
+
+
+def test_both_sides_of_a_length_that_rules_allow_come_up() -> None:
+    declared, _ = BUILT["counted rows"]
+    assert len(find(from_construct(declared), lambda value: value.n == 16, settings=SEEN, random=Random(0)).l) == 16
+    assert find(from_construct(declared), lambda value: value.n == 0, settings=SEEN, random=Random(0)).l == []
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(construct.Check(this.a > 1), "Check"), (construct.StopIf(this.a == 0), "StopIf"), (construct.Peek(Int8ul), "Peek")],
+)
+def test_what_nobody_has_taught_is_said_without_a_name_too(part: construct.Construct, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{name} has no strategy"):
+        find(from_construct(construct.Struct("a" / Int8ul, part)), lambda value: True)
+
+
+def test_keywords_have_names_of_their_own() -> None:
+    names = ("most", "types", "max_bytes", "knobs", "declared", "update")
+    sizes = construct.Struct("l" / PrefixedArray(Int8ul, Int8ul), *(name / Bytes(this._[name]) for name in names))
+    context = {name: n for n, name in enumerate(names)}
+
+    @settings(SOME, max_examples=20)
+    @given(from_construct(sizes, **context))
+    def check(value: Any) -> None:
+        assert [len(value[name]) for name in names] == list(range(len(names)))
+
+    check()
+
+
+def renamed(field: Any) -> Any:
+    """Returns GGUF's regions with the alignment under another name."""
+    if field.name == "alignment":
+        return "step" / field.subcon
+    if field.name == "padding":
+        return "padding" / Padding(this.step, may_lack=this.header.n_tensors == 0)
+    if field.name == "data":
+        return "data" / TensorData("tensor_infos", padded_to=this.step)
+    if field.name == "tensor_infos":
+        offset = Rule("gguf-offset", "offset", this.offset % this._root.step == 0, "a multiple of the step")
+        rows = [offset if getattr(part, "id", None) == "gguf-offset" else part for part in TensorInfo.subcons]
+        return "tensor_infos" / Table(this.header.n_tensors, Struct(*rows))
+    return field
+
+
+OTHER_NAME = replace(
+    GGUF,
+    struct=Struct(
+        *(
+            renamed(part)
+            for part in GGUF.struct.subcons
+            if getattr(part, "id", "") not in ("gguf-contiguous", "gguf-data-padded")
+        )
+    ),
+)
+
+
+def test_a_format_whose_alignment_has_another_name() -> None:
+    @settings(SOME, max_examples=100)
+    @given(containers(OTHER_NAME))
+    def check(stored: bytes) -> None:
+        regions = OTHER_NAME.struct.parse(stored)
+        assert all(row.offset % regions.step == 0 for row in regions.tensor_infos)
+
+    def has_another_step(stored: bytes) -> bool:
+        regions = OTHER_NAME.struct.parse(stored)
+        return regions.step > 1 and regions.step != 32 and any(row.offset for row in regions.tensor_infos)
+
+    check()
+    find(containers(OTHER_NAME), has_another_step, settings=SEEN, random=Random(0))
 
 
 @pytest.mark.parametrize("declared", [KeyValue, TensorInfo])

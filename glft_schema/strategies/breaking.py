@@ -180,7 +180,8 @@ class Breaker:
         """Returns the draft with its payloads where another alignment asks for them, if there is another one."""
         context = construct.Container({**self.root, region: seen})
         derive(context, self.file.format.struct)
-        if (alignment := context.get("alignment", 1)) == self.root.get("alignment", 1):
+        step = self.draft.data.padded_to
+        if (alignment := evaluate(step, context)) == evaluate(step, self.root):
             return self.draft
         rows, payloads = [], b""
         for row in self.draft.rows(self.file.format.table):
@@ -202,7 +203,7 @@ class Breaker:
 
     def _appended(self, gap: int = 0, quantized: bool = False, empty: bool = True, padded: bool = True) -> tuple[Draft, int]:
         """Returns a draft with a tensor after all others, and the number of its row."""
-        format, alignment = self.file.format, self.root.get("alignment", 1)
+        format, alignment = self.file.format, evaluate(self.draft.data.padded_to, self.root)
         rows = self.draft.rows(format.table)
         types = [type_ for type_ in format.types if not (quantized and type_.exact)]
         shapes = [[0]] if empty else [[1], *([1, type_.least_row] for type_ in types[:1])]
@@ -281,7 +282,7 @@ class Breaker:
         elif getattr(site.check, "kept_by", None):
             yield from self._without(site)
         elif name == self.file.format.table:
-            draft, at = self._appended(gap=self.root.get("alignment", 1))
+            draft, at = self._appended(gap=evaluate(self.draft.data.padded_to, self.root))
             rows = _rows_of(draft, name)
             struct = row_struct(field)
             assert struct is not None

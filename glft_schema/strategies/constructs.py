@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import singledispatch
@@ -18,8 +19,9 @@ from glft_schema.formats.glft import KeyValueLines
 from glft_schema.formats.glft import Metadata as Lines
 from glft_schema.rules import rule_sets
 from glft_schema.strategies.bits import floats, payloads
-from glft_schema.strategies.fitting import NOT_YET, evaluated
+from glft_schema.strategies.fitting import LONG, NOT_YET, evaluated, repeated
 from glft_schema.strategies.layouts import OPAQUE, place_of
+from glft_schema.strategies.lengths import fits
 from glft_schema.strategies.structs import drawing_context, struct_values
 from glft_schema.tensor_bytes import tensor_over
 from glft_schema.tensor_data import TensorData
@@ -28,10 +30,13 @@ from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.typed_values import Metadata, Stored, ValueType
 
 ITEMS = 4  # of a list whose length nothing says, at most
+MANY = 256  # elements or bytes; of more, a few are there again and again
 BYTES = 12  # of bytes and texts whose length nothing says
 
 
-def from_construct(declared: construct.Construct, *, rules: str | Iterable[str] = (), **context: Any) -> st.SearchStrategy[Any]:
+def from_construct(
+    declared: construct.Construct, /, *, rules: str | Iterable[str] = (), **context: Any
+) -> st.SearchStrategy[Any]:
     """Returns a strategy of values that ``declared.build`` takes.
 
     The fields of a Struct are drawn in order, each in the context of those before it, and within the rules that guard it.
@@ -71,6 +76,7 @@ def values_of(declared: Any, context: Any) -> st.SearchStrategy[Any]:
 @values_of.register(construct.Rebuffered)
 @values_of.register(construct.Aligned)
 @values_of.register(construct.Prefixed)
+@values_of.register(construct.Padded)
 def _(declared: construct.Subconstruct, context: Any) -> st.SearchStrategy[Any]:
     return values_of(declared.subcon, context)
 
@@ -78,6 +84,16 @@ def _(declared: construct.Subconstruct, context: Any) -> st.SearchStrategy[Any]:
 @values_of.register
 def _(declared: construct.Adapter, context: Any) -> st.SearchStrategy[Any]:
     return values_of(declared.subcon, context).map(lambda value: declared._decode(value, context, "(drawing)"))
+
+
+@values_of.register
+def _(declared: construct.Validator, context: Any) -> st.SearchStrategy[Any]:
+    """What the validator lets through; of construct's OneOf its values, which would otherwise have to be waited for."""
+    values = values_of(declared.subcon, context)
+    tells = inspect.getclosurevars(declared._validate).nonlocals.get("validator")
+    if callable(tells) and getattr(tells, "__qualname__", "").startswith("OneOf.<locals>"):  # it is a function of construct's
+        values = st.sampled_from(list(inspect.getclosurevars(tells).nonlocals["valids"]))
+    return values.filter(lambda value: declared._validate(value, context, "(drawing)"))
 
 
 @values_of.register
@@ -105,6 +121,8 @@ def _(declared: construct.Const, context: Any) -> st.SearchStrategy[Any]:
 
 @values_of.register(type(construct.Pass))
 @values_of.register(type(construct.Terminated))
+@values_of.register(construct.Seek)
+@values_of.register(construct.Probe)
 def _(declared: Any, context: Any) -> st.SearchStrategy[Any]:
     return st.none()
 
@@ -168,7 +186,7 @@ def _(declared: numbers.ByteOrderOf, context: Any) -> st.SearchStrategy[Any]:
 @values_of.register
 def _(declared: fields.TypeCode, context: Any) -> st.SearchStrategy[Any]:
     """Types of the table, those of values that hold others more often; where others are let through, these too."""
-    allowed = context._params.get("types")
+    allowed = context._params._drawing.types
     types = [type_ for type_ in declared.table if allowed is None or not isinstance(type_, TensorType) or type_ in allowed]
     holders = [type_ for type_ in types if isinstance(type_, ValueType) and isinstance(type_.field, construct.LazyBound)]
     known = st.sampled_from(types + holders * 3)
@@ -188,8 +206,9 @@ def _(declared: construct.IfThenElse, context: Any) -> st.SearchStrategy[Any]:
     return values_of(declared.thensubcon if evaluate(declared.condfunc, context) else declared.elsesubcon, context)
 
 
-@values_of.register
-def _(declared: fields.Refused, context: Any) -> st.SearchStrategy[Any]:
+@values_of.register(type(construct.Error))
+@values_of.register(fields.Refused)
+def _(declared: Any, context: Any) -> st.SearchStrategy[Any]:
     return st.nothing()
 
 
@@ -199,7 +218,11 @@ def _(declared: fields.Refused, context: Any) -> st.SearchStrategy[Any]:
 @values_of.register
 def _(declared: construct.Bytes, context: Any) -> st.SearchStrategy[bytes]:
     size = evaluated(declared.length, context)
-    return st.binary(max_size=BYTES) if size is NOT_YET else st.binary(min_size=size, max_size=size)
+    if size is NOT_YET:
+        return st.binary(max_size=BYTES)
+    if not 0 <= size <= LONG:
+        return st.nothing()
+    return st.binary(min_size=size, max_size=size) if size <= MANY else payloads(size)
 
 
 @values_of.register(type(construct.GreedyBytes))
@@ -209,9 +232,18 @@ def _(declared: Any, context: Any) -> st.SearchStrategy[bytes]:
 
 @values_of.register
 def _(declared: construct.StringEncoded, context: Any) -> st.SearchStrategy[str]:
-    if not isinstance(declared.subcon, (construct.Prefixed, type(construct.GreedyBytes))):
-        raise NotImplementedError("only texts after their length, or up to the end, have a strategy")
-    return st.text(st.characters(codec=declared.encoding), max_size=BYTES)
+    """Texts after their length, up to the end or up to a zero, and filled up with zeros."""
+    inner = declared.subcon
+    if isinstance(inner, (construct.Prefixed, type(construct.GreedyBytes))):
+        return st.text(st.characters(codec=declared.encoding), max_size=BYTES)
+    if not isinstance(inner, (construct.NullTerminated, construct.FixedSized)):
+        raise NotImplementedError(f"texts in {type(inner).__name__} have no strategy")
+    size = evaluated(inner.length, context) if isinstance(inner, construct.FixedSized) else BYTES
+    if size is not NOT_YET and not 0 <= size <= LONG:
+        return st.nothing()
+    most = BYTES if size is NOT_YET else min(size, BYTES)
+    texts = st.text(st.characters(codec=declared.encoding, exclude_characters="\0"), max_size=most)
+    return texts.filter(lambda text: fits(declared, text, context))
 
 
 @values_of.register
@@ -226,9 +258,13 @@ def _(declared: bulk.Text, context: Any) -> st.SearchStrategy[str]:
 def lists_of(elements: st.SearchStrategy[Any], count: Any, context: Any) -> st.SearchStrategy[Any]:
     """Returns lists of so many elements, or of a few where their count is one that follows from them."""
     size = evaluated(count, context)
-    if size is not NOT_YET:
+    if size is NOT_YET:
+        return st.lists(elements, max_size=context._params._drawing.most.get(context.get("_field"), ITEMS))
+    if not 0 <= size <= LONG:
+        return st.nothing()
+    if size <= MANY:
         return st.lists(elements, min_size=size, max_size=size)
-    return st.lists(elements, max_size=context._params.get("most", {}).get(context.get("_field"), ITEMS))
+    return st.lists(elements, min_size=1, max_size=ITEMS).map(lambda few: repeated(few, size))
 
 
 @values_of.register
@@ -247,7 +283,9 @@ def _(declared: construct.GreedyRange, context: Any) -> st.SearchStrategy[list[A
 def _(declared: construct.FocusedSeq, context: Any) -> st.SearchStrategy[list[Any]]:
     if [part.name for part in declared.subcons] != ["count", "items"]:
         raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a strategy")
-    return st.lists(values_of(declared.subcons[1].subcon.subcon, context), max_size=ITEMS)
+    inner = construct.Container(_=context, _params=context._params, _parsing=False, _building=True, _sizing=False)
+    inner._root = context.get("_root", inner)  # its items stand one level deeper
+    return st.lists(values_of(declared.subcons[1].subcon.subcon, inner), max_size=ITEMS)
 
 
 @values_of.register

@@ -16,7 +16,7 @@ from glft_schema.rules import Check, rule_sets
 from glft_schema.strategies.constructs import values_of
 from glft_schema.strategies.drafts import Draft
 from glft_schema.strategies.fitting import is_wanted
-from glft_schema.strategies.structs import MAX_BYTES, drawing_context
+from glft_schema.strategies.structs import MAX_BYTES, Knobs, drawing_context
 from glft_schema.tensor_types import TensorType
 
 MAX_TENSORS = 6
@@ -61,8 +61,8 @@ def _type(format: Format, name: str) -> TensorType:
 def _files(
     draw: st.DrawFn, format: Format, rules: Sequence[str], types: Sequence[TensorType] | None, max_tensors: int, max_bytes: int
 ) -> bytes:
-    params = {"rules": rules, "types": types, "max_bytes": max_bytes, "most": {format.table: max_tensors}}
-    return draw(values_of(format.struct, drawing_context(**params)).flatmap(lambda regions: assembled(format, regions, rules)))
+    knobs = Knobs(rules, types, max_bytes, {format.table: max_tensors})
+    return draw(values_of(format.struct, drawing_context(knobs)).flatmap(lambda regions: assembled(format, regions, rules)))
 
 
 @st.composite

@@ -85,7 +85,9 @@ def _(check: Rule, value: Any, context: Any) -> Iterator[Any]:
     found = list(parts(expression))
     numbers = [number for part in found if isinstance(number := _constant(part, context), int)]
     sizes = sorted({size for number in numbers for size in (number - 1, number, number + 1) if 0 <= size <= LONG})
-    if isinstance(value, int):
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
         yield from (number + step for number in numbers for step in (0, -1, 1))
         yield from (value - value % number for number in numbers if number > 0)
     elif isinstance(value, bytes):
@@ -94,6 +96,7 @@ def _(check: Rule, value: Any, context: Any) -> Iterator[Any]:
         yield from (bytes([constant[0] ^ 0x80]) + constant[1:] for constant in constants if constant)
     if isinstance(value, (bytes, str, list)) and any(isinstance(part, Length) for part in found):
         yield from (resized(value, size) for size in sizes)
+        yield from (repeated(value, size) for size in sizes if isinstance(value, list) and value)
 
 
 def _constant(part: Expression, context: Any) -> Any:
@@ -112,6 +115,11 @@ def resized(value: Any, size: int) -> Any:
     """Returns bytes, a text or a list of another length: cut, or filled up with what does the least."""
     filler: Any = b"\0" if isinstance(value, bytes) else "a" if isinstance(value, str) else [1]
     return value[:size] + filler * (size - len(value))
+
+
+def repeated(value: list[Any], size: int) -> list[Any]:
+    """Returns a list of another length, of the same elements again and again."""
+    return (value * -(-size // len(value)))[:size]
 
 
 def pattern(check: Check) -> str | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import construct
+from hypothesis import reject
 from hypothesis import strategies as st
 
 from glft_schema.fields import Record
 from glft_schema.rules import Check
-from glft_schema.strategies.fitting import holds, is_wanted
+from glft_schema.strategies.fitting import NOT_YET, evaluated, holds, is_wanted
+from glft_schema.tensor_data import TensorData
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
 GAP = 3  # bytes or multiples of the alignment, at most
@@ -41,14 +43,21 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
     return made
 
 
-def laid_out(draw: st.DrawFn, table: construct.Renamed, rows: list[Record], context: Any) -> list[Record]:
-    """Gives the rows of a table their offsets: in other orders, with gaps and shared payloads, where no rule is against it."""
-    alignment = context.get("alignment", 1)
+def laid_out(draw: st.DrawFn, table: construct.Renamed, rows: list[Record], data: TensorData, context: Any) -> list[Record]:
+    """Gives the rows of a table their offsets: in other orders, with gaps and shared payloads, where no rule is against it.
+
+    Where the rules are against payloads one after another, too, the example is given up.
+    """
+    said = evaluated(data.padded_to, context)
+    alignment = 1 if said is NOT_YET else int(said)
     if draw(st.booleans()) and rows:
         loose = loosely(draw, rows, draw(st.sampled_from([1, alignment])))
         if keeps(table, loose, context):
             return loose
-    return tight(rows, alignment)
+    made = tight(rows, alignment)
+    if not keeps(table, made, context):
+        reject()
+    return made
 
 
 def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
@@ -69,7 +78,7 @@ def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
 
 def keeps(table: construct.Renamed, rows: list[Record], context: Any) -> bool:
     """Tells whether the rules of the rows and those on their table hold."""
-    sets, row_struct = context._params.rules, table.subcon.subcon
+    sets, row_struct = context._params._drawing.rules, table.subcon.subcon
     for row in rows:
         at = construct.Container(_=context, _params=context._params, _root=context._root, **row, **row.counts)
         if not all(holds(check, at) for check in row_struct.subcons if isinstance(check, Check) and is_wanted(check, sets)):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
 
@@ -16,11 +17,12 @@ from glft_schema.fields import Derived, Padding, Record, Struct
 from glft_schema.rules import Check
 from glft_schema.strategies.fitting import candidates, derive, holds, is_wanted, pattern, with_value
 from glft_schema.strategies.layouts import laid_out, size_of
+from glft_schema.strategies.lengths import all_hold, as_count, fits, wanted
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
+from glft_schema.tensor_types import TensorType
 from glft_schema.typed_values import Metadata, Stored
 
 TRIES = 20  # values drawn where no candidate keeps the rules
-SMALL = 5  # a number that says how many of something follow is less
 BOUNDARY = 1 << 7  # lengths up to this are tried on purpose
 MANY_DIMS = 64
 MAX_BYTES = 1 << 16  # of payloads, unless told otherwise
@@ -28,10 +30,27 @@ MAX_BYTES = 1 << 16  # of payloads, unless told otherwise
 ValuesOf = Callable[[Any, Any], "st.SearchStrategy[Any]"]
 
 
-def drawing_context(**params: Any) -> Any:
-    """Returns the context around what is drawn: what building has, and what rules note in."""
-    context = construct.Container(_parsing=False, _building=True, _sizing=False, **params)
-    context._params = context
+@dataclass(frozen=True)
+class Knobs:
+    """What narrows down what is drawn.
+
+    Attributes:
+        rules: the rule sets that are kept to.
+        types: the tensor types that may come up; None for all.
+        max_bytes: how many bytes all payloads have at most.
+        most: how many rows a table has at most, by its name.
+    """
+
+    rules: Sequence[str] = ()
+    types: Sequence[TensorType] | None = None
+    max_bytes: int = MAX_BYTES
+    most: Mapping[str, int] = field(default_factory=dict)
+
+
+def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> Any:
+    """Returns the context around what is drawn: what building has, what rules note in, and, under one key, the knobs."""
+    context = construct.Container(params, _parsing=False, _building=True, _sizing=False)
+    context._params, context._drawing = context, knobs or Knobs(rules)
     return context
 
 
@@ -50,6 +69,8 @@ def struct_values(draw: st.DrawFn, declared: construct.Struct, outer: Any, value
             context._field = part.name
             context[part.name] = draw_field(draw, part, declared, context, values_of)
             made.append(part.name)
+        else:
+            values_of(part, context)  # which says so where it is not known: it may be a rule or an end
     fields = {name: context[name] for name in made}
     if not isinstance(declared, Struct):
         return construct.Container(fields)
@@ -61,16 +82,18 @@ def never_drawn(part: construct.Construct) -> bool:
     """Tells whether building computes a field, so that a value leaves it out."""
     while isinstance(part, construct.Renamed):
         part = part.subcon
-    return isinstance(part, (construct.Rebuild, construct.Computed, Derived, Padding))
+    return isinstance(part, (construct.Rebuild, construct.Computed, type(construct.Tell), Derived, Padding))
 
 
 def draw_field(draw: st.DrawFn, part: Any, declared: construct.Struct, context: Any, values_of: ValuesOf) -> Any:
     """Draws the value of one field, within the rules that guard it as far as they can be told yet."""
-    sets = context._params.rules
+    sets = context._params._drawing.rules
     all_guards = [check for check in declared.subcons if isinstance(check, Check) and check.field == part.name]
     guards = [check for check in all_guards if is_wanted(check, sets)]
     patterns = [text for check in guards if (text := pattern(check))]
-    values = st.from_regex(patterns[0], fullmatch=True) if patterns else values_of(part, context)
+    values = values_of(part, context)
+    if patterns:
+        values = matching_texts(part, patterns[0]).filter(lambda text: fits(part, text, context))
     later = declared.subcons[declared.subcons.index(part) + 1 :]
 
     def broken(value: Any) -> list[Check]:
@@ -79,10 +102,12 @@ def draw_field(draw: st.DrawFn, part: Any, declared: construct.Struct, context: 
 
     def near(value: Any, checks: list[Check]) -> list[Any]:
         found = (near for check in checks for near in candidates(check, value, with_value(context, part.name, value)))
-        return [candidate for candidate in found if not broken(candidate)]
+        return [candidate for candidate in found if fits(part, candidate, context) and not broken(candidate)]
 
     def fresh() -> Any:
         value = draw(values)
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = as_count(part, value, context)
         for claiming in later:
             value = claimed(
                 claiming.subcon if isinstance(claiming, construct.Renamed) else claiming, part, value, draw, context
@@ -108,14 +133,17 @@ def settle(draw: st.DrawFn, check: Check, declared: construct.Struct, context: A
 
     Where none is found, the example is given up.
     """
-    if not is_wanted(check, context._params.rules) or holds(check, context):
+    if not is_wanted(check, context._params._drawing.rules) or holds(check, context):
         return
     before = declared.subcons[: declared.subcons.index(check) + 1]
-    checks = [part for part in before if isinstance(part, Check) and is_wanted(part, context._params.rules)]
+    checks = [part for part in before if isinstance(part, Check) and is_wanted(part, context._params._drawing.rules)]
+    fields = [part for part in before if part.name and not isinstance(part, Check) and not never_drawn(part)]
+    names = [part.name for part in fields]
+    drawn = fields[names.index(check.field) :] if check.field in names else []  # it, and what may be as long as it says
     options = []
     for candidate in candidates(check, context[check.field], context):
         changed = with_value(context, check.field, candidate)
-        if all(holds(other, changed) for other in checks):
+        if all(holds(other, changed) for other in checks) and all(fits(part, changed[part.name], changed) for part in drawn):
             options.append(candidate)
     if not options:
         reject()
@@ -123,18 +151,18 @@ def settle(draw: st.DrawFn, check: Check, declared: construct.Struct, context: A
     derive(context, declared)
 
 
+def matching_texts(part: Any, pattern: str) -> st.SearchStrategy[str]:
+    """Returns texts that match a pattern, of the characters that the field's encoding has."""
+    while isinstance(part, construct.Renamed):
+        part = part.subcon
+    alphabet = st.characters(codec=part.encoding) if isinstance(part, construct.StringEncoded) else None
+    return st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
+
+
 @singledispatch
 def claimed(later: Any, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
     """Returns the value of `field` as a later part of its Struct needs it: by default as it is."""
     return value
-
-
-@claimed.register(construct.Array)
-@claimed.register(construct.Bytes)
-def _(later: Any, field: Any, value: Any, draw: st.DrawFn, context: Any) -> Any:
-    """A number that says how many of something follow is small."""
-    said = read(later.count if isinstance(later, construct.Array) else later.length)
-    return value % SMALL if said == Reference((field.name,)) and isinstance(value, int) else value
 
 
 @claimed.register
@@ -150,11 +178,8 @@ def _(later: TensorFits, field: Any, value: Any, draw: st.DrawFn, context: Any) 
         return value
     dims = draw(st.lists(st.integers(0, 4), max_size=4))
     ones = [1] * (draw(st.integers(1, MANY_DIMS - 4)) if draw(st.integers(0, 15)) == 15 else 0)
-    guards = [check for check in context._declared.subcons if isinstance(check, Check) and check.field == field.name]
-    changed = with_value(context, field.name, dims + ones)
-    return (
-        dims if any(is_wanted(check, context._params.rules) and not holds(check, changed) for check in guards) else dims + ones
-    )
+    guards = [check for check in wanted(context) if check.field == field.name]
+    return dims + ones if all_hold(guards, field, dims + ones, context) else dims
 
 
 @claimed.register
@@ -162,12 +187,12 @@ def _(later: TensorData, field: Any, value: Any, draw: st.DrawFn, context: Any) 
     """The rows of the table get their offsets; those that would make the file too large are left out."""
     if field.name != later.table:
         return value
-    left, rows = context._params.get("max_bytes", MAX_BYTES), []
+    left, rows = context._params._drawing.max_bytes, []
     for row in value:
         left -= size_of(row)
         if left >= 0:
             rows.append(row)
-    return laid_out(draw, field, rows, context)
+    return laid_out(draw, field, rows, later, context)
 
 
 @claimed.register
@@ -188,7 +213,7 @@ def entries(field: construct.Renamed, said: ValueOfKey, context: Any) -> list[St
     row, found = field.subcon.subcon.subcon, []
     (coded,) = (part.subcon for part in row.subcons if part.name == "type")
     values = sorted({1, 8, said.default // 4, 3 * said.default // 4, said.default, 2 * said.default, 4 * said.default})
-    checks = [part for part in row.subcons if isinstance(part, Check) and is_wanted(part, context._params.rules)]
+    checks = [part for part in row.subcons if isinstance(part, Check) and is_wanted(part, context._params._drawing.rules)]
     for type_ in coded.table:
         for value in (value for value in values if can_store(type_.field, value)):
             at = construct.Container(_=context, _params=context._params, _root=context.get("_root", context), _declared=row)
