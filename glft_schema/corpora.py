@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema import errors
+from glft_schema.container import format_named
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.fuzzing import CORRUPTED, VALID, Case, as_entry
@@ -62,6 +63,12 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
         if isinstance(error, SchemeError):
             raise
         raise SchemeError(f"expected a manifest of files to try, found {shown(str(path))}: {shown(error)}") from None
+
+
+def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:
+    """Returns the format of the files that a manifest lists. Raises as `read_corpus` does."""
+    made = json.loads(Path(manifest).read_text("utf-8"))
+    return format_named(made.get("format"))
 
 
 def _case(entry: dict[str, Any], folder: Path) -> Case:

@@ -98,16 +98,22 @@ class Fuzzed:
     """What became of the files that were tried.
 
     Attributes:
-        counts: of each kind, and of damaged ones that were read all the same.
+        counts: of each kind.
+        read: of each kind but the valid ones, how many of these were read all the same.
+        hashes: of the bytes of each; one that was tried twice is there once.
         seconds: the longest time that one took.
         memory: the most bytes that one took, beyond its own.
-        failure: the first failure, shrunk; None where there is none.
+        failure: the first failure, shrunk as far as there was time for; None where there is none.
+        interrupted: whether it was ended from the keyboard.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
+    read: Counter[str] = field(default_factory=Counter)
+    hashes: set[bytes] = field(default_factory=set)
     seconds: float = 0.0
     memory: int = 0
     failure: Failure | None = None
+    interrupted: bool = False
 
 
 def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
@@ -185,7 +191,8 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
     bounded(read_and_rebuild, len(case.stored), fuzzed)
     if fuzzed is not None:
         fuzzed.counts[case.kind] += 1
-        fuzzed.counts["read all the same"] += case.kind == DAMAGED and file is not None
+        fuzzed.read[case.kind] += case.kind in (DAMAGED, CORRUPTED) and file is not None
+        fuzzed.hashes.add(hashlib.sha256(case.stored).digest())
 
 
 @contextmanager
@@ -294,7 +301,7 @@ def measured(action: Callable[[], None]) -> tuple[float, int]:
 def drawn(
     strategy: st.SearchStrategy[Case], examples: int, seed: int, use: Callable[[Case], None], shrink: bool = True
 ) -> None:
-    """Calls `use` with so many examples, the same for the same seed; where it raises, with ever smaller ones, too."""
+    """Calls `use` with so many examples; where it raises, with ever smaller ones, too."""
     phases = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
 
     @hypothesis.seed(seed)
@@ -320,10 +327,15 @@ def fuzz(
 ) -> Fuzzed:
     """Looks for a file for which a property does not hold.
 
+    The same seed gives the same files in one environment. Hypothesis also takes numbers and texts from the source of modules
+    that are loaded and not installed, so another version of anything, or a checkout in place of a package, gives other ones.
+    An interrupt from the keyboard ends it, with what was found until then; it is a failure of the file that is being tried,
+    where that has taken too long already.
+
     Args:
         source: a format, or a file as bytes.
         examples: how many files to try, beside `given`.
-        seed: the same one gives the same files.
+        seed: where the search begins.
         progress: called with what is being done, and how much of it is done, from 0 to 1.
         given: files that are tried first, as they are.
     """
@@ -333,10 +345,18 @@ def fuzz(
     def use(case: Case) -> None:
         nonlocal tried, last
         tried += 1
+        started = time.monotonic()
         try:
             check(case, fuzzed if last is None else None)
         except PropertyError as error:
             last = Failure(case, error)
+            raise
+        except KeyboardInterrupt:
+            seconds, limit = time.monotonic() - started, TIMES * (SECONDS[0] + SECONDS[1] * len(case.stored))
+            if last is None and seconds > limit:
+                last = Failure(
+                    case, PropertyError("bounded", f"expected at most {limit:.1f} s, found no end after {seconds:.1f} s")
+                )
             raise
         finally:
             if progress:
@@ -349,6 +369,8 @@ def fuzz(
             drawn(cases(source), examples, seed, use)
     except (PropertyError, hypothesis.errors.Flaky):
         fuzzed.failure = last
+    except KeyboardInterrupt:
+        fuzzed.failure, fuzzed.interrupted = last, True
     return fuzzed
 
 
@@ -358,7 +380,7 @@ def corpus(source: Format | bytes, examples: int, seed: int = 0) -> list[Case]:
     Args:
         source: a format, or a valid file as bytes, from which all corruptions are made then.
         examples: how many there are of valid ones and of other corruptions, together, at most.
-        seed: the same one gives the same files.
+        seed: as for `fuzz`.
     """
     found: dict[tuple[str | None, ...], Case] = {}
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from construct import Int32ul
-from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
 
 from glft_schema import Container, FormatError, SchemeError, TruncatedError
 from glft_schema.container import findings
@@ -38,13 +40,15 @@ GGUF_FILE = File(
 
 
 def broken(format: str, rule: str, rules: tuple[str, ...], use: Callable[[Corruption], None]) -> int:
-    """Calls `use` with corruptions of files that keep to `rules`, and returns how many there were."""
+    """Calls `use` with corruptions of files that keep to `rules`, which they are not, and returns how many there were."""
     count = 0
 
     @A_FEW
-    @given(containers(format, rules=rules).flatmap(lambda stored: corruptions(stored, rule)))
-    def each(made: Corruption) -> None:
+    @given(containers(format, rules=rules).flatmap(lambda stored: corruptions(stored, rule).map(lambda made: (stored, made))))
+    def each(case: tuple[bytes, Corruption]) -> None:
         nonlocal count
+        stored, made = case
+        assert made.stored != stored
         count += 1
         use(made)
 
@@ -123,7 +127,9 @@ def test_every_field_can_be_broken(format: str) -> None:
 
         @settings(A_FEW, max_examples=50)
         @given(containers(format).flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
-        def check(made: Corruption) -> None:
+        def check(made: Corruption | None) -> None:
+            if made is None:
+                return
             as_it_says(made)
             kinds[made.sentence.partition(" at byte")[0]] += 1
 
@@ -181,6 +187,47 @@ def test_a_file_that_breaks_rules_already() -> None:
     made = find(corruptions(stored, "gguf-bool"), lambda made: True)
     assert set(made.findings) == {*before, ("gguf-bool", "metadata -> 1 -> value")}
     assert made.problem() is None
+
+
+BIG = Container.build(
+    {"format": "GGUF", "header": {"byte_order": "big", "version": 3}, "metadata": {"general.architecture": "toy"}}
+)
+BAD_KEY = Container.build({"format": "GGUF", "metadata": {"Bad Key": 1}})
+
+
+@pytest.mark.parametrize(("stored", "rule"), [(BIG, "gguf-little-endian"), (BAD_KEY, "gguf-architecture")], ids=["big", "key"])
+def test_what_is_broken_already_is_not_broken_again(stored: bytes, rule: str) -> None:
+    assert rule in {finding.rule for finding in findings(Container.parse(stored), ("spec", "ggml"))}
+    with pytest.raises(Unsatisfiable):
+        find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
+
+
+@settings(A_FEW, max_examples=100)
+@given(st.sampled_from([BIG, BAD_KEY, golden("four_types")]).flatmap(lambda s: corruptions(s).map(lambda made: (s, made))))
+def test_no_corruption_is_the_file_itself(case: tuple[bytes, Corruption]) -> None:
+    stored, made = case
+    assert made.stored != stored
+    assert made.problem() is None
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [GGUF_FILE.bytes(), golden("four_types"), BIG, reference.write(b"", [], b"")],
+    ids=["gguf", "glft", "big", "empty"],
+)
+def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
+    kinds: Counter[str] = Counter()
+
+    @seed(1)
+    @settings(A_FEW, max_examples=500, derandomize=False)
+    @given(corruptions(stored))
+    def draw(made: Corruption) -> None:
+        kinds[made.rule or made.sentence.partition(" at byte")[0]] += 1
+
+    draw()
+    assert kinds.total() > 400
+    assert max(kinds.values()) < kinds.total() / 4
+    assert len(kinds) > 15
 
 
 def test_what_differs_is_said() -> None:

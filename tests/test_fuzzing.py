@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,9 @@ def test_no_property_is_broken(format: object) -> None:
     progress: list[tuple[str, float]] = []
     fuzzed = fuzz(format, 60, progress=lambda text, done: progress.append((text, done)))
     assert fuzzed.failure is None
-    assert fuzzed.counts.total() - fuzzed.counts["read all the same"] == 60
+    assert fuzzed.counts.total() == 60
+    assert 30 < len(fuzzed.hashes) <= 60
+    assert 0 <= fuzzed.read.total() < fuzzed.counts[DAMAGED] + fuzzed.counts[CORRUPTED]
     assert {kind for kind, count in fuzzed.counts.items() if count} >= {VALID, DAMAGED, CORRUPTED}
     assert progress[-1][1] == 1.0
     assert [done for _, done in progress] == sorted(done for _, done in progress)
@@ -151,8 +154,14 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_verb_on_a_format_and_on_a_file(tmp_path: Path) -> None:
     code, text = run("glft", "--examples", "30", "--seed", "7", "--out", tmp_path)
     assert code == 0
-    first, second = text.splitlines()
-    assert re.fullmatch(r"glft: no failure in .*\d+ valid.*; seed 7", first)
+    first, *read, second = text.splitlines()
+    total, distinct, kinds = re.fullmatch(
+        r"glft: no failure in (\d+) files, (\d+) of them distinct: (.*); seed 7", first
+    ).groups()
+    assert sum(int(count) for count in re.findall(r"\d+", kinds)) == int(total) == 30
+    assert 15 < int(distinct) <= 30
+    for line in read:
+        assert re.fullmatch(r"read all the same: \d+ of the (damaged|corrupted)( and \d+ of the (damaged|corrupted))?", line)
     assert re.fullmatch(r"at most \d+\.\d\d s and [\d,]+ bytes of memory for a file", second)
     (tmp_path / "a.gguf-lite").write_bytes(golden("four_types"))
     code, text = run(tmp_path / "a.gguf-lite", "--examples", "20")
@@ -168,6 +177,124 @@ def test_bad_requests(tmp_path: Path) -> None:
     code, text = run(tmp_path / "x.json")
     assert code == 2
     assert "expected a manifest of files to try, found" in text
+
+
+def no_search(*arguments: object) -> None:
+    raise AssertionError("nothing should have been searched")
+
+
+def test_what_is_refused_before_anything_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fuzzing, "fuzz", no_search)
+    Path("notes.txt").write_text("hello", "utf-8")
+    Path("a.safetensors").write_bytes(b"\x10" + bytes(7) + b'{"a":1}         ')
+    Path("a.glft").write_bytes(golden("four_types"))
+    Path("half.glft").write_bytes(golden("four_types")[:30])
+    write_corpus([FOUR_TYPES], "full", GLFT)
+    assert run("notes.txt") == (
+        2,
+        "glft: notes.txt: header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found b'hell' (at byte 0)\n",
+    )
+    code, text = run("a.safetensors")
+    assert (code, text.count("\n"), text.startswith("glft: a.safetensors: header -> magic: ")) == (2, 1, True)
+    no_folder = "expected a folder for {}, found {}, which is none"
+    for arguments, message in (
+        (("--out", "notes.txt"), no_folder.format("--out", "notes.txt")),
+        (("--corpus", "notes.txt/in/it"), no_folder.format("--corpus", tmp_path / "notes.txt")),
+        (("--corpus", "full"), "expected an empty folder for --corpus, found full, which has files"),
+    ):
+        assert run("a.glft", *arguments) == (2, f"glft: {message}\n")
+    code, text = run("half.glft", "--corpus", "new")
+    assert (code, text.startswith("glft: half.glft: ")) == (2, True)
+    code, text = run("full/manifest.json", "--corpus", "new")
+    assert (code, text) == (2, "glft: expected a file or a format to make a corpus of, found a manifest\n")
+    assert not Path("new").exists()
+    Path("full/manifest.json").write_text('{"files": []}', "utf-8")
+    assert run("full/manifest.json") == (2, "glft: expected GLFT or GGUF, found None\n")
+
+
+def test_a_failure_is_said_even_where_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+
+    def broken_and_out_is_gone(stored: bytes) -> None:
+        if not out.exists():
+            out.write_bytes(b"")
+        crashes(stored)
+
+    monkeypatch.setattr(fuzzing, "Container", Reader(parse=broken_and_out_is_gone))
+    (tmp_path / "a.glft").write_bytes(golden("four_types"))
+    code, text = run(tmp_path / "a.glft", "--out", out)
+    assert code == 1
+    assert text.startswith("failed: escaped: expected a FormatError or none, found IndexError")
+    assert f"the file, {len(golden('four_types'))} bytes, given, is lost\n" in text
+    assert f"glft: {out}: File exists\n" in text
+
+
+def test_a_manifest_that_fails_again_keeps_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "Container", Reader(parse=crashes))
+    manifest = write_corpus([Case(b"GGU", DAMAGED)], tmp_path / "first", GGUF)
+    code, text = run(manifest, "--out", tmp_path / "again")
+    assert code == 1
+    assert "smallest" not in text
+    (again,) = (tmp_path / "again").glob("*.json")
+    made = json.loads(again.read_text("utf-8"))
+    assert (made["format"], made["files"][0]["file"].endswith(".gguf")) == ("GGUF", True)
+    assert made["found_by"] == f"glft fuzz {manifest}"
+
+
+class Interrupting(Reader):
+    """Reads as ours does but for files that are `bad`, and is interrupted in the one of these with this number."""
+
+    def __init__(self, at: int, bad: Callable[[bytes], bool] = lambda stored: True, read: object = Container.parse) -> None:
+        left = at
+
+        def parse(stored: bytes) -> object:
+            nonlocal left
+            if not bad(stored):
+                return Container.parse(stored)
+            left -= 1
+            if left <= 0:
+                raise KeyboardInterrupt
+            return read(stored)
+
+        super().__init__(parse)
+
+
+def test_an_interrupt_shows_what_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "Container", Interrupting(20))
+    code, text = run("gguf", "--out", tmp_path)
+    assert code == 130
+    assert re.match(r"gguf: interrupted; no failure in \d+ files, \d+ of them distinct: ", text)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_shrinking_shows_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "Container", Interrupting(3, lambda stored: len(stored) > 100, crashes))
+    code, text = run("gguf", "--out", tmp_path)
+    assert code == 130
+    assert text.startswith("failed: escaped: expected a FormatError or none, found IndexError")
+    assert "interrupted, so that there may be a smaller file; " in text
+    assert len(list(tmp_path.glob("fuzz-*.json"))) == 1
+
+
+def test_a_hang_that_is_interrupted_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(fuzzing, "Container", Interrupting(1))
+    (tmp_path / "a.glft").write_bytes(golden("four_types"))
+    code, text = run(tmp_path / "a.glft", "--out", tmp_path / "out")
+    assert code == 130
+    assert re.match(r"failed: bounded: expected at most 0\.0 s, found no end after \d+\.\d s\n", text)
+    (stored,) = (tmp_path / "out").glob("*.glft")
+    assert stored.read_bytes() == golden("four_types")
+
+
+def test_nothing_is_left_where_the_user_is(tmp_path: Path) -> None:
+    program = "import typer; from glft_schema.cli.fuzz import fuzz; typer.run(fuzz)"
+    env = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
+    command = [sys.executable, "-c", program, "glft", "--examples", "5"]
+    done = subprocess.run(command, cwd=tmp_path, env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_corpus_says_what_has_to_be_reported(tmp_path: Path) -> None:
@@ -260,7 +387,7 @@ def test_a_rule_that_a_reader_does_not_hold_is_found(monkeypatch: pytest.MonkeyP
             parsed(self, stream, context, path)
 
     monkeypatch.setattr(Check, "_parse", forgetful)
-    failure = fuzz(GGUF, 300).failure
+    failure = fuzz(golden_gguf(), 1000).failure
     assert failure is not None
     assert failure.error.name == "reported"
     assert failure.case.corruption is not None

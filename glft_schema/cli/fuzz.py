@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar
-from glft_schema.container import Container, format_for, format_named
-from glft_schema.errors import FormatError, SchemeError
+from glft_schema.container import FORMATS, Container, format_named
+from glft_schema.errors import SchemeError, safe
 from glft_schema.formats.format import Format
 
 if TYPE_CHECKING:
-    from glft_schema.fuzzing import Case, Failure
+    from glft_schema.fuzzing import Case, Failure, Fuzzed, Progress
+
+INTERRUPTED = 130  # as shells have it
+SAME = "The same one gives the same files in the same environment: see the page on fuzzing."
+
+
+class Wanted(NamedTuple):
+    """What to fuzz: a format or a file, what to try first as it is, and the format of all that; of a manifest, only these."""
+
+    of: Format | bytes
+    given: list[Case]
+    format: Format
+    only_given: bool = False
 
 
 def fuzz(
     source: Annotated[str, typer.Argument(metavar="FILE-OR-FORMAT", help="A weights file, glft or gguf, or a manifest.")],
     examples: Annotated[int, typer.Option(min=0, help="How many files to try.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The same one gives the same files.")] = 0,
+    seed: Annotated[int, typer.Option(help=SAME)] = 0,
     corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Write files for other readers' tests there.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes that shows a failure.")] = Path(),
 ) -> None:
@@ -32,59 +48,145 @@ def fuzz(
     a manifest are tried as they are. The smallest file that shows a failure is written to DIR, with exit code 1.
     """
     try:
-        from glft_schema import corpora, fuzzing
-    except ImportError as error:
-        print(f"glft: {error}", file=sys.stderr)
+        import hypothesis.configuration as _configured  # noqa: F401
+    except ImportError:
+        print("glft: fuzz needs hypothesis: pip install 'glft_schema[fuzz]'", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
-    with blame(Path(source)):
-        of, given = _source(source)
-        with progress_bar("fuzzing") as bar:
-            fuzzed = fuzzing.fuzz(of, examples if source[-5:] != ".json" else 0, seed, bar, given)
-        counts = ", ".join(f"{count} {kind}" for kind, count in fuzzed.counts.items() if count)
-        if fuzzed.failure:
-            _report(fuzzed.failure, of, out, f"glft fuzz {quote(source)} --examples {examples} --seed {seed}")
-            raise typer.Exit(FAILED)
-        print(f"{source}: no failure in {counts or 'no files'}; seed {seed}")
-        print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory for a file")
-        if corpus is not None:
-            cases = fuzzing.corpus(of, examples, seed)
-            manifest = corpora.write_corpus(cases, corpus, _format(of, source), seed=seed)
-            print(f"{manifest}: {len(cases)} files")
+    with blame(Path(source)), _storage():
+        try:
+            _fuzz(source, examples, seed, corpus, out)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
 
 
-def _source(source: str) -> tuple[Format | bytes, list[Case]]:
-    """Returns what to fuzz, and what to try first as it is."""
-    from glft_schema.corpora import read_corpus
+def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path) -> None:
+    from glft_schema import corpora, fuzzing
+
+    wanted = _wanted(source)
+    if out != Path():
+        _refuse_no_folder(out, "--out")
+    if corpus is not None:
+        _refuse_corpus(source, wanted, corpus)
+    with progress_bar("fuzzing") as bar, _no_lost_interrupts(bar) as progress:
+        fuzzed = fuzzing.fuzz(wanted.of, 0 if wanted.only_given else examples, seed, progress, wanted.given)
+    if fuzzed.failure:
+        options = "" if wanted.only_given else f" --examples {examples} --seed {seed}"
+        _report(fuzzed, fuzzed.failure, wanted, out, f"glft fuzz {quote(source)}{options}")
+        raise typer.Exit(INTERRUPTED if fuzzed.interrupted else FAILED)
+    so_far = "interrupted; " if fuzzed.interrupted else ""
+    print(f"{safe(source)}: {so_far}no failure in {_counts(fuzzed)}{'' if wanted.only_given else f'; seed {seed}'}")
+    if read := " and ".join(f"{count} of the {kind}" for kind, count in fuzzed.read.items() if count):
+        print(f"read all the same: {read}")
+    print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory for a file")
+    if fuzzed.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if corpus is not None:
+        cases = fuzzing.corpus(wanted.of, examples, seed)
+        manifest = corpora.write_corpus(cases, corpus, wanted.format, seed=seed)
+        print(f"{manifest}: {len(cases)} files")
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Keeps what hypothesis stores out of the folder that the user is in, unless its variable says where it goes."""
+    from hypothesis.configuration import set_hypothesis_home_dir
+
+    if os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY"):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="glft-fuzz-") as folder:
+        set_hypothesis_home_dir(folder)
+        try:
+            yield
+        finally:
+            set_hypothesis_home_dir(None)
+
+
+@contextmanager
+def _no_lost_interrupts(progress: Progress) -> Iterator[Progress]:
+    """Raises an interrupt that came where Python cannot raise one, as in garbage collection, when progress is told next."""
+    lost: list[object] = []
+    hook = sys.unraisablehook
+
+    def keep(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            lost.append(None)
+        else:
+            hook(unraisable)
+
+    def told(text: str, done: float) -> None:
+        if lost:
+            raise KeyboardInterrupt
+        progress(text, done)
+
+    sys.unraisablehook = keep
+    try:
+        yield told
+    finally:
+        sys.unraisablehook = hook
+
+
+def _wanted(source: str) -> Wanted:
+    from glft_schema.corpora import format_of_corpus, read_corpus
     from glft_schema.fuzzing import GIVEN, Case
 
     path = Path(source)
-    if not path.exists():
+    if not path.exists() or path.is_dir():
         try:
-            return format_named(source), []
+            format = format_named(source)
         except SchemeError as error:
             raise SchemeError(f"{error}, which is no file") from None
+        return Wanted(format, [], format)
     if path.suffix == ".json":
-        return b"", read_corpus(path)
+        given = read_corpus(path)
+        return Wanted(b"", given, format_of_corpus(path), only_given=True)
     stored = path.read_bytes()
-    return stored, [Case(stored, GIVEN)]
+    known = next((format for format in FORMATS if stored[:4] in format.magics), None)
+    return Wanted(stored, [Case(stored, GIVEN)], known or Container.parse_file(path).format)  # which says what it is instead
 
 
-def _format(of: Format | bytes, name: str) -> Format:
-    """Returns the format of what is fuzzed; of a file that is not valid, what its name says."""
-    if isinstance(of, Format):
-        return of
-    try:
-        return Container.parse(of).format
-    except FormatError:
-        return format_for(name, None)
+def _refuse_no_folder(path: Path, option: str) -> None:
+    """Raises SchemeError where there is no folder at `path`, and none can be made."""
+    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which is none")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to")
 
 
-def _report(failure: Failure, of: Format | bytes, out: Path, command: str) -> None:
-    """Writes the file that shows a failure, and prints what it is and how to see it again."""
+def _refuse_corpus(source: str, wanted: Wanted, corpus: Path) -> None:
+    """Raises SchemeError where no corpus can be made of what is wanted, or be written where it should go."""
+    if wanted.only_given:
+        raise SchemeError("expected a file or a format to make a corpus of, found a manifest")
+    _refuse_no_folder(corpus, "--corpus")
+    if corpus.is_dir() and any(corpus.iterdir()):
+        raise SchemeError(f"expected an empty folder for --corpus, found {safe(str(corpus))}, which has files")
+    if isinstance(wanted.of, bytes):
+        Container.parse_file(source)  # only a valid file can be broken
+
+
+def _counts(fuzzed: Fuzzed) -> str:
+    """Returns how many files of which kinds were tried."""
+    total, distinct = fuzzed.counts.total(), len(fuzzed.hashes)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in fuzzed.counts.items() if count)
+    return f"{total} files, {distinct} of them distinct: {kinds}" if total else "no files"
+
+
+def _report(fuzzed: Fuzzed, failure: Failure, wanted: Wanted, out: Path, command: str) -> None:
+    """Prints what the failure is, writes the file that shows it, and says how to see it again."""
     from glft_schema.corpora import write_corpus
 
     case, name = failure.case, f"fuzz-{failure.case.sha256[:12]}.json"
-    manifest = write_corpus([case], out, _format(of, ""), name, problem=str(failure.error), found_by=command)
-    print(f"failed: {failure.error}")
-    print(f"the smallest file found, {len(case.stored)} bytes, {case.kind}, is beside {manifest}; to see it again:")
+    print(f"failed: {failure.error}", flush=True)
+    if fuzzed.interrupted:
+        print(f"interrupted, so that there may be a smaller file; before it there was no failure in {_counts(fuzzed)}")
+    which = "the file" if fuzzed.interrupted or case in wanted.given else "the smallest file found"
+    try:
+        manifest = write_corpus([case], out, wanted.format, name, problem=str(failure.error), found_by=command)
+    except OSError as error:
+        print(f"{which}, {len(case.stored)} bytes, {case.kind}, is lost")
+        print(f"glft: {safe(str(error.filename or out))}: {error.strerror or error}", file=sys.stderr)
+        return
+    print(f"{which}, {len(case.stored)} bytes, {case.kind}, is beside {manifest}; to see it again:")
     print(f"  glft fuzz {quote(str(manifest))}")

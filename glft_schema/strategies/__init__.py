@@ -12,7 +12,7 @@ from __future__ import annotations
 try:
     import hypothesis
 except ImportError as error:
-    raise ImportError("glft_schema.strategies needs hypothesis: pip install hypothesis") from error
+    raise ImportError("glft_schema.strategies needs hypothesis: pip install 'glft_schema[fuzz]'") from error
 
 from glft_schema.strategies.constructs import from_construct, values_of
 from glft_schema.strategies.containers import containers

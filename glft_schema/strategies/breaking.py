@@ -89,6 +89,8 @@ class Breaker:
         """Returns the corruption that an attempt is; None where other rules of the same sets are broken by it, too."""
         check = site.check
         stored = attempt.draft.stored()
+        if unchanged(self.file, stored):
+            return None
         offset = len(stored) - len(attempt.draft.payloads) if attempt.where is None else attempt.where.start
         sentence = (
             f"{check.field} is not {_sentence(check)}" if site.type is None else f"of {site.type}: not {_sentence(check)}"
@@ -106,12 +108,14 @@ class Breaker:
         claim = (check.id, made.path)
         for sets in (check.sets, *((name,) for name in check.sets if name != LENIENT)):
             before = [(finding.rule, finding.path) for finding in findings(self.file, sets)]
+            if claim in before:
+                continue  # the rule is broken there already
             try:
                 after = [(finding.rule, finding.path) for finding in findings(Container.parse(made.stored), sets)]
             except FormatError:
                 after = []  # it is said all the same what has to be reported: whoever looks will see the difference
             if all(found == claim or found in before for found in after):
-                kept = [found for found in before if found in after and found != claim]
+                kept = [found for found in before if found in after]
                 return replace(made, sets=sets, findings=(claim, *kept))
         return None
 
@@ -328,6 +332,11 @@ class Breaker:
             context.update({"_params": self.root._params})
             if not holds(site.check, context):
                 yield Attempt(draft, site.check.field)
+
+
+def unchanged(file: File, stored: bytes) -> bool:
+    """Tells whether these are the bytes of a file."""
+    return len(stored) == file.source.size and stored == bytes(file.source.view(0, file.source.size))
 
 
 def can_be_broken(site: Site) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeVar
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -11,10 +13,15 @@ from glft_schema.container import Container, format_named
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
 from glft_schema.formats.format import Format
-from glft_schema.strategies.breaking import Breaker, can_be_broken
+from glft_schema.strategies.breaking import Breaker, can_be_broken, unchanged
 from glft_schema.strategies.corruption import Corruption
-from glft_schema.strategies.damage import DAMAGES, truncated
+from glft_schema.strategies.damage import DAMAGES, Damage, truncated
 from glft_schema.strategies.sites import Site, sites
+
+T = TypeVar("T")
+
+SPREAD = 1 << 24  # numbers among which hypothesis has no favourites; it draws the first ones of a short list far more often
+TRIES = 8  # for a rule that the file has a place for, before a field is broken
 
 __all__ = ["Corruption", "corruptions", "rule_ids"]
 
@@ -48,17 +55,32 @@ def corruptions(file: File | bytes, rule: str | None = None) -> st.SearchStrateg
 
     if not (places := [site for site in places if can_be_broken(site)]):
         raise SchemeError(f"expected a rule with a counterexample, found {shown(rule)}: its `broken_by` can give one")
-    if rule is not None:
-        return broken(parsed, places)
-    return broken(parsed, places, truncated(parsed)) | st.sampled_from(DAMAGES).flatmap(lambda damage: damage(parsed))
+    by_rule = sorted(places, key=lambda site: site.check.id)
+    rules = [list(group) for _, group in groupby(by_rule, key=lambda site: site.check.id)]
+    return broken(parsed, rules, DAMAGES if rule is None else ())
 
 
 @st.composite
-def broken(
-    draw: st.DrawFn, file: File, places: Sequence[Site], otherwise: st.SearchStrategy[Corruption] | None = None
-) -> Corruption:
-    """Breaks one of the rules; where the file has no place for that, does something else, or gives the example up."""
-    found = Breaker(draw, file).broken(draw(st.sampled_from(places)))
-    if found is not None:
-        return found
-    return reject() if otherwise is None else draw(otherwise)
+def broken(draw: st.DrawFn, file: File, rules: Sequence[Sequence[Site]], damages: Sequence[Damage]) -> Corruption:
+    """Breaks a rule, or does one of the damages, which are a third, each rule or damage as often as another.
+
+    Gives the example up where the file has no place for the rule.
+    """
+    for _ in range(TRIES if damages else 1):
+        a_damage = _evenly(draw, (False, False, True))
+        if damages and a_damage:
+            damage = _evenly(draw, damages)
+            found = draw(damage(file))
+        else:
+            found = Breaker(draw, file).broken(_evenly(draw, _evenly(draw, rules)))
+        if found is not None:
+            return found if not unchanged(file, found.stored) else reject()
+    return draw(truncated(file)) if damages else reject()
+
+
+def _evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
+    """Draws one of the choices, each about as often.
+
+    Hypothesis copies drawn numbers, many a zero among them, over others of the same kind; of a sum it does not hit all parts.
+    """
+    return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]

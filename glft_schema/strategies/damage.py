@@ -22,6 +22,7 @@ from glft_schema.strategies.corruption import Corruption
 from glft_schema.strategies.drafts import Draft, plain, row_struct
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
+Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None where the file has no place for it
 GREATEST = ((1 << 64) - 1, (1 << 32) - 1, (1 << 16) - 1, (1 << 8) - 1)
 
 
@@ -160,7 +161,7 @@ def field_breaks(field: Any) -> Iterator[tuple[Made, str, type[FormatError], boo
 
 
 @st.composite
-def long_array(draw: st.DrawFn, file: File) -> Corruption:
+def long_array(draw: st.DrawFn, file: File) -> Corruption | None:
     """Lets an array in the metadata claim more elements than there are."""
     breaker = Breaker(draw, file)
     draft = breaker.draft
@@ -170,7 +171,7 @@ def long_array(draw: st.DrawFn, file: File) -> Corruption:
             for type_ in coded.table if isinstance(coded, TypeCode) else ():
                 if (inner := _counted_struct(getattr(type_, "field", None))) is not None:
                     return _long_array(breaker, region, type_, inner)
-    return draw(truncated(file))
+    return None
 
 
 def _counted_struct(field: Any) -> Struct | None:
@@ -203,12 +204,12 @@ def _long_array(breaker: Breaker, region: str, type_: Any, inner: Struct) -> Cor
 
 
 @st.composite
-def bad_line(draw: st.DrawFn, file: File) -> Corruption:
-    """Breaks one more line of metadata in lines; of files without such, breaks a field of a row."""
+def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
+    """Breaks one more line of metadata in lines."""
     draft = Draft.of(file)
     region = next((name for name in file.format.regions if isinstance(draft.table(name), KeyValueLines)), None)
     if region is None:
-        return draw(in_a_row(file))
+        return None
     metadata, lines = file.regions[region], draft.table(region)
     before = lines.encode(metadata).removesuffix(b"\n")
     choices = [(b"x", "has no '='", 0), (b"=x", "has no key", 0), (b"=", "has no key", 0), (b"x=\xff", "is not UTF-8", 2)]
@@ -223,12 +224,12 @@ def bad_line(draw: st.DrawFn, file: File) -> Corruption:
 
 
 @st.composite
-def misplaced(draw: st.DrawFn, file: File) -> Corruption:
+def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     """Lets a payload begin outside of the file, or inside of another one."""
     draft, table = Draft.of(file), file.format.table
     rows = draft.rows(table)
     if not rows:
-        return draw(truncated(file))
+        return None
     struct = row_struct(draft.table(table))
     assert struct is not None
     offset = next(plain(part) for part in struct.subcons if part.name == "offset")
@@ -246,4 +247,4 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption:
     return Corruption(stored, sentence, f"{table} -> {at} -> offset", forged.start, error=FormatError)
 
 
-DAMAGES = (truncated, too_many, in_a_row, long_array, bad_line, misplaced)
+DAMAGES: tuple[Damage, ...] = (truncated, too_many, in_a_row, long_array, bad_line, misplaced)
