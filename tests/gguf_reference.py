@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 # codes of value types -> how `struct` calls them
@@ -104,3 +105,13 @@ def nbytes(code: int, dims: list[int]) -> int:
         count *= dim
     weights, size = BLOCKS[code]
     return count // weights * size
+
+
+def write_set(folder: Path) -> Path:
+    """Writes a set of two files with a tensor of four bytes each, t0 and t1, and returns the first one's path."""
+    paths = [folder / f"set-{number + 1:05d}-of-00002.gguf" for number in range(2)]
+    for number, path in enumerate(paths):
+        keys = {"split.no": number, "split.count": 2, "split.tensors.count": 2}
+        entries = [(key.encode(), 2, value) for key, value in keys.items()]
+        path.write_bytes(File(entries, [Info(b"t%d" % number, [4], 24, b"abcd")]).bytes())
+    return paths[0]

@@ -30,7 +30,7 @@ from glft_schema.type_table import TypeTable
 from tests import gguf_strategies, strategies
 from tests.gguf_cases import READ
 from tests.gguf_reference import File as Written
-from tests.gguf_reference import Info
+from tests.gguf_reference import Info, write_set
 from tests.golden import golden
 from tests.real_files import downloaded
 
@@ -358,12 +358,7 @@ def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sets_have_a_map_for_each_file(tmp_path: Path) -> None:
-    for number in range(2):
-        keys = {"split.no": number, "split.count": 2, "split.tensors.count": 2}
-        entries = [(key.encode(), 2, value) for key, value in keys.items()]
-        path = tmp_path / f"set-{number + 1:05d}-of-00002.gguf"
-        path.write_bytes(Written(entries, [Info(b"t%d" % number, [4], 24, b"abcd")]).bytes())
-    with glft_schema.open(tmp_path / "set-00001-of-00002.gguf") as file:
+    with glft_schema.open(write_set(tmp_path)) as file:
         with pytest.raises(SchemeError, match=r"expected one file, found a set of 2: byte_map takes each of file\.shards"):
             byte_map(file)
         maps = [byte_map(shard) for shard in file.shards]

@@ -12,7 +12,7 @@ import glft_schema
 from glft_schema import Container
 from tests import gguf_strategies, strategies
 from tests.gguf_reference import File as Written
-from tests.gguf_reference import Info
+from tests.gguf_reference import Info, write_set
 from tests.golden import golden
 
 HOSTILE = "<script>alert('x')</script>\x1b[2J\u202e\n\"&"
@@ -153,12 +153,7 @@ def test_a_closed_file() -> None:
 
 
 def test_a_set_of_files(tmp_path: Path) -> None:
-    for number in range(2):
-        keys = {"split.no": number, "split.count": 2, "split.tensors.count": 2}
-        entries = [(key.encode(), 2, value) for key, value in keys.items()]
-        path = tmp_path / f"set-{number + 1:05d}-of-00002.gguf"
-        path.write_bytes(Written(entries, [Info(b"t%d" % number, [4], 24, b"abcd")]).bytes())
-    with glft_schema.open(tmp_path / "set-00001-of-00002.gguf") as file:
+    with glft_schema.open(write_set(tmp_path)) as file:
         assert f"{file.nbytes:,} bytes in 2 files" in str(file)
         tensors = Shown(file._repr_html_()).tables[-1]
         assert [row[1] for row in tensors] == ["name", "t0", "t1"]

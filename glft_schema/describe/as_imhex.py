@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 
 from glft_schema.describe import nodes as s
-from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, refs, rule_text
+from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, rule_text
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey
 
 # fmt: off
@@ -67,7 +67,7 @@ class _Pattern:
 
     def find_depths(self, name: str) -> None:
         for part in (self.schema.structs.get(name) or self.root).fields:
-            for inner in refs(part.node):
+            for inner in s.refs(part.node):
                 if inner not in self.depths:
                     self.depths[inner] = self.depths[name] + 1
                     self.find_depths(inner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from glft_schema.describe import nodes as s
 from glft_schema.expressions import Constant, Expression, Length, Operation, Reference
@@ -94,19 +94,6 @@ def count_name(field: str) -> str:
     return f"n_{field}"
 
 
-def refs(node: s.Node) -> Iterator[str]:
-    """Yields the names of the structs that a node is made of."""
-    if isinstance(node, s.Ref):
-        yield node.name
-    elif isinstance(node, s.BlockArray):
-        yield node.block
-    elif isinstance(node, (s.List, s.Counted)):
-        yield from refs(node.item)
-    elif isinstance(node, s.Switch):
-        for case in node.cases:
-            yield from refs(case.node)
-
-
 def in_order(schema: s.Schema) -> tuple[list[str], list[str]]:
     """Returns the names of the structs so that each comes after those that it is made of.
 
@@ -122,7 +109,7 @@ def in_order(schema: s.Schema) -> tuple[list[str], list[str]]:
         if name in ordered or name in above:
             return
         for part in schema.structs[name].fields:
-            for inner in refs(part.node):
+            for inner in s.refs(part.node):
                 visit(inner, (*above, name))
         ordered.append(name)
 

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from glft_schema.expressions import Expression
@@ -314,3 +315,23 @@ class Schema:
 def table_name(table: TypeTable[Any]) -> str:
     """Returns what a table of types is called in descriptions."""
     return f"{table.kind} type".lower().replace(" ", "_")
+
+
+def within(node: Any) -> Iterator[Any]:
+    """Yields a node, and the nodes and expressions that it is made of."""
+    yield node
+    if isinstance(node, tuple):
+        for part in node:
+            yield from within(part)
+    elif is_dataclass(node) and not isinstance(node, Expression):
+        for part in fields(node):
+            yield from within(getattr(node, part.name))
+
+
+def refs(node: Node) -> Iterator[str]:
+    """Yields the names of the structs that a node refers to."""
+    for inner in within(node):
+        if isinstance(inner, Ref):
+            yield inner.name
+        elif isinstance(inner, BlockArray):
+            yield inner.block

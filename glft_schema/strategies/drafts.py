@@ -20,8 +20,6 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import KeyValues
 from glft_schema.tensor_data import TensorData
 
-ANY = None  # in a path: any row of a table
-
 
 def plain(field: Any) -> Any:
     """Returns a construct without its names."""

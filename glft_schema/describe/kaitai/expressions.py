@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +76,7 @@ class Expressions:
         }
         self.lookups: dict[tuple[str, str, str, int], Lookup] = {}
         self._parents = {
-            ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in refs(part.node)
+            ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in s.refs(part.node)
         }
 
     def text(self, expression: Expression, at: At) -> str:
@@ -193,28 +192,8 @@ def _is_near(expression: Expression) -> bool:
     return isinstance(expression, Reference) and len(expression.names) == 1 and not expression.up and not expression.of_root
 
 
-def refs(node: Any) -> Iterator[str]:
-    """Yields the names of the structs that a node refers to."""
-    for inner in _within(node):
-        if isinstance(inner, s.Ref):
-            yield inner.name
-        elif isinstance(inner, s.BlockArray):
-            yield inner.block
-
-
 def references(node: Any) -> Iterator[Reference]:
     """Yields the references of all expressions of a node, or of an expression."""
-    for inner in _within(node):
+    for inner in s.within(node):
         if isinstance(inner, Expression):
             yield from (part for part in parts(inner) if isinstance(part, Reference))
-
-
-def _within(node: Any) -> Iterator[Any]:
-    """Yields a node, and the nodes and expressions that it is made of."""
-    yield node
-    if isinstance(node, tuple):
-        for part in node:
-            yield from _within(part)
-    elif dataclasses.is_dataclass(node) and not isinstance(node, Expression):
-        for part in dataclasses.fields(node):
-            yield from _within(getattr(node, part.name))

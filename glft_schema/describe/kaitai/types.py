@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from glft_schema.describe import nodes as s
-from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references, refs
+from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references
 from glft_schema.describe.kaitai.names import Names
 from glft_schema.expressions import Expression
 from glft_schema.type_table import TypeTable
@@ -49,7 +49,7 @@ class Types:
         self._enum_ids: dict[int, str] = {}
 
     def _below(self, struct: str) -> set[str]:
-        below = {ref for part in self.schema.structs[struct].fields for ref in refs(part.node)} - {struct}
+        below = {ref for part in self.schema.structs[struct].fields for ref in s.refs(part.node)} - {struct}
         return below.union(*map(self._below, below))
 
     def attrs(self, id: str, node: s.Node, at: At) -> list[Attr]:
