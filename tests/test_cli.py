@@ -226,9 +226,11 @@ def test_the_file_to_blame(source: Path, four_types: Path, tmp_path: Path) -> No
     assert (done.returncode, "missing.safetensors: No such file" in done.stderr) == (2, True)
 
 
-def test_a_reader_that_stops_early(four_types: Path) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_early(four_types: Path, unbuffered: str) -> None:
     command = f"{sys.executable} -c 'from glft_schema.cli import main; main()' inspect {four_types} | true"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
     assert done.stderr == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from importlib import metadata
@@ -19,6 +20,7 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
+from glft_schema.cli.terminal import FAILED
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
 
@@ -49,7 +51,14 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding does not have
-    app()
+    try:
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        sys.exit(FAILED)
 
 
 def _one_line(message: Warning | str, *place: object, **more: object) -> None:
