@@ -56,7 +56,8 @@ def installed(request: pytest.FixtureRequest) -> Path:
             pytest.skip(f"needs {program}")
     cache = request.config.cache.mkdir("kaitai")
     if not (cache / "node_modules" / "js-yaml").exists():
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", cache, *PACKAGES]
+        patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # without a way to the registry npm waits for minutes
+        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *patience, "--prefix", cache, *PACKAGES]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.skip(f"npm's registry cannot be reached: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
