@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from glft_schema.container import FORMATS, format_named
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
+from glft_schema.limits import Limits
 
 MODULES = {  # what is public beside the names of the package itself
     "checkpoints": ["open_checkpoint"],
@@ -72,9 +74,15 @@ def python() -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def limits() -> str:
+    """Returns the table of the reader's limits."""
+    rows = [(f"`{limit.name}`", f"{limit.default:,}", limit.metadata["of"], limit.metadata["why"]) for limit in fields(Limits)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [("limit", "at most", "of", "why"), ("---",) * 4, *rows]) + "\n"
+
+
 def parts() -> dict[str, Callable[[], str]]:
     """Returns what makes each generated part."""
-    made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python}
+    made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python, "limits": limits}
     for format in FORMATS:
         name = format.name.lower()
         made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}

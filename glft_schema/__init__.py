@@ -15,6 +15,7 @@ from glft_schema.errors import (
 )
 from glft_schema.export import save_file, write_gguf_lite
 from glft_schema.file import File
+from glft_schema.limits import Limits
 from glft_schema.load import load_file, read_gguf_lite
 from glft_schema.quantize import (
     Quantized,
@@ -36,6 +37,7 @@ __all__ = [
     "File",
     "FormatError",
     "LimitError",
+    "Limits",
     "QuantizationWarning",
     "Quantized",
     "SchemeError",

@@ -19,7 +19,7 @@ from construct.core import evaluate
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.fields import Picked, bytes_left
 from glft_schema.numbers import ByteOrder, Number, byte_order
-from glft_schema.source import BytesSource, Cursor, Source
+from glft_schema.source import BytesSource, Cursor, Source, read_exactly
 from glft_schema.tensor_bytes import write_all
 
 WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit
@@ -302,7 +302,7 @@ class Text(construct.Construct):
         nbytes = self.length._parse(stream, context, path)
         if nbytes > (left := bytes_left(stream)):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
-        return str(construct.stream_read(stream, nbytes, path), "utf-8", "surrogateescape")
+        return str(read_exactly(stream, nbytes, path), "utf-8", "surrogateescape")
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         write_all(stream, _with_length(obj, self.length.pick(context), byte_order(context), path))

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import construct
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import ClosedError, FormatError, LimitError, shown
 from glft_schema.trace import plain_path
+
+HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)  # what construct raises an error of its own for
 
 
 @contextmanager
-def building() -> Iterator[None]:
-    """Turns whatever building raises into a FormatError with the field's path, but lets the system's errors through."""
+def our_errors() -> Iterator[None]:
+    """Turns what construct raises into a FormatError with the field's path; lets the system's errors and ours through."""
+    outside = sys.exc_info()[1]
     try:
         yield
-    except construct.ConstructError as error:
-        if isinstance(error.__context__, OSError):  # construct hides a full disk behind an error of its own
-            raise error.__context__ from None
-        raise as_format_error(error) from error
-    except FormatError as error:
-        error.path = plain_path(error.path)
-        raise
+    except (construct.ConstructError, FormatError, RecursionError) as error:
+        ours = _ours(error, outside)
+        if ours is error:
+            raise
+        raise ours from None
 
 
 @contextmanager
@@ -35,12 +37,22 @@ def inside(path: str) -> Iterator[None]:
         raise
 
 
-def as_format_error(error: Exception) -> FormatError:
-    """Returns a FormatError that says what `error` does; the one behind it, where construct hides one of ours."""
-    cause = error.__context__ if isinstance(error.__context__, FormatError) else error
-    if isinstance(cause, FormatError):
-        return cause.at(plain_path(cause.path), cause.offset, cause.tensor, cause.file)
-    return FormatError(_problem(error), plain_path(getattr(error, "path", "")))
+def _ours(error: Exception, outside: BaseException | None) -> BaseException:
+    """Returns what is raised in place of `error`; `outside` is what was being handled before, which is no cause of it."""
+    path = plain_path(getattr(error, "path", ""))
+    hidden = error.__context__
+    if (
+        isinstance(error, construct.ConstructError)
+        and hidden is not outside
+        and not isinstance(hidden, construct.ConstructError)
+    ):
+        error = hidden if isinstance(hidden, HIDDEN) else error
+    if isinstance(error, FormatError):
+        error.path = plain_path(error.path) or path
+        return error
+    if isinstance(error, RecursionError):
+        return LimitError("expected less on Python's stack, a limit of this reader, found no room", path)
+    return error if isinstance(error, HIDDEN) else FormatError(_problem(error), path)
 
 
 def _problem(error: Exception) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import construct
 
 from glft_schema.atomic import atomic_write
-from glft_schema.construct_errors import as_format_error, building, inside
+from glft_schema.construct_errors import inside, our_errors
 from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import Record, Struct, new_context
 from glft_schema.file import File
@@ -23,6 +23,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
+from glft_schema.limits import current
 from glft_schema.rules import LENIENT, Finding, rule_sets
 from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
@@ -86,10 +87,11 @@ class ContainerConstruct(construct.Construct):
             return parse_source(BytesSource(stream.read()))
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
-        with inside(path), building():
+        with inside(path), our_errors():
             format, regions = _regions(obj)
             rules = rule_sets(context._params.get("rules", ()))
-            format.struct._build(place(format, regions), Sink(stream), new_context(False, rules=rules), "(building)")
+            context = new_context(False, rules=rules, limits=current())
+            format.struct._build(place(format, regions), Sink(stream), context, "(building)")
         return obj
 
 
@@ -123,10 +125,10 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     format = format_of(source)
     try:
         record = _run(format.struct, source)
-    except (construct.ConstructError, FormatError) as error:
-        known = as_format_error(error)
+    except FormatError as error:
+        known = error
     else:
-        return File(format, record, source, device)
+        return File(format, record, source, device, current())
     raise _located(known, format, source)  # here, where nothing of the first parse is held any more
 
 
@@ -144,7 +146,8 @@ def format_of(source: Source) -> Format:
 
 def trace_fields(file: File) -> list[Span]:
     """Returns the place of each field of `file`, those that a field is made of before it: the file is parsed again."""
-    spans, error = trace_source(file.format, file.source)
+    with file.limits:
+        spans, error = trace_source(file.format, file.source)
     if error:
         raise error  # it has changed since it was opened
     return spans
@@ -155,8 +158,8 @@ def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatErro
     trace = FullTrace()
     try:
         _run(format.struct, source, trace)
-    except (construct.ConstructError, FormatError) as error:
-        return trace.spans, _located(as_format_error(error), format, source)
+    except FormatError as error:
+        return trace.spans, _located(error, format, source)
     return trace.spans, None
 
 
@@ -174,17 +177,20 @@ def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:
     if not wanted - {LENIENT}:
         return []
     found: list[Finding] = []
-    _run(file.format.struct, file.source, Trace(), findings=found)
-    starts: dict[str, int | None] = {finding.path: None for finding in found if finding.offset is None}
-    if starts:  # of rows that were parsed before the rule was looked at
-        _run(file.format.struct, file.source, Trace(starts=starts))
+    with file.limits:
+        _run(file.format.struct, file.source, Trace(), findings=found)
+        starts: dict[str, int | None] = {finding.path: None for finding in found if finding.offset is None}
+        if starts:  # of rows that were parsed before the rule was looked at
+            _run(file.format.struct, file.source, Trace(starts=starts))
     for finding in found:
         finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
     return [finding for finding in found if wanted.intersection(finding.sets)]
 
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
-    record = struct._parse(Cursor(source), new_context(True, trace=trace, **params), "(parsing)")
+    context = new_context(True, trace=trace, limits=current(), **params)
+    with our_errors():
+        record = struct._parse(Cursor(source), context, "(parsing)")
     assert isinstance(record, Record)
     return record
 
@@ -192,7 +198,7 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: A
 def _located(known: FormatError, format: Format, source: Source) -> FormatError:
     """Returns `known` with field, offset, and tensor or key, found by parsing once more with a trace."""
     trace = Trace(known.path)
-    with suppress(construct.ConstructError, FormatError):
+    with suppress(FormatError):
         _run(format.struct, source, trace)
     path = known.path or (trace.open[-1].path if trace.open else "")
     place = trace.find(path) or (trace.open[-1] if trace.open else None)

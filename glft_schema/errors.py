@@ -48,10 +48,12 @@ class FormatError(ValueError):
         file: where the bytes came from, or None.
         rule: the id of the rule that is broken, where it has one.
         key: the key of the metadata's entry concerned, or None.
+        limit: the name of the limit that is exceeded, of `glft_schema.Limits`; None but for a LimitError.
     """
 
     rule: str | None = None
     key: str | None = None
+    limit: str | None = None
 
     def __init__(
         self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None, file: str | None = None
@@ -69,7 +71,7 @@ class FormatError(ValueError):
     def at(self, path: str, offset: int | None, tensor: str | None, file: str | None) -> FormatError:
         """Returns the same error at another place."""
         moved = type(self)(self.problem, path, offset, tensor, file)
-        moved.rule, moved.key = self.rule, self.key
+        moved.rule, moved.key, moved.limit = self.rule, self.key, self.limit
         return moved
 
     @property
@@ -80,6 +82,8 @@ class FormatError(ValueError):
             where.append(f"tensor {shown(self.tensor)}")
         if self.key is not None:
             where.append(f"key {shown(self.key)}")
+        if self.limit is not None:
+            where.append(f"limit {self.limit}")
         if self.offset is not None:
             where.append(f"at byte {self.offset}")
         text = f"{self.path}: {self.problem}" if self.path else self.problem
@@ -91,7 +95,7 @@ class TruncatedError(FormatError):
 
 
 class LimitError(FormatError):
-    """The file may be right, but goes past a limit of this reader."""
+    """The file may be right, but goes past a limit of this reader, which the caller may raise: see `glft_schema.Limits`."""
 
 
 class TensorError(ValueError):

@@ -16,6 +16,8 @@ from typing import Any
 
 from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
 
+from glft_schema.limits import DEFAULTS, Allowed
+
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
 PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
 
@@ -143,6 +145,8 @@ def read(expression: Any) -> Expression | None:
         return Constant(expression)
     if isinstance(expression, Path):
         return _reference(expression)
+    if isinstance(expression, Allowed):
+        return Constant(DEFAULTS[expression.name])
     if isinstance(expression, Lookup):
         mapping = read(expression.mapping)
         return ValueOfKey(mapping, expression.key, expression.default) if mapping else None
@@ -196,6 +200,32 @@ def _reference(path: Path) -> Reference | None:
     if names[0] in ("_root", "_params"):  # the same from every level
         return Reference(tuple(names[1:]), of_root=names[0] == "_root")
     return None if any(name.startswith("_") for name in names) else Reference(tuple(names), up)
+
+
+def compiled(expression: Any) -> Any:
+    """Returns a function that gives what an expression does, in one call instead of one a node; other functions as they are."""
+    if not isinstance(expression, ExprMixin):
+        return expression
+    known: dict[str, Any] = {}
+    return eval(f"lambda context: {_source(expression, known)}", known)  # of a declaration, never of a file
+
+
+def _source(part: Any, known: dict[str, Any]) -> str:
+    """Returns an expression of construct's in Python; what has no literal there goes to `known`."""
+    if isinstance(part, Path) and vars(part)["_Path__name"] == "this":
+        if (parent := vars(part)["_Path__parent"]) is None:
+            return "context"
+        return f"{_source(parent, known)}[{vars(part)['_Path__field']!r}]"
+    if isinstance(part, BinExpr):
+        return f"({_source(part.lhs, known)} {opnames[part.op]} {_source(part.rhs, known)})"
+    if isinstance(part, (bool, int, bytes, str)):
+        return repr(part)
+    name = f"_{len(known)}"
+    if isinstance(part, FuncPath) and (operand := vars(part)["_FuncPath__operand"]) is not None:
+        known[name] = vars(part)["_FuncPath__func"]
+        return f"{name}({_source(operand, known)})"
+    known[name] = part
+    return f"{name}(context)" if callable(part) else name
 
 
 def parts(expression: Expression) -> Iterator[Expression]:

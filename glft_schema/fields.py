@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType, NoneType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import construct
 from construct.core import evaluate
 
 from glft_schema.describe.tables import fields_table
 from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
+from glft_schema.expressions import compiled
+from glft_schema.limits import DEFAULTS, limits_of
 from glft_schema.numbers import Number, byte_order
 from glft_schema.rules import Check
-from glft_schema.source import Cursor
+from glft_schema.source import Cursor, read_exactly
 from glft_schema.tensor_bytes import write_all
-from glft_schema.trace import Trace
+from glft_schema.trace import Trace, plain_path
 
 NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
@@ -38,49 +40,75 @@ SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parse
 class Record(Mapping[str, Any]):
     """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
 
+    A file has as many as it has tensors, so each is no more than its values: a class for each set of names knows these.
+
     Attributes:
         counts: what follows from the fields, such as ``n_tensors``. It can be read by attribute and by key too, but is no part
             of the value.
     """
 
-    __slots__ = ("_fields", "counts")
+    __slots__ = ()
+    _names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    _count_names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
-    def __init__(self, fields: dict[str, Any], counts: dict[str, Any] | None = None) -> None:
-        object.__setattr__(self, "_fields", fields)
-        object.__setattr__(self, "counts", counts or NO_COUNTS)
+    def __new__(cls, fields: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS) -> Record:
+        """Returns a record of `fields`."""
+        made = record_class(tuple(fields), tuple(counts))
+        record = object.__new__(made)
+        for slots, values in ((made._names, fields), (made._count_names, counts)):
+            for name, slot in slots.items():
+                slot.__set__(record, values[name])
+        return record
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """What follows from the fields, by name."""
+        return {name: slot.__get__(self) for name, slot in self._count_names.items()}
 
     def __getitem__(self, name: str) -> Any:
-        return self._fields[name] if name in self._fields else self.counts[name]
+        slot = self._names.get(name) or self._count_names[name]
+        return slot.__get__(self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._fields
+        return name in self._names
 
     def __getattr__(self, name: str) -> Any:
-        for values in (self._fields, self.counts):
-            if name in values:
-                return values[name]
         raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise AttributeError(f"a parsed record is read-only; build from a mapping with another {name!r}")
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._fields)
+        return len(self._names)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._fields, *self.counts]
+        return [*super().__dir__(), *self._names, *self._count_names]
 
     def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
     def _repr_html_(self) -> str:
-        return fields_table("record", {**self._fields, **self.counts}).html()
+        return fields_table("record", {**self, **self.counts}).html()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Record, (self._fields, dict(self.counts))
+        return Record, (dict(self), self.counts)
+
+
+@lru_cache(maxsize=1024)
+def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
+    """Returns the class of records with these fields and counts: a slot for each, which is an attribute of its name, too."""
+    slots = [f"_{i}" for i in range(len(names) + len(counts))]
+    made: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
+    by_name = {name: vars(made)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
+    for name, slot in by_name.items():
+        if not hasattr(Record, name):  # a method wins; the field is still there by its key
+            setattr(made, name, slot)
+    made._names = {name: by_name[name] for name in names}
+    made._count_names = {name: by_name[name] for name in counts}
+    return cast(type[Record], made)
 
 
 @dataclass
@@ -120,27 +148,41 @@ class Struct(construct.Struct):
     def __init__(self, *fields: construct.Construct, title: str = "") -> None:
         super().__init__(*(_one_name(field) for field in fields))
         self.title = title
-        self._all = [(field.name, field, follows(field)) for field in self.subcons]
-        self._needed = [row for row in self._all if not isinstance(row[1], Check) or row[1].is_always_needed]
+        named = [field for field in self.subcons if field.name]
+        names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
+        self._record = record_class(*names)
+        slots = {**self._record._names, **self._record._count_names}
+        self._all = [(field.name, field, slots.get(field.name)) for field in self.subcons]
+        needed = [field for field in self.subcons if not isinstance(field, Check) or field.is_always_needed]
+        self._plan = [(field.name, _parser(field), slots.get(field.name)) for field in needed]
 
     def _parse(self, stream: Any, context: Any, path: str) -> Record:
+        if context["_params"].get("trace") is not None:
+            return self._parse_traced(stream, context, path)
+        context, record = self._nested(context, stream), object.__new__(self._record)
+        for name, parse, slot in self._plan:
+            if slot is None:
+                parse(stream, context, path)
+                continue
+            value = parse(stream, context, f"{path} -> {name}")
+            context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
+            slot.__set__(record, value)
+        return record
+
+    def _parse_traced(self, stream: Any, context: Any, path: str) -> Record:
         params = context._params
-        trace: Trace | None = params.get("trace")
-        context = self._nested(context, stream)
-        fields: dict[str, Any] = {}
-        counts: dict[str, Any] = {}
-        value: Any
-        for name, field, is_count in self._all if "findings" in params else self._needed:
-            if trace is None or not name:
+        trace: Trace = params.trace
+        context, record = self._nested(context, stream), object.__new__(self._record)
+        for name, field, slot in self._all:
+            if slot is None:
+                field._parsereport(stream, context, path)
+                continue
+            with trace.field(f"{path} -> {name}", stream) as span:
                 value = field._parsereport(stream, context, path)
-            else:
-                with trace.field(f"{path} -> {name}", stream) as span:
-                    span.value = value = field._parsereport(stream, context, path)
-            if name:
-                value = list(value) if isinstance(value, construct.ListContainer) else value
-                context[name] = value
-                (counts if is_count else fields)[name] = value
-        return Record(fields, counts)
+                span.value = value = list(value) if isinstance(value, construct.ListContainer) else value
+            context[name] = value
+            slot.__set__(record, value)
+        return record
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         context = self._nested(context, stream)
@@ -168,14 +210,20 @@ class Struct(construct.Struct):
         return context
 
     def _nested(self, context: Any, stream: Any) -> Any:
-        params = context._params
-        nested = construct.Container(_=context, _params=params, _parsing=context._parsing, _building=context._building)
-        nested._sizing, nested._subcons, nested._io = context._sizing, self._subcons, stream
-        nested._root = context.get("_root", nested)
+        given = {name: context[name] for name in ("_params", "_parsing", "_building", "_sizing")}
+        nested = construct.Container({"_": context, "_subcons": self._subcons, "_io": stream, **given})
+        nested["_root"] = context.get("_root", nested)
         return nested
 
     def _names(self) -> list[str]:
         return [field.name for field in self.subcons if field.name and not follows(field)]
+
+
+def _parser(field: construct.Construct) -> Callable[[Any, Any, str], Any]:
+    """Returns what parses a field at the path that has its name already, without the wrappers that would add it."""
+    is_named = isinstance(field, construct.Renamed) and field.parsed is None
+    parse: Callable[[Any, Any, str], Any] = field.subcon._parse if is_named else field._parsereport
+    return parse
 
 
 def _one_name(field: construct.Construct) -> construct.Construct:
@@ -211,10 +259,11 @@ class Derived(construct.Construct):
     def __init__(self, of: Callable[[Any], Any]) -> None:
         super().__init__()
         self.of = of
+        self._value = compiled(of)
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        return self.of(context)
+        return self._value(context)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         follows_ = self.of(context)
@@ -247,16 +296,41 @@ class Table(construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
     Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed.
+
+    Args:
+        count: how many, or an expression.
+        row: the Struct.
+        limit: the name of the limit that says how many there may be, where there is one.
     """
+
+    def __init__(self, count: Any, row: construct.Construct, limit: str | None = None) -> None:
+        super().__init__(count, row)
+        self.limit = limit
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
         count = evaluate(self.count, context)
-        left = bytes_left(stream)
-        if left > SHORT_TABLE and count * (least := least_size(self.subcon)) > left:
-            raise TruncatedError(f"expected {count} rows of at least {least} bytes, found {left} bytes", path)
-        return [self.subcon._parsereport(stream, context, f"{path} -> {i}") for i in range(count)]
+        needed, left = count * least_size(self.subcon), bytes_left(stream)
+        if needed > left > SHORT_TABLE:
+            raise TruncatedError(f"expected {count} rows of at least {needed // count} bytes, found {left} bytes", path)
+        if self.limit and needed <= left:
+            limits_of(context).check(self.limit, count, path, " rows")
+        trace: Trace | None = context["_params"].get("trace")
+        if trace is None:
+            return [self.subcon._parse(stream, context, f"{path} -> {i}") for i in range(count)]
+        return [self._traced_row(stream, context, f"{path} -> {i}", trace) for i in range(count)]
+
+    def _traced_row(self, stream: Any, context: Any, path: str, trace: Trace) -> Any:
+        """Parses a row, with the trace only where it is one that the trace looks for: the others take half the time without."""
+        params = context["_params"]
+        params["trace"] = trace if trace.looks_into(plain_path(path)) else None
+        try:
+            return self.subcon._parse(stream, context, path)
+        finally:
+            params["trace"] = trace
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> list[Any]:
+        if self.limit:
+            limits_of(context).check(self.limit, len(obj), path, " rows")
         return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
 
 
@@ -321,12 +395,13 @@ class Picked(construct.Construct):
     def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
         super().__init__()
         self.condition = condition
+        self._holds = compiled(condition)
         self.then = self.least = then
         self.otherwise = otherwise
 
     def pick(self, context: Any) -> Number:
         """Returns the number that it is in `context`."""
-        return self.then if self.condition(context) else self.otherwise
+        return self.then if self._holds(context) else self.otherwise
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)
@@ -341,32 +416,29 @@ class Sizes(construct.Construct):
     Args:
         count: how their number is stored.
         size: how each is.
-        limit: how many there may be: a limit of this reader.
+        limit: the name of the limit that says how many there may be.
     """
 
-    def __init__(self, count: Number, size: Picked, limit: int) -> None:
+    def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
         super().__init__()
         self.count = self.least = count
         self.size = size
         self.limit = limit
-        self.refuses = (f"more than {limit}, a limit of this reader",)
+        self.refuses = (f"more than {DEFAULTS[limit]}, a limit of this reader",)
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
-        count, order = self._within_limit(self.count._parse(stream, context, path), path), byte_order(context)
-        width = self.size.pick(context).itemsize
-        stored = construct.stream_read(stream, count * width, path)
+        count, order = self.count._parse(stream, context, path), byte_order(context)
+        limits_of(context).check(self.limit, count, path)
+        width = (self.size.pick(context) if isinstance(self.size, Picked) else self.size).itemsize
+        stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        self.count._build(self._within_limit(len(obj), path), stream, context, path)
+        limits_of(context).check(self.limit, len(obj), path)
+        self.count._build(len(obj), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
-
-    def _within_limit(self, count: int, path: str) -> int:
-        if count > self.limit:
-            raise LimitError(f"expected at most {self.limit}, a limit of this reader, found {count}", path)
-        return count
 
 
 class Padding(construct.Construct):
@@ -401,16 +473,44 @@ class Padding(construct.Construct):
         return obj
 
 
-class Refused(construct.Construct):
-    """What is never read nor written. Raises `error`."""
+class Nested(construct.Construct):
+    """What may hold more of its kind, such as arrays in arrays: so many levels, and so many in all, as limits allow.
 
-    def __init__(self, problem: str, error: type[FormatError] = FormatError) -> None:
+    Parses into and builds from what its declaration does.
+
+    Args:
+        declare: what may be one level below -> the declaration.
+        depth: the name of the limit on levels.
+        number: the name of the limit on how many there may be in a file.
+        level: its own.
+    """
+
+    def __init__(self, declare: Callable[[Nested], construct.Construct], depth: str, number: str, level: int = 1) -> None:
         super().__init__()
-        self.problem = problem
-        self.error = error
+        self.declare = declare
+        self.depth = depth
+        self.number = number
+        self.level = level
+
+    @cached_property
+    def subcon(self) -> construct.Construct:
+        """The declaration at its level."""
+        return self.declare(Nested(self.declare, self.depth, self.number, self.level + 1))
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        raise self.error(self.problem, path)
+        self._count(context, path, stream.tell())
+        return self.subcon._parse(stream, context, path)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        raise self.error(self.problem, path)
+        self._count(context, path)
+        return self.subcon._build(obj, stream, context, path)
+
+    def _count(self, context: Any, path: str, offset: int | None = None) -> None:
+        params, limits = context["_params"], limits_of(context)
+        params[self.number] = number = params.get(self.number, 0) + 1
+        try:
+            limits.check(self.depth, self.level, path, " levels")
+            limits.check(self.number, number, path)
+        except LimitError as error:
+            error.offset = offset  # of one of many that have no field of their own
+            raise

@@ -11,6 +11,7 @@ from glft_schema.errors import shown
 from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
+from glft_schema.limits import Limits, current
 from glft_schema.source import BytesSource, FileSource, MappedSource, Source
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
@@ -29,14 +30,23 @@ class File:
         name: its path, or ``<bytes>``.
         source: where its bytes come from.
         device: where tensors go unless told otherwise.
+        limits: those that it was opened with.
     """
 
-    def __init__(self, format: Format, record: Record, source: Source, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self,
+        format: Format,
+        record: Record,
+        source: Source,
+        device: str | torch.device = "cpu",
+        limits: Limits | None = None,
+    ) -> None:
         self.format = format
         self.name = source.name
         self.source = source
         self._record = record
         self.device = device
+        self.limits = limits or current()
 
     def __getitem__(self, region: str) -> Any:
         return self.regions[region]

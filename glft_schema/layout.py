@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from glft_schema.construct_errors import building
+from glft_schema.construct_errors import our_errors
 from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import new_context
 from glft_schema.formats.format import Format
@@ -43,7 +43,7 @@ def place(
         raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
     stream = io.BytesIO()
-    with building():
+    with our_errors():
         table = [{**row, "offset": 0} for row in rows]
         context = format.head._build({**before, format.table: table}, stream, new_context(False), "(building)")
     start = end = stream.tell()

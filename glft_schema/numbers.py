@@ -15,7 +15,7 @@ from construct.core import evaluate
 
 from glft_schema.errors import FormatError, shown
 from glft_schema.lazy import torch
-from glft_schema.source import Cursor
+from glft_schema.source import Cursor, read_exactly
 from glft_schema.tensor_bytes import tensor_bytes, tensor_over, write_all
 
 ByteOrder = Literal["little", "big"]
@@ -25,7 +25,7 @@ BIG: ByteOrder = "big"
 
 def byte_order(context: Any) -> ByteOrder:
     """Returns the byte order of the container being parsed or built."""
-    order: ByteOrder = context._params.get("byte_order", LITTLE)
+    order: ByteOrder = context["_params"].get("byte_order", LITTLE)
     return order
 
 
@@ -38,6 +38,8 @@ class Number(construct.Construct):
     Attributes:
         kind: as written in a schema.
         itemsize: bytes.
+        is_float: it is no integer.
+        is_signed: it is an integer that can be negative.
     """
 
     def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
@@ -46,6 +48,8 @@ class Number(construct.Construct):
         self._numpy = np.dtype(numpy_kind)
         self._torch_name = torch_name or self._numpy.name
         self.itemsize = self._numpy.itemsize
+        self.is_float = self._numpy.kind == "f"
+        self.is_signed = self._numpy.kind == "i"
 
     def __repr__(self) -> str:
         return self.kind
@@ -65,18 +69,8 @@ class Number(construct.Construct):
         dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
         return dtype
 
-    @property
-    def is_float(self) -> bool:
-        """Whether it is no integer."""
-        return self._numpy.kind == "f"
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether it is an integer that can be negative."""
-        return self._numpy.kind == "i"
-
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        stored = construct.stream_read(stream, self.itemsize, path)
+        stored = read_exactly(stream, self.itemsize, path)
         order = byte_order(context)
         if self.is_float:
             return np.frombuffer(stored, self.numpy_dtype(order))[0]

@@ -12,7 +12,9 @@ from typing import Any
 
 import construct
 
-from glft_schema.errors import FormatError, SchemeError, shown
+from glft_schema.errors import FormatError, LimitError, SchemeError, shown
+from glft_schema.expressions import compiled
+from glft_schema.limits import DEFAULTS, Allowed, exceeded
 from glft_schema.trace import plain_path
 
 SPEC = "spec"  # the format's specification
@@ -70,6 +72,7 @@ class Check(construct.Construct):
         self.id = id
         self.field = field
         self.sets = sets
+        self._always = LENIENT in sets
         self.flagbuildnone = True
 
     def check(self, context: Any, path: str) -> None:
@@ -98,7 +101,7 @@ class Check(construct.Construct):
     @property
     def is_always_needed(self) -> bool:
         """Whether no reader can do without it."""
-        return LENIENT in self.sets
+        return self._always
 
     def is_needed(self, context: Any) -> bool:
         """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
@@ -106,7 +109,7 @@ class Check(construct.Construct):
         return self.is_always_needed or (bool(asked_for) and self.building)
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
-        if self.is_always_needed or "findings" in context._params:
+        if self._always or "findings" in context["_params"]:
             self.check(context, path)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> None:
@@ -148,11 +151,48 @@ class Rule(Check):
         self.kept_by = kept_by
         self.show = show
         self.holds = holds
+        self._holds = compiled(holds)
         self.expected = expected
         self.error = error
 
     def check(self, context: Any, path: str) -> None:
-        if not self.holds(context):
+        if not self._holds(context):
             found = context[self.field] if self.field in context else context._params[self.field]
             problem = f"expected {self.expected}, found {self.show(found)}"
             self.broken(context, problem, f"{path} -> {self.field}", error=self.error)
+
+
+class Limit(Rule):
+    """A rule that is a limit of this reader: `of`, an expression, is at most what the limit allows.
+
+    Attributes:
+        limit: the name of the limit.
+        only: tells for which fields it holds; for all unless given.
+        what: the end of the sentence.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        field: str,
+        of: Any,
+        limit: str,
+        only: Callable[[Any], object] | None = None,
+        what: str = "",
+        broken_by: Mapping[str, Any] | None = None,
+    ) -> None:
+        most = Allowed(limit)
+        holds = of <= most if only is None else lambda at: not only(at) or of(at) <= most(at)
+        expected = f"at most {DEFAULTS[limit]}{what}, a limit of this reader"
+        super().__init__(id, field, holds, expected, LimitError, broken_by=broken_by)
+        self.limit = limit
+        self.what = what
+        self._amount = compiled(of)
+        self._most = most
+
+    def check(self, context: Any, path: str) -> None:
+        if not self._holds(context):
+            most, found = f"{self._most(context)}{self.what}", str(self._amount(context))
+            error = exceeded(self.limit, most, found, f"{path} -> {self.field}")
+            error.rule = self.id
+            raise error

@@ -13,7 +13,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
+
+import construct
 
 from glft_schema.errors import ClosedError, TruncatedError
 
@@ -203,6 +205,22 @@ def open_source(path: StrPath, mmap: bool = True) -> Source:
         OSError: where it cannot be opened or is not a regular file.
     """
     return MappedSource(path) if mmap else FileSource(path)
+
+
+def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
+    """Returns the next bytes of a stream, of a `Cursor` or any other, for the field at `path`.
+
+    Raises:
+        TruncatedError: where fewer are left.
+        construct.StreamError: the same, of another stream than a `Cursor`.
+    """
+    if not isinstance(stream, Cursor):
+        return bytes(construct.stream_read(stream, nbytes, path))
+    try:
+        return stream.read(nbytes)
+    except TruncatedError as error:
+        error.path = path
+        raise
 
 
 class Cursor:

@@ -42,6 +42,8 @@ class Trace:
     def __init__(self, wanted: str | None = None, starts: dict[str, int | None] | None = None) -> None:
         self._starts = starts
         self._wanted_parent = _parent(wanted) if wanted else None
+        looked_for = [wanted] if wanted else list(starts or ())
+        self._looks_into = {part for path in looked_for for part in _with_parents(path)}
         self._last_parent = ""
         self._last: dict[str, Span] = {}
         self._kept: dict[str, Span] = {}
@@ -66,6 +68,10 @@ class Trace:
         if parent != self._last_parent:
             self._last_parent, self._last = parent, {}
         self._last[span.path] = span
+
+    def looks_into(self, path: str) -> bool:
+        """Tells whether the field at `path` is, or has in it, one that is looked for; where that is not known, all may be."""
+        return not self._looks_into or path in self._looks_into
 
     def label(self, name: str, path: str) -> Any:
         """Returns the field `name`, one of `LABELS`, of the row that `path` is in, or None where there is none."""
@@ -99,6 +105,12 @@ class FullTrace(Trace):
         span.end = stream.tell()
         span.has_parts = len(self.spans) > before
         self.spans.append(span)
+
+
+def _with_parents(path: str) -> list[str]:
+    """Returns a path and those of the fields that it is in."""
+    names = path.split(" -> ")
+    return [" -> ".join(names[: i + 1]) for i in range(len(names))]
 
 
 def _parent(path: str) -> str:

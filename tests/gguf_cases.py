@@ -103,7 +103,7 @@ REFUSED = {
         changed(File([(KEY, ARRAY, (STRING, [b"a", b"abcde"]))]), u64(5), u64(2**40)),
         "metadata -> 0 -> value -> elements", 49, "expected 2 strings, found the end of the file in string 1", READS),
     "arrays nested 17 deep": Refused(entries((KEY, ARRAY, nested(17))), "metadata -> 0 -> value" + " -> elements -> 0" * 16, 229,
-        "expected arrays nested at most 16 deep, a limit of this reader", READS),
+        "expected at most 16 levels, a limit of this reader, found 17", READS),
     "alignment 0": Refused(aligned(0), "metadata -> 0 -> value", 53, "expected an integer above 0 for general.alignment, found 0"),
     "alignment in text": Refused(aligned(b"32", STRING), "metadata -> 0 -> value", 53, "for general.alignment, found '32'"),
     "alignment of a bool": Refused(aligned(1, BOOL), "metadata -> 0 -> value", 53, "for general.alignment, found 1"),

@@ -259,7 +259,7 @@ UNBUILDABLE = {
     "other version": ({"header": {"version": 2}}, "header -> version: expected 1, found 2"),
     "a dim of 33 bits": (
         {"descriptors": [{"name": "w", "dims": [1 << 32], "dtype": 0}]},
-        "descriptors -> 0 -> dims -> items: expected a number that fits the field, found 4294967296",
+        "descriptors -> 0 -> dims: expected a number that u32 can hold, found 4294967296",
     ),
     "a name of 65536 bytes": (
         {"descriptors": [{"name": "n" * 65536, "dims": [], "dtype": 0}]},

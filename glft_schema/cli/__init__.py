@@ -20,9 +20,11 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
-from glft_schema.cli.terminal import FAILED
+from glft_schema.cli.terminal import FAILED, request
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
+from glft_schema.errors import SchemeError, shown
+from glft_schema.limits import DEFAULTS, Limits
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,14 +37,32 @@ for verb in (convert, explain, export, fuzz, get_tensor, inspect, lab, merge, sc
 
 
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
+LIMIT = typer.Option("--limit", metavar="NAME=NUMBER", help=f"Raise a limit: {', '.join(DEFAULTS)}. Repeatable.")
 
 
 @app.callback()
-def options(version: Annotated[bool, VERSION] = False) -> None:
+def options(
+    context: typer.Context,
+    version: Annotated[bool, VERSION] = False,
+    limit: Annotated[list[str] | None, LIMIT] = None,
+) -> None:
     """Model-weight containers, GLFT and GGUF: read, write, convert, check and explain them."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit
+    with request():
+        context.with_resource(limits_in(limit or []))
+
+
+def limits_in(given: list[str]) -> Limits:
+    """Returns the limits that are given as ``NAME=NUMBER``. Raises SchemeError for anything else."""
+    limits: dict[str, int] = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if name not in DEFAULTS or not number.isdecimal():
+            raise SchemeError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
+        limits[name] = int(number)
+    return Limits(**limits)
 
 
 def main() -> None:

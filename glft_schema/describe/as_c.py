@@ -302,8 +302,6 @@ class _Header:
                 return f"no bytes, {said(node.value)}" if node.value else "no bytes, follows from the fields before"
             case s.Payloads():
                 return f"the payloads of {node.table}, each at its offset"
-            case s.Refused():
-                return f"never there: {node.problem}"
 
     # Tensor types
 

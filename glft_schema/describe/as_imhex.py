@@ -175,9 +175,8 @@ class _Pattern:
             yield "}"
         elif isinstance(node, s.ByteOrder):
             yield f"// {plain(f'{name}: {doc}')}"
-        elif isinstance(node, (s.Derived, s.Refused)):
-            of = node.problem if isinstance(node, s.Refused) else node.value
-            yield f"// {plain(f'{name}, no bytes: {doc} ({of})')}"
+        elif isinstance(node, s.Derived):
+            yield f"// {plain(f'{name}, no bytes: {doc} ({node.value})')}"
         else:
             kind, count = self.placed(node, name, struct, up)
             yield f"{kind} {called}{f'[{count}]' if count else ''} {attribute};"
@@ -262,7 +261,7 @@ class _Pattern:
     @staticmethod
     def is_member(node: s.Node) -> bool:
         """Tells whether a node is one member of a struct, or no bytes."""
-        return not isinstance(node, (s.Text, s.Counted, s.Either, s.Switch, s.ByteOrder, s.Refused))
+        return not isinstance(node, (s.Text, s.Counted, s.Either, s.Switch, s.ByteOrder))
 
     # What is placed
 
@@ -284,7 +283,7 @@ class _Pattern:
         for part in struct.fields:
             self.put(*(f"// {plain(rule_text(rule))}" for rule in part.rules))
             name = self.regions[part.name]
-            if isinstance(part.node, (s.Derived, s.Refused)):
+            if isinstance(part.node, s.Derived):
                 self.derived(part, name, struct)
             elif isinstance(part.node, s.Payloads):
                 self.payloads(part, name, struct)

@@ -122,8 +122,6 @@ def _node(node: s.Node) -> dict[str, Any]:
             return {"kind": "derived", "from": _optional(node.value)}
         case s.Payloads():
             return {"kind": "payloads", "table": node.table, "to": _optional(node.to)}
-        case s.Refused():
-            return {"kind": "refused", "problem": node.problem}
 
 
 def _optional(expression: Expression | None) -> str | None:

@@ -175,8 +175,6 @@ def words(node: s.Node) -> str:
             return f"{NO_BYTES}: {_words(node.value)}" if node.value else NO_BYTES
         case s.Payloads():
             return f"the payload of each of `{node.table}`"
-        case s.Refused():
-            return "never there"
 
 
 def _words(expression: Expression, quote: str = "`") -> str:

@@ -161,17 +161,10 @@ class Payloads:
     to: Expression | None = None
 
 
-@dataclass(frozen=True)
-class Refused:
-    """What is never there."""
-
-    problem: str
-
-
 # fmt: off
 Node = (
     Number | Bytes | Text | List | Counted | Numbers | BlockArray | Either | Code | Switch | Ref | Lines | Padding | ByteOrder
-    | Derived | Payloads | Refused
+    | Derived | Payloads
 )
 # fmt: on
 

@@ -33,7 +33,6 @@ from glft_schema.describe.nodes import (
     Padding,
     Payloads,
     Ref,
-    Refused,
     Schema,
     StructOf,
     Switch,
@@ -106,6 +105,11 @@ def _(declared: construct.Adapter, schema: Schema, name: str) -> Node:
 @node_of.register
 def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
     return node_of(declared.subconfunc(), schema, name)
+
+
+@node_of.register
+def _(declared: fields.Nested, schema: Schema, name: str) -> Node:
+    return node_of(declared.subcon, schema, name)
 
 
 @node_of.register(construct.Struct)
@@ -282,11 +286,6 @@ def _(declared: fields.Derived, schema: Schema, name: str) -> Derived:
 @node_of.register
 def _(declared: TensorData, schema: Schema, name: str) -> Payloads:
     return Payloads(declared.table, read(declared.padded_to))
-
-
-@node_of.register
-def _(declared: fields.Refused, schema: Schema, name: str) -> Refused:
-    return Refused(declared.problem)
 
 
 def known(expression: Any) -> Expression:

@@ -14,15 +14,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import construct
-from construct import Bytes, Default, LazyBound, Switch, len_, this
+from construct import Bytes, Default, Switch, len_, this
 
 from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
-from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.errors import FormatError, shown
 from glft_schema.expressions import Lookup, matching, nbytes, nbytes_, reverse, reverse_
-from glft_schema.fields import Count, Derived, Padding, Picked, Refused, Sizes, Struct, Table, TypeCode
+from glft_schema.fields import Count, Derived, Nested, Padding, Picked, Sizes, Struct, Table, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
-from glft_schema.rules import GGML, SPEC, Check, Rule
+from glft_schema.rules import GGML, SPEC, Check, Limit, Rule
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits, TensorMap
 from glft_schema.tensor_types import ggml
 from glft_schema.tensor_types.tensor_type import OpaqueType
@@ -34,9 +34,6 @@ VERSIONS = (1, 2, 3)
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
 SPLIT_NUMBER = "split.no"  # which file of a set one is, from 0
-MAX_NESTING = 16  # arrays in arrays
-MAX_DIMS = 64  # numpy's own limit
-MAX_ALIGNMENT = 1 << 20  # bytes; no page of memory is larger
 GGML_MAX_LENGTH = 1 << 30  # bytes of a string, elements of an array
 GGML_TYPES = frozenset(ggml.GGML)  # without those that a user registers
 KEY = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
@@ -86,12 +83,10 @@ class ArrayOfOneType(construct.Adapter):
         return {"type": array.type, "elements": array.values}
 
 
-def array(nesting: int) -> construct.Construct:
-    """Returns the declaration of an array in which arrays may be nested `nesting` deep."""
-    too_deep = Refused(f"expected arrays nested at most {MAX_NESTING} deep, a limit of this reader", LimitError)
-    inner = array(nesting - 1) if nesting > 1 else too_deep
+def array(arrays: Nested) -> construct.Construct:
+    """Returns the declaration of an array, which may hold `arrays`."""
     elements = {type_: Numbers(type_.field, this.n) for type_ in NUMBERS}
-    elements |= {STRING: Strings(size, this.n), ARRAY_TYPE: Table(this.n, inner)}
+    elements |= {STRING: Strings(size, this.n), ARRAY_TYPE: Table(this.n, arrays)}
     return ArrayOfOneType(
         Struct(
             "type" / TypeCode(u32, VALUE_TYPES) * "of every element",
@@ -117,10 +112,9 @@ NUMBERS = (
     ValueType("float64", 12, f64),
 )
 STRING     = ValueType("string", 8, string)
-ARRAY_TYPE = ValueType(ARRAY, 9, LazyBound(lambda: ARRAYS))
+ARRAY_TYPE = ValueType(ARRAY, 9, Nested(array, depth="nesting", number="arrays"))
 # fmt: on
 VALUE_TYPES = TypeTable[ValueType]("GGUF value", *NUMBERS, STRING, ARRAY_TYPE)
-ARRAYS: construct.Construct = array(MAX_NESTING)
 
 
 def parts(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
@@ -215,9 +209,8 @@ KeyValue = Struct(
     Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (is_integer(at.type) and at.value > 0),
          f"an integer above 0 for {ALIGNMENT}", show=show_entry,
          broken_by={"key": ALIGNMENT, "type": "uint32", "value": 0}),
-    Rule("gguf-limit-alignment", "value", lambda at: not is_alignment(at) or at.value <= MAX_ALIGNMENT,
-         f"at most {MAX_ALIGNMENT} for {ALIGNMENT}, a limit of this reader", LimitError, show_entry,
-         broken_by={"key": ALIGNMENT, "type": "uint32", "value": 2 * MAX_ALIGNMENT}),
+    Limit("gguf-limit-alignment", "value", this.value, "alignment", only=is_alignment, what=f" for {ALIGNMENT}",
+         broken_by={"key": ALIGNMENT, "type": "uint32", "value": 1 << 31}),
     Rule("gguf-alignment-u32", "type", lambda at: not is_alignment(at) or at.type.field is u32, f"uint32 for {ALIGNMENT}",
          sets=(SPEC, GGML), broken_by={"key": ALIGNMENT, "type": "uint64", "value": DEFAULT_ALIGNMENT}),
     Rule("gguf-alignment-8", "value", lambda at: not is_alignment(at) or at.value % 8 == 0, f"a multiple of 8 for {ALIGNMENT}",
@@ -235,7 +228,7 @@ TensorInfo = Struct(
     Rule("gguf-name-64", "name", nbytes_(this.name) <= 64, "at most 64 bytes", sets=(SPEC,)),
     Rule("gguf-name-63", "name", nbytes_(this.name) <= 63, "at most 63 bytes", sets=(GGML,)),
     Rule("gguf-name-utf8", "name", lambda at: is_utf8(at.name), "UTF-8", sets=(SPEC,)),
-    "dims"   / Sizes(u32, size, MAX_DIMS)                 * "sizes, the contiguous one first: a Linear's weight is [in, out]",
+    "dims"   / Sizes(u32, size, "dims")                   * "sizes, the contiguous one first: a Linear's weight is [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(reverse_(this.dims))               * "the sizes in torch's order: [out, in]",
     "dtype"  / TypeCode(u32, ggml.GGML)                   * "how the payload is stored; `type` in the specification",
@@ -311,12 +304,12 @@ def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
 # fmt: off
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "header"       / Header                                       * "what the file is, and how much of it",
-    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue)) * "typed values by key",
+    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue, "keys")) * "typed values by key",
     Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
          "the key general.architecture", show=show_keys, sets=(SPEC,), building=False,
          kept_by={"general.architecture": "llama"}),
     "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, DEFAULT_ALIGNMENT)) * "of DATA and offsets: that key, or 32",
-    "tensor_infos" / Table(this.header.n_tensors, TensorInfo)     * "one row a tensor",
+    "tensor_infos" / Table(this.header.n_tensors, TensorInfo, "tensors") * "one row a tensor",
     NamesOnce("gguf-names-once", "tensor_infos"),
     Rule("gguf-quantization-version", "metadata", states_quantization, "the key general.quantization_version",
          show=show_keys, sets=(SPEC,), building=False, kept_by={"general.quantization_version": 2}),

@@ -12,13 +12,16 @@ from types import NoneType
 from typing import Any
 
 import construct
-from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, PrefixedArray, len_, this
+from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, len_, this
 
 from glft_schema.describe.tables import metadata_table
-from glft_schema.errors import FormatError, LimitError, shown
-from glft_schema.fields import Count, Derived, Struct, Table, TypeCode, bytes_left
+from glft_schema.errors import FormatError, shown
+from glft_schema.fields import Count, Derived, Sizes, Struct, Table, TypeCode, bytes_left
 from glft_schema.formats.format import Format
+from glft_schema.limits import limits_of
+from glft_schema.numbers import u8, u32
 from glft_schema.rules import Rule
+from glft_schema.source import read_exactly
 from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types.plain import F16, F32
@@ -28,8 +31,6 @@ from glft_schema.type_table import TypeTable
 MAGIC = 0x474C4654  # stored little-endian: the file starts with 54 46 4C 47
 SWAPPED_MAGIC = 0x54464C47  # what a reader of the right file in the wrong byte order sees
 VERSION = 1
-MAX_DIMS = 64  # numpy's own limit
-MAX_METADATA = 1 << 28  # bytes; a file with more wants memory, not text
 
 TYPES = TypeTable("GLFT", F32, F16, Q8_PER_CHANNEL, Q4_PER_GROUP_64)
 
@@ -77,9 +78,11 @@ class KeyValueLines(construct.Construct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
         start, size = stream.tell(), self.size(context)
-        if MAX_METADATA < size <= bytes_left(stream):
-            raise LimitError(f"expected at most {MAX_METADATA} bytes, a limit of this reader, found {size}", path)
-        stored = construct.stream_read(stream, size, path)
+        limits = limits_of(context)
+        if size <= bytes_left(stream):
+            limits.check("metadata", size, path, " bytes")
+        stored = read_exactly(stream, size, path)
+        limits.check("keys", stored.removesuffix(b"\n").count(b"\n") + bool(stored), path, " lines")
         lines = stored.split(b"\n")
         ended = len(lines) > 1 and not lines[-1]
         entries: dict[str, str] = {}
@@ -98,7 +101,10 @@ class KeyValueLines(construct.Construct):
         return Metadata(entries, ended)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        write_all(stream, self.encode(obj, path))
+        stored, limits = self.encode(obj, path), limits_of(context)
+        limits.check("metadata", len(stored), path, " bytes")
+        limits.check("keys", len(obj or ()), path, " lines")
+        write_all(stream, stored)
         return obj
 
     @staticmethod
@@ -146,9 +152,7 @@ Header = Struct(
 Descriptor = Struct(
     "name"   / PascalString(Int16ul, "utf8")  * "of the tensor; unique, any characters",
     Rule("glft-name", "name", len_(this.name) >= 1, "at least one character"),
-    "dims"   / PrefixedArray(Int8ul, Int32ul) * "sizes in torch's order, the slowest first: a Linear's weight is [out, in]",
-    Rule("glft-limit-dims", "dims", len_(this.dims) <= MAX_DIMS, f"at most {MAX_DIMS}, a limit of this reader", LimitError,
-         show=lambda dims: str(len(dims))),
+    "dims"   / Sizes(u8, u32, "dims")         * "sizes in torch's order, the slowest first: a Linear's weight is [out, in]",
     "dtype"  / TypeCode(Int8ul, TYPES)        * "how the payload is stored",
     "shape"  / Derived(this.dims)             * "the same: torch's order",
     TensorFits("glft-dims-fit-type", "dims"),
@@ -159,7 +163,7 @@ Descriptor = Struct(
 GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
     "header"      / Header                                                * "what the file is, and how much of it",
     "metadata"    / KeyValueLines(this.header.metadata_len)  * "key=value lines",
-    "descriptors" / Table(this.header.n_tensors, Descriptor) * "one row a tensor",
+    "descriptors" / Table(this.header.n_tensors, Descriptor, "tensors") * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
     "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
 ), "descriptors", list)

@@ -17,6 +17,7 @@ from glft_schema.describe.schema import LETTERS
 from glft_schema.formats.gguf import VALUE_TYPES, KeyValues
 from glft_schema.formats.glft import KeyValueLines
 from glft_schema.formats.glft import Metadata as Lines
+from glft_schema.limits import Limits
 from glft_schema.rules import rule_sets
 from glft_schema.strategies.bits import floats, payloads
 from glft_schema.strategies.fitting import LONG, NOT_YET, evaluated, repeated
@@ -99,6 +100,11 @@ def _(declared: construct.Validator, context: Any) -> st.SearchStrategy[Any]:
 @values_of.register
 def _(declared: construct.LazyBound, context: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: values_of(declared.subconfunc(), context))
+
+
+@values_of.register
+def _(declared: fields.Nested, context: Any) -> st.SearchStrategy[Any]:
+    return st.deferred(lambda: values_of(declared.subcon, context))
 
 
 @values_of.register(construct.Struct)
@@ -188,7 +194,7 @@ def _(declared: fields.TypeCode, context: Any) -> st.SearchStrategy[Any]:
     """Types of the table, those of values that hold others more often; where others are let through, these too."""
     allowed = context._params._drawing.types
     types = [type_ for type_ in declared.table if allowed is None or not isinstance(type_, TensorType) or type_ in allowed]
-    holders = [type_ for type_ in types if isinstance(type_, ValueType) and isinstance(type_.field, construct.LazyBound)]
+    holders = [type_ for type_ in types if isinstance(type_, ValueType) and isinstance(type_.field, fields.Nested)]
     known = st.sampled_from(types + holders * 3)
     if declared.table.unknown is None or allowed is not None:
         return known
@@ -207,7 +213,6 @@ def _(declared: construct.IfThenElse, context: Any) -> st.SearchStrategy[Any]:
 
 
 @values_of.register(type(construct.Error))
-@values_of.register(fields.Refused)
 def _(declared: Any, context: Any) -> st.SearchStrategy[Any]:
     return st.nothing()
 
@@ -269,7 +274,7 @@ def lists_of(elements: st.SearchStrategy[Any], count: Any, context: Any) -> st.S
 
 @values_of.register
 def _(declared: construct.Array, context: Any) -> st.SearchStrategy[list[Any]]:
-    if isinstance(declared.subcon, fields.Refused):  # lists may still be empty
+    if isinstance(declared.subcon, fields.Nested) and declared.subcon.level > Limits().nesting:  # lists may still be empty
         return st.just([])
     return lists_of(values_of(declared.subcon, context), declared.count, context)
 
@@ -290,7 +295,7 @@ def _(declared: construct.FocusedSeq, context: Any) -> st.SearchStrategy[list[An
 
 @values_of.register
 def _(declared: fields.Sizes, context: Any) -> st.SearchStrategy[list[int]]:
-    return st.lists(values_of(declared.size, context), max_size=min(declared.limit, ITEMS))
+    return st.lists(values_of(declared.size, context), max_size=min(getattr(Limits(), declared.limit), ITEMS))
 
 
 @values_of.register

@@ -140,7 +140,7 @@ def _struct(types: Types, name: str) -> Attr:
         about = [*filter(None, [part.doc]), *map(_sentence, part.rules)]
         attrs, more = _field(types, part, at)
         if not attrs and not more:  # no bytes, and nothing says what it is
-            doc.append(f"{part.name}: {' '.join([*about, *_problem(part.node)])}")
+            doc.append(f"{part.name}: {' '.join(about)}")
         asked = [(rule, text) for rule, text, after in checks if after is part]
         if attrs and not {"repeat", "valid"} & attrs[-1].keys():
             own = [text for rule, text in asked if rule in part.rules]
@@ -156,8 +156,6 @@ def _struct(types: Types, name: str) -> Attr:
 def _field(types: Types, part: s.Field, at: At) -> tuple[list[Attr], dict[str, Attr]]:
     """Returns the attributes and the instance that a field becomes: either, both, or none where nothing says what it is."""
     id, node = types.said.ids[at.struct].get(part.name, ""), part.node
-    if isinstance(node, s.Refused):
-        return [], {}
     if isinstance(node, (s.Derived, s.ByteOrder)):
         instance = _instance(types, node, at)
         return [], {id: instance} if instance else {}
@@ -165,10 +163,6 @@ def _field(types: Types, part: s.Field, at: At) -> tuple[list[Attr], dict[str, A
         code = types.said.names[at.struct].new(f"{id} code")  # Kaitai Struct has no enum of one of several numbers
         return types.attrs(code, node.number, at), {id: {"value": code, "enum": types.enum(node.table)}}
     return types.attrs(id, node, at), {}
-
-
-def _problem(node: s.Node) -> list[str]:
-    return [node.problem] if isinstance(node, s.Refused) else []
 
 
 def _about_type(types: Types, struct: str) -> Iterator[str]:

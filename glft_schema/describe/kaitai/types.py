@@ -98,9 +98,8 @@ class Types:
             path, part, _ = self.said.find(node.on, at)
             cases = {}
             for case in node.cases:
-                if not isinstance(case.node, s.Refused):
-                    key = self.constant(part.node.table, case.code) if isinstance(part.node, s.Code) else str(case.code)
-                    cases[key] = self._case(case, at)
+                key = self.constant(part.node.table, case.code) if isinstance(part.node, s.Code) else str(case.code)
+                cases[key] = self._case(case, at)
             return {"type": {"switch-on": path, "cases": cases}}
         return {"type": self._wrapped(node, at, "value")}
 
@@ -259,9 +258,5 @@ def _bits(number: s.Number) -> Attr:
 
 def _count_of_all(node: s.Switch) -> Expression | None:
     """Returns the count of the lists that all cases are, where it is one and the same."""
-    counts = {case.node.count if isinstance(case.node, s.List) else None for case in node.cases if not _is_refused(case)}
+    counts = {case.node.count if isinstance(case.node, s.List) else None for case in node.cases}
     return counts.pop() if len(counts) == 1 else None
-
-
-def _is_refused(case: s.Case) -> bool:
-    return isinstance(case.node, s.Refused)

@@ -1,0 +1,209 @@
+"""The limits of the reader: each holds where it is said to, says that it is one, and can be raised."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glft_schema import Container, FormatError, LimitError, Limits, SchemeError, TruncatedError, byte_map
+from glft_schema.container import findings
+from glft_schema.limits import DEFAULTS, current
+from tests import reference
+from tests.gguf_reference import ARRAY, File, Info
+from tests.reference import Row
+
+U8, U32 = 0, 4
+
+
+def rows(count: int) -> bytes:
+    """Returns a GGUF file of so many tensors without bytes."""
+    head = struct.pack("<4sIQQ", b"GGUF", 3, count, 0)
+    head += b"".join(struct.pack("<Q7sIQIQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
+    return head + bytes(-len(head) % 32)
+
+
+def entries(count: int) -> bytes:
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, count)
+    head += b"".join(struct.pack("<Q7sIB", 7, b"k%06d" % i, 0, 1) for i in range(count))
+    return head + bytes(-len(head) % 32)
+
+
+def arrays(count: int) -> bytes:
+    """Returns a file of so many arrays: one, and empty ones in it."""
+    return File([(b"k", ARRAY, (ARRAY, [(U8, [])] * (count - 1)))]).bytes()
+
+
+def nested(depth: int) -> bytes:
+    value = struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", U8, 1, 1)
+    head = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", ARRAY) + value
+    return head + bytes(-len(head) % 32)
+
+
+def dims(count: int) -> bytes:
+    return File([], [Info(b"w", [1] * count, 0, bytes(4))]).bytes()
+
+
+def alignment(number: int) -> bytes:
+    return File([(b"general.alignment", U32, number)]).bytes()
+
+
+def glft_rows(count: int) -> bytes:
+    rows = (struct.pack("<H7sBIBQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
+    return struct.pack("<IIII", 0x474C4654, 1, count, 0) + b"".join(rows)
+
+
+def glft_dims(count: int) -> bytes:
+    return reference.write(b"", [Row("w", [1] * count, 0, b"")], bytes(4))
+
+
+def lines(count: int) -> bytes:
+    return reference.write(b"\n".join(b"k%d=v" % i for i in range(count)), [], b"")
+
+
+def text(nbytes: int) -> bytes:
+    return reference.write(b"k=" + b"v" * (nbytes - 2), [], b"")
+
+
+# limit: a file that has `number` of what it limits, the field to blame, its byte, how the number is said
+MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
+    "tensors": ("tensors", rows, "tensor_infos", 24, " rows"),
+    "keys": ("keys", entries, "metadata", 24, " rows"),
+    "arrays": ("arrays", arrays, "metadata -> 0 -> value -> elements -> 4", 97, ""),
+    "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels"),
+    "dims": ("dims", dims, "tensor_infos -> 0 -> dims", 33, ""),
+    "alignment": ("alignment", alignment, "metadata -> 0 -> value", 53, " for general.alignment"),
+    "tensors of GLFT": ("tensors", glft_rows, "descriptors", 16, " rows"),
+    "dims of GLFT": ("dims", glft_dims, "descriptors -> 0 -> dims", 19, ""),
+    "keys of GLFT": ("keys", lines, "metadata", 16, " lines"),
+    "metadata of GLFT": ("metadata", text, "metadata", 16, " bytes"),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
+    name, made, path, offset, of = MADE[case]
+    with Limits(**{name: 5}):
+        assert Container.build(Container.parse(made(5))) == made(5)
+        with pytest.raises(LimitError) as caught:
+            Container.parse(made(6))
+    error = caught.value
+    assert (error.limit, error.path, error.offset) == (name, path, offset)
+    assert f"{path}: expected at most 5{of}, a limit of this reader, found 6 (" in str(error)
+    assert f"limit {name}, at byte {offset})" in str(error)
+    file = Container.parse(made(6))
+    with Limits(**{name: 5}), pytest.raises(LimitError, match=f"expected at most 5{of}, a limit of this reader, found 6"):
+        Container.build(file)
+
+
+@pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] < 1 << 20 and case != "arrays"])
+def test_what_holds_unless_told_otherwise(case: str) -> None:
+    name, made, *_ = MADE[case]
+    most, more = DEFAULTS[name], DEFAULTS[name] + 1
+    if most < 100:  # tables this long are read by the tests of what reading takes
+        assert Container.parse(made(most)).nbytes == len(made(most))
+    with pytest.raises(LimitError, match=rf"expected at most {most}.*, a limit of this reader, found {more} "):
+        Container.parse(made(more))
+
+
+def test_alignment_unless_told_otherwise() -> None:
+    assert Container.parse(alignment(1 << 20)).alignment == 1 << 20
+    with pytest.raises(
+        LimitError, match=r"expected at most 1048576 for general.alignment, a limit of this reader, found 2097152"
+    ):
+        Container.parse(alignment(1 << 21))
+
+
+def test_a_count_that_the_file_has_no_room_for_is_no_matter_of_limits() -> None:
+    for stored in (File(n_tensors=2**64 - 1).bytes(), File(n_kv=2**40).bytes(), rows(9)[:-200]):
+        with Limits(tensors=5, keys=5), pytest.raises(TruncatedError, match=r"expected .* bytes, found"):
+            Container.parse(stored)
+    declared = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
+    with pytest.raises(TruncatedError, match="metadata: expected 4294967295 bytes, found 0"):
+        Container.parse(declared)
+
+
+def test_a_file_keeps_the_limits_that_it_was_opened_with() -> None:
+    stored = nested(20)
+    with Limits(nesting=20) as limits:
+        file = Container.parse(stored)
+    assert file.limits is limits
+    assert byte_map(file)[-1].end == len(stored)
+    assert [finding.rule for finding in findings(file, "ggml")] == ["gguf-nested-array"]
+    with pytest.raises(LimitError, match="limit nesting"):
+        Container.parse(stored)
+
+
+def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
+    found = []
+    with Limits(dims=3):
+        with Limits(keys=7):
+            assert (current().dims, current().keys) == (DEFAULTS["dims"], 7)
+        thread = threading.Thread(target=lambda: found.append(current()))
+        thread.start()
+        thread.join()
+        assert current() == Limits(dims=3)
+    assert found == [current()] == [Limits()]
+    with pytest.raises(KeyError), Limits(dims=3):
+        raise KeyError
+    assert current() == Limits()
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True, "9", None])
+def test_a_limit_is_an_integer(number: Any) -> None:
+    with pytest.raises(SchemeError, match="expected an integer from 0 on for the limit keys, found"):
+        Limits(keys=number)
+
+
+def test_deeper_than_pythons_stack_is_a_limit_too() -> None:
+    stored = nested(3000)
+    for room in (3000, 10**6):
+        with Limits(nesting=room), pytest.raises(LimitError, match="expected less on Python's stack, a limit of this reader"):
+            Container.parse(stored)
+
+
+def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
+    stored = reference.back_to_back(b"", [Row("w", [1], 0, bytes(4))]).replace(b"w", b"\xff")
+    try:
+        Container.parse(b"GGML")
+    except FormatError:
+        with pytest.raises(FormatError, match="expected UTF-8 text"):
+            Container.parse(stored)
+
+
+def test_every_limit_says_what_it_is_of_and_why() -> None:
+    assert {MADE[case][0] for case in MADE} == {limit.name for limit in fields(Limits)}
+    assert all(limit.metadata["of"] and limit.metadata["why"] for limit in fields(Limits))
+
+
+def test_the_command_line_raises_limits(tmp_path: Path) -> None:
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(nested(17))
+
+    def glft(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "glft_schema", *arguments], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    code, said = glft("inspect", str(path))
+    assert code == 2
+    assert "expected at most 16 levels, a limit of this reader, found 17 (key 'k', limit nesting," in said
+    assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
+    expected = "expected NAME=NUMBER with one of tensors, keys, arrays, nesting, dims, alignment, metadata, found"
+    for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
+        assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
+
+
+def test_real_sizes_are_within_the_limits() -> None:
+    """The largest vocabulary and the largest number of tensors that we know of, three times over."""
+    vocabulary = (8, [b"t%d" % i for i in range(786_432)])
+    merges = (8, [b"a b"] * 1_545_000)
+    file = Container.parse(File([(b"tokens", ARRAY, vocabulary), (b"merges", ARRAY, merges)]).bytes())
+    assert (len(file.metadata["tokens"]), len(file.metadata["merges"])) == (786_432, 1_545_000)
+    assert DEFAULTS["tensors"] > 3 * 40_000
