@@ -38,6 +38,7 @@ MODULES = {  # what is public beside the names of the package itself
     "verify": ["compare"],
 }
 DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS.parent))  # for the tests, whose tables are shown
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -76,13 +77,47 @@ def python() -> str:
 
 def limits() -> str:
     """Returns the table of the reader's limits."""
-    rows = [(f"`{limit.name}`", f"{limit.default:,}", limit.metadata["of"], limit.metadata["why"]) for limit in fields(Limits)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [("limit", "at most", "of", "why"), ("---",) * 4, *rows]) + "\n"
+    rows: list[tuple[str, ...]] = [
+        (f"`{limit.name}`", f"{limit.default:,}", limit.metadata["of"], limit.metadata["why"]) for limit in fields(Limits)
+    ]
+    return table(("limit", "at most", "of", "why"), rows)
+
+
+def refused_files() -> str:
+    """Returns what each reader does with the GGUF files that are refused."""
+    from tests.cases import READS
+    from tests.gguf_cases import REFUSED
+
+    rows = [(name, "refused", READS if case.c else "refused", code_or_text(case.gguf_py)) for name, case in REFUSED.items()]
+    return table(("file", "glft_schema", "llama.cpp", "gguf-py"), rows)
+
+
+def read_files() -> str:
+    """Returns which rules the GGUF files that are read break, and what other readers do with them."""
+    from tests.cases import READS
+    from tests.gguf_cases import READ
+
+    rows = []
+    for name, case in READ.items():
+        broken = (", ".join(f"`{rule}`" for rule in rules.split()) for rules in (case.spec, case.ggml))
+        rows.append((name, *broken, "refused" if case.ggml else READS, code_or_text(case.gguf_py)))
+    return table(("file", "breaks `spec`", "breaks `ggml`", "llama.cpp", "gguf-py"), rows)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Returns a table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
+
+
+def code_or_text(verdict: str) -> str:
+    """Returns what a reader does: in words, or the name of what it raises."""
+    return verdict if " " in verdict else f"`{verdict}`"
 
 
 def parts() -> dict[str, Callable[[], str]]:
     """Returns what makes each generated part."""
     made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python, "limits": limits}
+    made |= {"refused files": refused_files, "read files": read_files}
     for format in FORMATS:
         name = format.name.lower()
         made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}

@@ -203,9 +203,8 @@ def _located(known: FormatError, format: Format, source: Source) -> FormatError:
     path = known.path or (trace.open[-1].path if trace.open else "")
     place = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = known.offset if known.offset is not None or place is None else place.start
-    found = known.at(path, offset, known.tensor or trace.label("name", path), source.name)
-    found.key = trace.label("key", path)
-    return found
+    tensor = trace.label("name", path) if known.tensor is None else known.tensor
+    return known.at(path, offset, tensor, source.name, trace.label("key", path))
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:

@@ -32,6 +32,13 @@ def safe(text: str, limit: int = 100) -> str:
     return text if text.isprintable() and len(text) <= limit else shown(text, limit)
 
 
+def printable(line: str, limit: int) -> str:
+    """Returns a line as it can be printed: what steers terminals or ends lines escaped, and cut to `limit` characters."""
+    start = line[: limit + 1]
+    text = start if start.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in start)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(line)} characters in all)"
+
+
 def one_line(text: str, limit: int = 200) -> str:
     """Returns text of another library as it can be printed: in one line, without control characters, cut short."""
     return repr(" ".join(text.split())[:limit])[1:-1]
@@ -52,26 +59,32 @@ class FormatError(ValueError):
     """
 
     rule: str | None = None
-    key: str | None = None
     limit: str | None = None
 
     def __init__(
-        self, problem: str, path: str = "", offset: int | None = None, tensor: str | None = None, file: str | None = None
+        self,
+        problem: str,
+        path: str = "",
+        offset: int | None = None,
+        tensor: str | None = None,
+        file: str | None = None,
+        key: str | None = None,
     ) -> None:
-        super().__init__(problem, path, offset, tensor, file)
+        super().__init__(problem, path, offset, tensor, file, key)
         self.problem = problem
         self.path = path
         self.offset = offset
         self.tensor = tensor
         self.file = file
+        self.key = key
 
     def __str__(self) -> str:
-        return self.text if self.file in (None, "<bytes>") else f"{self.text} in {self.file}"
+        return self.text if self.file in (None, "<bytes>") else f"{self.text} in {safe(str(self.file), 1000)}"
 
-    def at(self, path: str, offset: int | None, tensor: str | None, file: str | None) -> FormatError:
+    def at(self, path: str, offset: int | None, tensor: str | None, file: str | None, key: str | None = None) -> FormatError:
         """Returns the same error at another place."""
-        moved = type(self)(self.problem, path, offset, tensor, file)
-        moved.rule, moved.key, moved.limit = self.rule, self.key, self.limit
+        moved = type(self)(self.problem, path, offset, tensor, file, self.key if key is None else key)
+        moved.rule, moved.limit = self.rule, self.limit
         return moved
 
     @property

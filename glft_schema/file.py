@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import KeysView
+from collections.abc import Callable, KeysView
 from types import TracebackType
 from typing import Any
 
@@ -139,10 +139,10 @@ class File:
         from glft_schema.container import Container, open
 
         if isinstance(self.source, BytesSource):
-            return Container.parse, (bytes(self.source.view(0, self.nbytes)),)
+            return _reopened, (Container.parse, self.limits, bytes(self.source.view(0, self.nbytes)))
         if not isinstance(self.source, (MappedSource, FileSource)):
             raise TypeError(f"a file over a {type(self.source).__name__} cannot be pickled")
-        return open, (self.name, self.device, not isinstance(self.source, FileSource))
+        return _reopened, (open, self.limits, self.name, self.device, not isinstance(self.source, FileSource))
 
     def __repr__(self) -> str:
         state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
@@ -155,6 +155,11 @@ class File:
 
     def _repr_html_(self) -> str:
         return file_html(self)
+
+
+def _reopened(opens: Callable[..., File], limits: Limits, *arguments: Any) -> File:
+    with limits:
+        return opens(*arguments)
 
 
 def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:

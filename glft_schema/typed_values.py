@@ -127,7 +127,7 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{key!r}: {shown(value)}' for key, value in self.items())}}}"
+        return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
 
     def _repr_html_(self) -> str:
         return metadata_table(self).html()

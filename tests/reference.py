@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+MAGIC = 0x474C4654
 F32, F16, Q8, Q4 = range(4)
 
 
@@ -22,7 +23,7 @@ class Row:
     offset: int = 0
 
 
-def write(metadata: bytes, rows: list[Row], data: bytes, version: int = 1, magic: int = 0x474C4654) -> bytes:
+def write(metadata: bytes, rows: list[Row], data: bytes, version: int = 1, magic: int = MAGIC) -> bytes:
     """Returns a file; `data` is the whole last region."""
     out = struct.pack("<IIII", magic, version, len(rows), len(metadata)) + metadata
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import subprocess
 import sys
@@ -137,6 +138,7 @@ def test_a_file_keeps_the_limits_that_it_was_opened_with() -> None:
     assert file.limits is limits
     assert byte_map(file)[-1].end == len(stored)
     assert [finding.rule for finding in findings(file, "ggml")] == ["gguf-nested-array"]
+    assert pickle.loads(pickle.dumps(file)) == file
     with pytest.raises(LimitError, match="limit nesting"):
         Container.parse(stored)
 

@@ -20,7 +20,7 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
-from glft_schema.cli.terminal import FAILED, request
+from glft_schema.cli.terminal import FAILED, request, say
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
 from glft_schema.errors import SchemeError, shown
@@ -82,4 +82,4 @@ def main() -> None:
 
 
 def _one_line(message: Warning | str, *place: object, **more: object) -> None:
-    print(f"glft: warning: {message}", file=sys.stderr)
+    say(f"glft: warning: {message}", error=True)

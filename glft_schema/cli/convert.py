@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import open_with_metadata
-from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting
+from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting, say
 from glft_schema.cli.written import (
     Alignment,
     BigEndian,
@@ -60,4 +60,4 @@ def convert(
                 rules=rules,
                 progress=step,
             )
-    print("\n".join(report(written, out, errors=True)))
+    say(*report(written, out, errors=True))

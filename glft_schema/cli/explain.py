@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import blame, safe
+from glft_schema.cli.terminal import blame, say
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
 from glft_schema.errors import SchemeError, shown
@@ -53,7 +53,8 @@ def explain(
         if tensor is not None and range is not None:
             raise SchemeError("expected --tensor or --range, found both")
         found, error = byte_map_of(source)
-        view = HexView(found, width(), STYLES if is_coloured(color) else PLAIN_STYLES)
+        coloured = is_coloured(color)
+        view = HexView(found, width(), STYLES if coloured else PLAIN_STYLES)
         if range is not None:
             lines = view.part(*bounds(range, found.nbytes))
         elif tensor is not None:
@@ -63,10 +64,10 @@ def explain(
             lines = view.tensor(names[0])
         else:
             broken = ", broken" if error else ""
-            print(f"{safe(str(file))}: {found.format.name}, {found.byte_order}-endian, {found.nbytes:,} bytes{broken}")
+            say(f"{file}: {found.format.name}, {found.byte_order}-endian, {found.nbytes:,} bytes{broken}")
             lines = view.whole()
         for line in lines:
-            print(line)
+            say(line, coloured=coloured)
         if error:
             raise error
 

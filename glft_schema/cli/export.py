@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting
+from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting, say
 from glft_schema.cli.written import (
     Alignment,
     BigEndian,
@@ -61,4 +61,4 @@ def export(
             written = save_file(
                 stored, out, texts, schemes, alignment, format=target, header=header, rules=rules, progress=step
             )
-    print("\n".join(report(written, out)))
+    say(*report(written, out))

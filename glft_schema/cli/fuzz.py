@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar
+from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar, say
 from glft_schema.container import FORMATS, Container, format_named
 from glft_schema.errors import SchemeError, safe
 from glft_schema.formats.format import Format
@@ -178,7 +178,8 @@ def _report(fuzzed: Fuzzed, failure: Failure, wanted: Wanted, out: Path, command
     from glft_schema.corpora import write_corpus
 
     case, name = failure.case, f"fuzz-{failure.case.sha256[:12]}.json"
-    print(f"failed: {failure.error}", flush=True)
+    say(f"failed: {failure.error}")
+    sys.stdout.flush()
     if fuzzed.interrupted:
         print(f"interrupted, so that there may be a smaller file; before it there was no failure in {_counts(fuzzed)}")
     which = "the file" if fuzzed.interrupted or case in wanted.given else "the smallest file found"

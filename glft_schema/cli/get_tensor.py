@@ -9,9 +9,9 @@ import numpy as np
 import typer
 
 from glft_schema.atomic import atomic_write
-from glft_schema.cli.terminal import blame, refuse_overwriting
+from glft_schema.cli.terminal import blame, refuse_overwriting, say
 from glft_schema.container import open
-from glft_schema.errors import SchemeError
+from glft_schema.errors import SchemeError, shown
 from glft_schema.names import matching
 
 DTYPES = ("float16", "float32", "float64")
@@ -28,13 +28,13 @@ def get_tensor(
         refuse_overwriting(out, file)
         names = matching(name, opened.tensors)
         if len(names) > 1:
-            raise SchemeError(f"expected one tensor that matches {name!r}, found {len(names)}")
+            raise SchemeError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
         if dtype not in (None, *DTYPES):
-            raise SchemeError(f"expected one of {', '.join(DTYPES)}, found {dtype!r}")
+            raise SchemeError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
         import torch
 
         numbers = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
         numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # which numpy does not have
         with atomic_write(out) as stream:
             np.save(stream, numbers.numpy())
-        print(f"{out}: {numbers.dtype} {list(numbers.shape)}")
+        say(f"{out}: {numbers.dtype} {list(numbers.shape)}")

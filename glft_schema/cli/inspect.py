@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glft_schema.cli.terminal import blame, safe, table
+from glft_schema.cli.terminal import blame, safe, say, table
 from glft_schema.container import Container
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.errors import shown
@@ -31,7 +31,10 @@ def inspect(
     Of long arrays the first elements are shown. Dims are as stored: in torch's order in GLFT, the other way round in GGUF.
     """
     with blame(file), Container.parse_file(file) as parsed:
-        print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False) if as_json else as_text(parsed))
+        if as_json:
+            print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False))  # which escapes all but plain ASCII
+        else:
+            say(*in_lines(parsed))
 
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:
@@ -84,14 +87,14 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def as_text(file: File) -> str:
+def in_lines(file: File) -> list[str]:
     """Returns the same for people."""
     fields = {**file.header, **file.header.counts}
     header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
     files = f", the first of {len(file.shards)} files" if len(file.shards) > 1 else ""
     lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}{files}"]
     if isinstance(file.metadata, Metadata):
-        entries = [(safe(key), file.metadata.type_of(key), _as_text(file.metadata.stored(key))) for key in file.metadata]
+        entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]
         lines += ["", *table(("key", "type", "value"), entries, right=0)] if entries else []
     elif file.metadata:
         lines += ["", "metadata", *(f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items())]
@@ -111,7 +114,7 @@ def as_text(file: File) -> str:
     lines += ["", *table(("part", "bytes", "share"), parts, right=2)]
     if file.tensors.trailing:
         lines += ["", f"{file.tensors.trailing:,} bytes follow the last payload; they belong to no tensor and are kept"]
-    return "\n".join(lines)
+    return lines
 
 
 def _as_text(entry: Stored) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import blame, refuse_overwriting
+from glft_schema.cli.terminal import blame, refuse_overwriting, say
 from glft_schema.container import open
 from glft_schema.splitting import merge as merge_files
 from glft_schema.splitting import split as split_file
@@ -22,7 +22,7 @@ def split(
     """Cut a GGUF file into several."""
     with blame(file), open(file) as opened:
         for path in split_file(opened, prefix, max_tensors, max_bytes):
-            print(f"{path}: {Path(path).stat().st_size:,} bytes")
+            say(f"{path}: {Path(path).stat().st_size:,} bytes")
 
 
 def merge(
@@ -33,4 +33,4 @@ def merge(
     with blame(first), open(first) as opened:
         refuse_overwriting(out, first)
         merge_files(opened, out)
-        print(f"{out}: {len(opened.tensors)} tensors, {out.stat().st_size:,} bytes")
+        say(f"{out}: {len(opened.tensors)} tensors, {out.stat().st_size:,} bytes")

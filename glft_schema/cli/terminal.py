@@ -1,8 +1,9 @@
-"""What the verbs share: one line for an error, progress bars, tables, and the options that appear in several."""
+"""What the verbs share: how they print, a line for an error, progress bars, tables, and options that appear in several."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,14 +14,30 @@ import typer
 
 from glft_schema.checkpoints import INDEX_SUFFIX
 from glft_schema.describe.tables import aligned
-from glft_schema.errors import FormatError, SchemeError, TensorError
+from glft_schema.errors import FormatError, SchemeError, TensorError, printable
 from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.shards import NAME, shard_path
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
+WIDEST = 1000  # characters of a line that are printed
+COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
 Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
+
+
+def say(*lines: str, error: bool = False, coloured: bool = False) -> None:
+    """Prints lines, cut to `WIDEST`. Whatever they are made of steers no terminal, and begins no line of its own.
+
+    Args:
+        lines: what to print, one each.
+        error: to stderr.
+        coloured: let colours through.
+    """
+    for line in lines:
+        parts = COLOUR.split(line) if coloured else [line]
+        text = "".join(part if i % 2 else printable(part, WIDEST) for i, part in enumerate(parts))
+        print(text, file=sys.stderr if error else sys.stdout)
 
 
 @contextmanager
@@ -45,7 +62,7 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
         path = Path(error.filename) if isinstance(error.filename, str) else path
     else:
         return
-    print(f"glft: {path}: {reason}", file=sys.stderr)
+    say(f"glft: {path}: {reason}", error=True)
     raise typer.Exit(REFUSED)
 
 
@@ -55,7 +72,7 @@ def request() -> Iterator[None]:
     try:
         yield
     except SchemeError as error:
-        print(f"glft: {error}", file=sys.stderr)  # of the request, not of a file
+        say(f"glft: {error}", error=True)  # of the request, not of a file
         raise typer.Exit(REFUSED) from None
 
 
@@ -89,7 +106,7 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
-        yield lambda text, done: bar.update(task, description=escape(f"{title}: {text[:50]}"), completed=done)
+        yield lambda text, done: bar.update(task, description=escape(f"{title}: {printable(text, 50)}"), completed=done)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from glft_schema.checkpoints import StoredTensor, open_checkpoint
-from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, table
+from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, say, table
 from glft_schema.container import Container, findings
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
@@ -40,13 +40,13 @@ def verify(
         sets = rules or parsed.format.rule_sets
         found = [(shard, finding) for shard in parsed.shards for finding in findings(shard, sets)]
         state = f"{len(found)} broken of the rules" if found else "all rules hold"
-        print(
+        say(
             f"{file}: {parsed.format.name}, {len(parsed.tensors)} tensors, {parsed.nbytes:,} bytes, {state} ({', '.join(sets)})"
         )
         if found:
-            print("\n".join(_findings(found, len(parsed.shards) > 1)))
+            say(*_findings(found, len(parsed.shards) > 1))
         if gaps := sum(gap.nbytes for gap in parsed.tensors.gaps):
-            print(f"{gaps:,} bytes of padding and gaps, {parsed.tensors.trailing:,} of them after the last payload")
+            say(f"{gaps:,} bytes of padding and gaps, {parsed.tensors.trailing:,} of them after the last payload")
         if against is None:
             if found and rules:
                 raise typer.Exit(FAILED)
@@ -58,10 +58,10 @@ def verify(
     worst = max((result.error for result in results), default=0.0)
     if failed:
         rows = [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
-        print("\n".join(table(("tensor", "dtype", "problem", "max error"), rows, right=1)))
-        print(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")
+        say(*table(("tensor", "dtype", "problem", "max error"), rows, right=1))
+        say(f"{len(failed)} of {len(results)} tensors are not what {against} should have become")
         raise typer.Exit(FAILED)
-    print(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
+    say(f"{len(results)} tensors are what {against} should have become, max error {worst:g}")
 
 
 def _findings(found: list[tuple[File, Finding]], of_set: bool) -> list[str]:

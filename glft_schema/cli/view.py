@@ -9,7 +9,7 @@ import typer
 
 from glft_schema.atomic import atomic_write
 from glft_schema.checkpoints import open_checkpoint
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting, say
 from glft_schema.container import Container
 from glft_schema.errors import SchemeError
 
@@ -41,4 +41,4 @@ def view(
             made = page(parsed, source, against.name if against else "", bar).encode()
     with blame(out), atomic_write(out) as stream:
         stream.write(made)
-    print(f"{out}: {len(made):,} bytes")
+    say(f"{out}: {len(made):,} bytes")

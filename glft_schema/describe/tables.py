@@ -98,7 +98,7 @@ def metadata_table(metadata: Mapping[str, Any]) -> Table:
     """Returns a row for each entry: key, type where there are types, and value."""
     keys = list(islice(metadata, ROWS))
     type_of = getattr(metadata, "type_of", None)
-    rows = [(safe(key, NAME), *((type_of(key),) if type_of else ()), shown(metadata[key], VALUE)) for key in keys]
+    rows = [(safe(key, NAME), *((safe(type_of(key), NAME),) if type_of else ()), shown(metadata[key], VALUE)) for key in keys]
     head = ("key", "type", "value") if type_of else ("key", "value")
     return Table(f"{len(metadata):,} entries of metadata", head, rows, len(metadata) - len(rows))
 

@@ -56,7 +56,7 @@ class Metadata(Mapping[str, str]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return repr(self._entries)
+        return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
 
     def _repr_html_(self) -> str:
         return metadata_table(self).html()
@@ -93,9 +93,11 @@ class KeyValueLines(construct.Construct):
             try:
                 key, _, value = line.decode("utf-8").partition("=")
             except UnicodeDecodeError as error:
-                raise FormatError(f"expected UTF-8, found {shown(line[error.start :])}", where, start + error.start) from None
+                bad, before = error.start, line[: line.find(b"=")]
+                named = before.decode("utf-8") if bad > len(before) else None
+                raise FormatError(f"expected UTF-8, found {shown(line[bad:])}", where, start + bad, key=named) from None
             if key in entries:
-                raise FormatError(f"expected each key once, found {shown(key)} again", where, start)
+                raise FormatError(f"expected each key once, found {shown(key)} again", where, start, key=key)
             entries[key] = value
             start += len(line) + 1
         return Metadata(entries, ended)
