@@ -30,11 +30,23 @@ MODULES = {  # what is public beside the names of the package itself
     "describe.page.render": ["page"],
     "describe.schema": ["schema_of", "node_of"],
     "fields": ["Struct", "Table", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
+    "manifests": [
+        "hash_file",
+        "manifest_of",
+        "read_manifest",
+        "compare_hashes",
+        "model_hash",
+        "FileHash",
+        "TensorHash",
+        "Verdict",
+    ],
     "numbers": ["Number", "TensorField"],
     "rules": ["Rule", "Check", "Finding"],
     "splitting": ["split", "merge"],
     "strategies": ["containers", "corruptions", "Corruption", "from_construct", "values_of", "rule_ids"],
     "tensor_types": ["TensorType"],
+    "tensor_types.tensor_type": ["Reserved"],
+    "values": ["odd_values", "oddities", "Oddity"],
     "verify": ["compare"],
 }
 DOCS = Path(__file__).parent

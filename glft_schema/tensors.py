@@ -16,6 +16,7 @@ from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import columns
+from glft_schema.tensor_types.chunks import CHUNK
 from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
@@ -162,6 +163,25 @@ class Tensor:
         self._check_known()
         out, columns = matrix(self.shape)
         return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
+
+    def chunks(self, numbers: int = CHUNK) -> Iterator[torch.Tensor]:
+        """Yields the tensor's numbers in C order, flat, about so many at a time, so that no tensor is too large for memory.
+
+        Args:
+            numbers: how many to aim at; at least those that share a scale come together.
+
+        Raises:
+            ClosedError, TruncatedError, TensorError: as `dequantize`.
+        """
+        self._check_known()
+        (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
+        if 0 in (out, columns):
+            return
+        rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
+        for row in range(0, out, rows):
+            for first in range(0, columns, width):
+                part = range(row, min(row + rows, out)), range(first, min(first + width, columns))
+                yield self._numbers(*part, None, None).reshape(-1)
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
         """Returns a part of the tensor, as indexing a torch tensor with integers, slices and ``...`` does.

@@ -106,6 +106,27 @@ def test_inspect_as_json_is_json(tmp_path: Path) -> None:
     assert found["n"]["value"] == metadata["n"]
 
 
+def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
+    found = json.loads(glft("verify", gguf, "--against", gguf, "--json").stdout)
+    about = {"file": str(gguf), "format": "GGUF", "tensors": 3, "bytes": gguf.stat().st_size, "holds": True}
+    rules = {"checked": ["spec", "ggml"], "broken": []}
+    rule, field = "gguf-quantization-version", "metadata"
+    assert found == {**about, "rules": rules, "against": {"compared": 3, "max_error": 0.0, "differing": {}}}
+    save_file(
+        {"w.weight": torch.full((4, 64), 0.1), "n.weight": torch.ones(63)}, tmp_path / "other.gguf", METADATA, format="gguf"
+    )
+    done = glft("verify", gguf, "--against", tmp_path / "other.gguf", "--json")
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (done.returncode, found["holds"], found["against"]["max_error"]) == (1, False, "inf")
+    assert found["against"]["differing"]["i"] == {"problem": "not in the source", "max_error": "inf"}
+    save_file({"w.weight": torch.ones(4, 64)}, gguf, METADATA, {"w.weight": "q8_0"}, rules=[])
+    done = glft("verify", gguf, "--rules", "spec", "--json")
+    found = json.loads(done.stdout)
+    problem = "expected the key general.quantization_version, found 3 other keys"
+    broken = {"file": gguf.name, "rule": rule, "field": field, "problem": problem, "byte": 24}
+    assert (done.returncode, found["rules"]) == (1, {"checked": ["spec"], "broken": [broken]})
+
+
 def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     for stored, part in (
@@ -147,7 +168,7 @@ def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2, 64)}, path)
     assert "all rules hold (spec)" in glft("verify", path).stdout
     assert_refused(glft("verify", path, "--rules", "ggml"), "expected a rule set of GLFT, found 'ggml'")
-    assert_refused(glft("verify", path, "--exclude", "w"), "expected --against with --exclude, found none")
+    assert_refused(glft("verify", path, "--exclude", "w"), "expected --against or --values with --exclude, found neither")
 
 
 def test_convert(gguf: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from glft_schema import Container, FormatError
+from glft_schema import Container, FormatError, save_file
 from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.tensor_types.fp4 import IQ4_VALUES
@@ -75,6 +75,16 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "output_norm.weight F32 copied" in printed
     assert "fc1.bias F32 256 not q4_per_group_64: expected at least 2 dims" in printed
     assert "header -> magic 0 None header -> magic: expected" in printed
+
+
+def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.tensor([1.0, float("nan")])}, "model.gguf")
+    (example,) = blocks(ROOT / "docs" / "integrity.md", "python")
+    exec(compile(example, "integrity.md", "exec"), {})
+    verdict, odd = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("True [] [] ")
+    assert odd.startswith("w weights NaN 1 (1,) ")
 
 
 def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from glft_schema.cli.explain import explain
 from glft_schema.cli.export import export
 from glft_schema.cli.fuzz import fuzz
 from glft_schema.cli.get_tensor import get_tensor
+from glft_schema.cli.hash import hash
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, explain, export, fuzz, get_tensor, inspect, lab, merge, schema, split, verify, view):
+for verb in (convert, explain, export, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
     app.command()(verb)
 
 

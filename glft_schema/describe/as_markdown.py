@@ -104,7 +104,9 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
         "",
         f"A weight is {type_.formula.replace('*', chr(92) + '*')}",
     ]
-    return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules)]) + "\n"
+    reserved = [f"- `{part.field}`: no encoder gives {part.numbers}" for part in type_.type.reserved]
+    rules = _rules(schema.structs[type_.payload].rules)
+    return "\n".join([*lines, *rules, *([""] if reserved and not rules else []), *reserved]) + "\n"
 
 
 def _struct(struct: s.StructOf, schema: s.Schema) -> str:

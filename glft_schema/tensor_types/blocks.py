@@ -13,14 +13,21 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import TensorField, u8, u16, u32
 from glft_schema.rules import Rule
 from glft_schema.tensor_types.chunks import Fault
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType
 
 Formula = Callable[..., "torch.Tensor"]
 Encoder = Callable[["torch.Tensor"], Mapping[str, "torch.Tensor"]]
 
 
 def block_type(
-    name: str, code: int, weights: int, block: Struct, dequantize: Formula, quantize: Encoder | None = None
+    name: str,
+    code: int,
+    weights: int,
+    block: Struct,
+    dequantize: Formula,
+    quantize: Encoder | None = None,
+    scales: Mapping[str, Floats] | None = None,
+    reserved: Iterable[Reserved] = (),
 ) -> TensorType:
     """Declares a type.
 
@@ -31,6 +38,8 @@ def block_type(
         block: the fields of a block, each of constant dims, in file order.
         dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
+        scales: the fields of integers that stand for floats, and for which, where a check of values is to know them.
+        reserved: stored numbers that stand for nothing.
     """
     block.title = name.lower()
     blocks_ = Blocks(block, weights)
@@ -65,7 +74,8 @@ def block_type(
         ),
         "blocks" / blocks_ * f"blocks of {weights} weights in {size} bytes",
     )
-    return TensorType(name, code, payload, decode, encode if quantize else None, faults, block=block)
+    encoder = encode if quantize else None
+    return TensorType(name, code, payload, decode, encoder, faults, None, block, scales, tuple(reserved))
 
 
 class Blocks(TensorField):

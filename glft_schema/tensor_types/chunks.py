@@ -66,7 +66,7 @@ def quantize_chunks(
             count = int(mask.sum())
             if count and fatal:
                 first = rows.start * columns + int(mask.flatten().to(torch.uint8).argmax())
-                raise TensorError(problem, name, _index(first, weights.shape if shape is None else shape))
+                raise TensorError(problem, name, index_of(first, weights.shape if shape is None else shape))
             if count:
                 lost[problem] = lost.get(problem, 0) + count
         for key, field in made.items():
@@ -75,7 +75,7 @@ def quantize_chunks(
         warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=3)
 
 
-def _index(number: int, shape: Sequence[int]) -> tuple[int, ...]:
+def index_of(number: int, shape: Sequence[int]) -> tuple[int, ...]:
     """Returns the index of an element of a tensor of `shape`, from its number in C order."""
     index = []
     for size in reversed(shape):

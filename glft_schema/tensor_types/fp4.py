@@ -12,6 +12,7 @@ from glft_schema.numbers import f16, u8, u16
 from glft_schema.tensor_types.bits import merge, split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.legacy import halves, joined
+from glft_schema.tensor_types.tensor_type import Reserved
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value of each four-bit float
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -34,6 +35,17 @@ def half_of_power(e: torch.Tensor) -> torch.Tensor:
 def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
     """2^(e - 127) * value. No e is NaN: 255 stands for 2^128, too."""
     return looked_up(halves(qs), E2M1_DOUBLED) * half_of_power(e)
+
+
+def e8m0(e: torch.Tensor) -> torch.Tensor:
+    """E8M0 u8 -> float64 2^(e - 127), NaN for 255, as the OCP has it; the formula takes that for 2^128."""
+    e = e.to(torch.float64)
+    return torch.where(e == 255, float("nan"), (e - 127).exp2())
+
+
+def e4m3_scale(d: torch.Tensor) -> torch.Tensor:
+    """Unsigned E4M3 u8 -> float32, NaN where the OCP's format has it; the formula takes that for 0."""
+    return torch.where(d == 127, float("nan"), 2 * ue4m3(d))
 
 
 def ue4m3(d: torch.Tensor) -> torch.Tensor:
@@ -104,12 +116,13 @@ def to_nvfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
 MXFP4 = block_type("MXFP4", 39, 32, Struct(
     "e"  / u8[1]   * "E8M0 scale: 2^(e - 127)",
     "qs" / u8[16]  * "E2M1: low nibbles are weights 0..15, high nibbles 16..31",
-), mxfp4, to_mxfp4)
+), mxfp4, to_mxfp4, scales={"e": e8m0})
 
 NVFP4 = block_type("NVFP4", 40, 64, Struct(
     "d"  / u8[4]   * "unsigned E4M3 scale of 16 weights each",
     "qs" / u8[32]  * "E2M1, eight bytes a group: low nibbles are its first eight weights",
-), nvfp4, to_nvfp4)
+), nvfp4, to_nvfp4, scales={"d": e4m3_scale},
+   reserved=[Reserved("d", "128 and more: bit 7 belongs to no unsigned scale", lambda d: d >= 128)])
 
 IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
     "d"  / f16[1]  * "scale",

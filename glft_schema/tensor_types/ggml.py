@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from glft_schema.fields import Struct
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, plain, ternary
 from glft_schema.tensor_types.blocks import Encoder, Formula, block_type
-from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
+from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
 from glft_schema.type_table import TypeTable
 
 FAMILIES = (plain, legacy, k_quants, i_quants, ternary, fp4)
@@ -14,7 +16,14 @@ GGML = TypeTable[TensorType]("ggml", *sorted(DECLARED, key=lambda type_: type_.c
 
 
 def register_type(
-    name: str, code: int, weights: int, block: Struct, dequantize: Formula, quantize: Encoder | None = None
+    name: str,
+    code: int,
+    weights: int,
+    block: Struct,
+    dequantize: Formula,
+    quantize: Encoder | None = None,
+    scales: Mapping[str, Floats] | None = None,
+    reserved: Iterable[Reserved] = (),
 ) -> TensorType:
     """Adds a type of your own to those of GGUF, in this process: files with it can then be read, sliced, written, converted.
 
@@ -25,6 +34,8 @@ def register_type(
         block: the fields of a block: a `Struct` of arrays of constant dims, in file order.
         dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
+        scales: the fields of integers that stand for floats, and for which, so that a check of values looks at them, too.
+        reserved: stored numbers that stand for nothing, so that a check of values finds them.
 
     Raises:
         ValueError: where the name or the code is taken.
@@ -34,6 +45,6 @@ def register_type(
     for known in GGML:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")
-    type_ = block_type(name, code, weights, block, dequantize, quantize)
+    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
     GGML.add(type_)
     return type_

@@ -144,14 +144,19 @@ def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> torch.Tensor:
     return scaled(entries("iq1_s", qs | high << 8) + shift, factor)
 
 
+def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
+    """Takes the float16 that the top nibbles of four words make: u8 [blocks, 8] -> [blocks, 1]."""
+    word = words(scales, 2)
+    bits = word[:, 0] >> 12 | word[:, 1] >> 12 << 4 | word[:, 2] >> 12 << 8 | word[:, 3] >> 12 << 12
+    return bits.to(torch.int32).to(torch.int16).view(torch.float16).unsqueeze(1)
+
+
 def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the shift's sign.
 
     Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
     """
-    word = words(scales, 2)
-    bits = word[:, 0] >> 12 | word[:, 1] >> 12 << 4 | word[:, 2] >> 12 << 8 | word[:, 3] >> 12 << 12
-    d = bits.to(torch.int32).to(torch.int16).view(torch.float16).to(torch.float32).unsqueeze(1)
+    word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
     factor = d * (2 * torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
     high = nibbles(qh).to(torch.int32)
     shift = torch.where(high & 8 != 0, -DELTA, DELTA).repeat_interleave(8, 1)
@@ -202,5 +207,5 @@ IQ1_M = block_type("IQ1_M", 29, 256, Struct(
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
     "scales" / u16[4]  * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
-), iq1_m)
+), iq1_m, scales={"scales": top_nibbles})
 # fmt: on

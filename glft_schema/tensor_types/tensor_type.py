@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from construct import this
 
@@ -58,6 +58,24 @@ def no_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iter
     return ()
 
 
+class Reserved(NamedTuple):
+    """Stored numbers that stand for nothing, so that no encoder gives them.
+
+    Attributes:
+        field: where they are stored.
+        numbers: what they are, as a sentence's end.
+        found: the field [rows, numbers], of words their bytes -> a mask of the same shape.
+    """
+
+    field: str
+    numbers: str
+    found: Callable[[torch.Tensor], torch.Tensor]
+
+
+# The floats that a field of integers stands for: the field [blocks, numbers], of words their bytes -> floats [blocks, k].
+Floats = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class TensorType:
     """How the numbers of a tensor are stored.
@@ -75,6 +93,8 @@ class TensorType:
         faults: (numbers, the fields made of them) -> what was lost.
         exact: the torch dtype, float or integer, by name, that the payload holds unchanged; None for quantized types.
         block: the fields of a block, where the payload is one block after another.
+        scales: the fields of integers that are scales in a float format of their own, or hold one, and what they stand for.
+        reserved: stored numbers that stand for nothing.
     """
 
     name: str
@@ -85,6 +105,8 @@ class TensorType:
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     exact: str | None = None
     block: Struct | None = None
+    scales: Mapping[str, Floats] | None = None
+    reserved: tuple[Reserved, ...] = ()
 
     def __post_init__(self) -> None:
         if self.name in _NAMED:  # it is what pickle hands on
@@ -168,7 +190,7 @@ class TensorType:
 
     def pieces(self, fields: Mapping[str, torch.Tensor], order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         """Yields the bytes of fields as `encode` gives them, in the payload's order."""
-        for name, field in self._fields():
+        for name, field in self.fields():
             yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
     def encode(self, tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
@@ -189,7 +211,7 @@ class TensorType:
             raise TensorError(f"there is no encoder for {self}", name)
         rows, context = tensor.detach() if tensor.dim() > 1 else tensor.detach().reshape(1, -1), _context(tensor.shape)
         fields = {}
-        for key, field in self._fields():
+        for key, field in self.fields():
             shape = matrix(tensor.shape)[0], _pitch(field, context)
             fields[key] = torch.empty(shape, dtype=field.number.dtype, device=tensor.device)
         dtype = None if self.exact else torch.float32
@@ -218,7 +240,7 @@ class TensorType:
     def places(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns where each field of a payload lies: its first byte, counted from the payload's, and its bytes."""
         context, start, places = _context(dims), 0, {}
-        for name, field in self._fields():
+        for name, field in self.fields():
             places[name] = (start, field._sizeof(context, ""))
             start += places[name][1]
         return places
@@ -226,7 +248,7 @@ class TensorType:
     def unit(self, dims: Sequence[int]) -> int:
         """Returns how many neighbours in a row share a stored number: a cut may begin only at a multiple of it."""
         columns, context = matrix(dims)[1], _context(dims)
-        across = [field.shape(context)[1] for _, field in self._fields() if len(field.dims) > 1]
+        across = [field.shape(context)[1] for _, field in self.fields() if len(field.dims) > 1]
         return math.lcm(*(columns // parts for parts in across if parts)) or 1
 
     def cut(
@@ -247,7 +269,7 @@ class TensorType:
         """
         context, width, fields = _context(dims), matrix(dims)[1], {}
         places = self.places(dims)
-        for name, field in self._fields():
+        for name, field in self.fields():
             pitch = _pitch(field, context)
             part = range(pitch)
             if not _per_row(field) and width:
@@ -256,7 +278,8 @@ class TensorType:
             fields[name] = read if order == LITTLE else field.swapped(read)
         return fields
 
-    def _fields(self) -> Iterator[tuple[str, TensorField]]:
+    def fields(self) -> Iterator[tuple[str, TensorField]]:
+        """Yields the payload's fields by name, in its order."""
         return ((field.name, field.subcon) for field in self.payload.subcons if field.name)
 
 

@@ -6,6 +6,8 @@ bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8
@@ -13,6 +15,7 @@ from glft_schema.tensor_types.bits import merge
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
 from glft_schema.tensor_types.legacy import away_from_zero, inverse
+from glft_schema.tensor_types.tensor_type import Reserved
 
 
 def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
@@ -71,15 +74,33 @@ def to_tq2_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
 
 
+def not_packed(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns what finds, in u8 [blocks, k], the bytes that `packed_trits` gives for no `count` digits."""
+
+    def found(packed: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(0, 243, 3 ** (5 - count), device=packed.device)
+        return ~torch.isin(packed, ((numbers * 256 + 242) // 243).to(torch.uint8))
+
+    return found
+
+
+def has_threes(qs: torch.Tensor) -> torch.Tensor:
+    """Finds, in u8 [blocks, k], the bytes with a two-bit code of 3."""
+    return (qs & qs >> 1 & 0x55) != 0
+
+
 # fmt: off
 TQ1_0 = block_type("TQ1_0", 34, 256, Struct(
     "qs" / u8[48]  * "five base-3 digits a byte: weights 0..159 from 32 bytes, 160..239 from 16",
     "qh" / u8[4]   * "four base-3 digits a byte: weights 240..255",
     "d"  / f16[1]  * "scale",
-), tq1_0, to_tq1_0)
+), tq1_0, to_tq1_0, reserved=[
+    Reserved("qs", "a byte that packs no five digits", not_packed(5)),
+    Reserved("qh", "a byte that packs no four digits", not_packed(4)),
+])
 
 TQ2_0 = block_type("TQ2_0", 35, 256, Struct(
     "qs" / u8[64]  * "two bits a weight; code - 1",
     "d"  / f16[1]  * "scale",
-), tq2_0, to_tq2_0)
+), tq2_0, to_tq2_0, reserved=[Reserved("qs", "code 3, which is no digit", has_threes)])
 # fmt: on
