@@ -79,13 +79,18 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
         raise TensorError("expected a name that is text", str(name))
     if isinstance(tensor, StoredTensor):
         return tensor
+    check_dense(name, tensor)
+    place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
+
+
+def check_dense(name: str, tensor: Any) -> None:
+    """Raises TensorError for what is no torch tensor that has its numbers in memory."""
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
         raise TensorError(f"expected a dense tensor with numbers in memory, found a {type(tensor).__name__} ({kind})", name)
-    place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

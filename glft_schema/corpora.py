@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema import errors
+from glft_schema.atomic import atomic_write
 from glft_schema.container import format_named
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
@@ -22,7 +23,7 @@ MANIFEST = "manifest.json"
 def write_corpus(
     cases: Iterable[Case], folder: str | os.PathLike[str], format: Format, manifest: str = MANIFEST, **more: Any
 ) -> Path:
-    """Writes files and their manifest into a folder, which is made where it is not there, and returns the manifest's path.
+    """Writes files and then their manifest into a folder, made where it is not there, and returns the manifest's path.
 
     Args:
         cases: the files.
@@ -40,12 +41,17 @@ def write_corpus(
     for case in cases:
         what = case.kind if case.corruption is None else case.corruption.rule or "field"
         name = f"{what}-{case.sha256[:12]}.{format.name.lower()}"
-        (to / name).write_bytes(case.stored)
+        _write(to / name, case.stored)
         entries.append(as_entry(case, name))
     made = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
     path = to / manifest
-    path.write_text(json.dumps(made, indent=2) + "\n", "utf-8")
+    _write(path, f"{json.dumps(made, indent=2)}\n".encode())
     return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with atomic_write(path) as stream:
+        stream.write(content)
 
 
 def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:

@@ -11,6 +11,7 @@ from glft_schema.construct_errors import our_errors
 from glft_schema.errors import FormatError, SchemeError, shown
 from glft_schema.fields import new_context
 from glft_schema.formats.format import Format
+from glft_schema.limits import current
 from glft_schema.tensor_data import payload_size
 
 
@@ -29,9 +30,11 @@ def place(
     Raises:
         FormatError: where a row does not fit the format, or only some have an offset.
         SchemeError: for an alignment below 1.
+        LimitError: for one above the limit.
     """
     if not isinstance(alignment, int) or alignment < 1:
         raise SchemeError(f"expected an alignment of at least 1, found {shown(alignment)}")
+    current().check("alignment", alignment, "alignment", " bytes")
     names = format.regions
     if unknown := [region for region in regions if region not in names]:
         raise FormatError(f"expected the regions {', '.join(names)}, found {shown(unknown[0])}")

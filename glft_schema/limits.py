@@ -46,7 +46,7 @@ class Limits:
         "each takes room on Python's stack")
     dims: int = _limit(64, "dims of a tensor",
         "numpy's own limit")
-    alignment: int = _limit(1 << 20, "bytes, of which GGUF's payloads may be multiples",
+    alignment: int = _limit(1 << 20, "bytes, of which the places of payloads are multiples",
         "no page of memory is larger, and each payload is padded by up to as much")
     metadata: int = _limit(1 << 28, "bytes of GLFT's metadata",
         "it is held in memory and taken apart as a whole")

@@ -16,7 +16,7 @@ from construct.core import evaluate
 from glft_schema.errors import FormatError, shown
 from glft_schema.lazy import torch
 from glft_schema.source import Cursor, read_exactly
-from glft_schema.tensor_bytes import tensor_bytes, tensor_over, write_all
+from glft_schema.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
 
 ByteOrder = Literal["little", "big"]
 LITTLE: ByteOrder = "little"
@@ -154,10 +154,9 @@ class TensorField(construct.Construct):
 
 def swapped_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of numbers of any width whose bytes are in the other order, on their device."""
-    flat = tensor.contiguous().reshape(-1)
-    if not flat.numel():
+    if not tensor.numel():
         return tensor
-    parts = flat.view(torch.uint8).reshape(-1, tensor.element_size())
+    parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
     return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from glft_schema.checkpoints import StoredTensor
+from glft_schema.checkpoints import StoredTensor, check_dense
 from glft_schema.errors import TensorError
 from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
@@ -103,6 +103,7 @@ class Planned:
 
     def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
         tensor = self.stored.load()
+        check_dense(self.name, tensor)
         if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
             planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)

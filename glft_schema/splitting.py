@@ -51,14 +51,16 @@ def split(file: File, prefix: StrPath, max_tensors: int | None = None, max_bytes
     if taken := [path for path in paths if os.path.lexists(path)]:
         raise SchemeError(f"expected names that are free, found a file {shown(os.path.basename(taken[0]))}")
     others = file.metadata.without(*(key for key in file.metadata if key != ALIGNMENT))
+    begun: list[str] = []
     try:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
+            begun.append(path)
             entries = {SPLIT_NUMBER: Typed(number, "uint16"), COUNT: Typed(len(groups), "uint16")}
             entries[TENSORS] = Typed(len(file.tensors), "int32")
             _write(file.header, (others if number else file.metadata) | entries, tensors, path)
     except BaseException:
-        for path in paths:
-            with suppress(FileNotFoundError):
+        for path in begun:
+            with suppress(OSError):
                 os.unlink(path)
         raise
     return paths

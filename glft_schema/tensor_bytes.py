@@ -22,8 +22,13 @@ def tensor_over(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> t
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Returns the elements of `tensor` in C order as bytes, without a copy where it lies so in main memory already."""
-    flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    flat = in_c_order(tensor.detach().cpu().resolve_conj().resolve_neg())
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def in_c_order(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of `tensor` in one dim, one after another in memory: a view where they lie so already."""
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,))  # a dim of one element may have any stride
 
 
 class Sink:

@@ -127,6 +127,7 @@ def test_bad_requests_are_one_line(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert_refused(glft("inspect", tmp_path / "missing"), "missing: No such file or directory")
     assert_refused(glft("inspect", tmp_path), "is not a regular file")
+    assert_refused(glft("inspect", tmp_path / "a\nglft: forged"), r"a\nglft: forged: No such file or directory")
     assert_refused(glft("export", tmp_path / "missing", out), "missing: No such file or directory")
     assert_refused(glft("export", source, tmp_path / "no" / "out"), "No such file or directory")
     assert_refused(glft("export", source, out, "--scheme", "fc.wieght=f16"), "did you mean 'fc.weight'")
@@ -219,7 +220,7 @@ def test_the_source_is_not_written_over(source: Path) -> None:
 
 
 def test_the_file_to_blame(source: Path, four_types: Path, tmp_path: Path) -> None:
-    assert_refused(glft("export", source, "/dev/full"), "glft: /dev/full: '/dev/full' is not a regular file")
+    assert_refused(glft("export", source, "/dev/full"), "glft: /dev/full: is not a regular file; it is left alone")
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
     assert_refused(glft("verify", tmp_path / "cut", "--against", source), "cut: descriptors")
     done = glft("verify", four_types, "--against", tmp_path / "missing.safetensors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch
 from glft_schema import (
     Container,
     FormatError,
+    LimitError,
     SchemeError,
     TensorError,
     TiedWarning,
@@ -219,6 +221,8 @@ def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) ->
             assert not file.tensors.gaps
     with pytest.raises(SchemeError, match="expected an alignment of at least 1, found 0"):
         save_file(STATE, path, alignment=0)
+    with pytest.raises(LimitError, match="expected at most 1048576 bytes, a limit of this reader, found 1099511627776"):
+        save_file(STATE, path, alignment=1 << 40)
 
 
 def test_exclude(path: Path) -> None:
@@ -288,19 +292,51 @@ def test_counters_of_batch_norms_can_be_left_out(path: Path) -> None:
     assert "running_var" in types(path)
 
 
-def test_same_input_same_bytes_whatever_the_hash_seed(path: Path) -> None:
-    code = (
-        "import sys, torch, glft_schema; torch.manual_seed(0);"
-        "state = torch.nn.TransformerEncoderLayer(64, 2).state_dict();"
-        "glft_schema.save_file(state, sys.argv[1], {'b': '1', 'a': '2'}, {'*.weight': 'q4_per_group_64'})"
-    )
-    stored = []
-    for seed in ("1", "2"):
-        subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, path], env={**os.environ, "PYTHONHASHSEED": seed}, check=True
-        )
-        stored.append(path.read_bytes())
-    assert stored[0] == stored[1]
+EVERY_WAY = """
+import hashlib, json, sys, warnings
+from pathlib import Path
+import torch
+import glft_schema
+from glft_schema import convert, save_file, write_gguf_lite
+from glft_schema.splitting import merge, split
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(int(sys.argv[2]))
+torch.manual_seed(0)
+model = torch.nn.TransformerEncoderLayer(64, 2, 128)
+state = {**model.state_dict(), "tied": model.linear1.weight, "large": torch.randn(256, 256)}
+made = Path(sys.argv[1])
+found = []
+for _ in range(2):
+    save_file(state, made / "a.glft", {"b": "1", "a": "2"}, {"*.weight": "q4_per_group_64", "large": "q8_per_channel"})
+    write_gguf_lite(made / "b.glft", model, {"*": "q4_per_group_64"})
+    metadata = {"general.architecture": "toy", "t.b": 1, "t.a": ["x", "y"]}
+    save_file(state, made / "c.gguf", metadata, {"*": "q4_0", "large": "q8_0", "*.bias": "bf16"})
+    convert(made / "c.gguf", made / "d.safetensors", metadata={"t.c": True})
+    convert(made / "d.safetensors", made / "e.gguf", {"*": "q5_1"}, {"t.d": "z"})
+    convert(made / "c.gguf", made / "f.glft", {"*": "q8_per_channel"})
+    with glft_schema.open(made / "c.gguf") as file:
+        parts = split(file, made / "part", max_tensors=4)
+    with glft_schema.open(parts[0]) as file:
+        merge(file, made / "g.gguf")
+    found.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(made.iterdir())})
+    for path in made.iterdir():
+        path.unlink()
+assert found[0] == found[1]
+print(json.dumps(found[0]))
+"""
+
+
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    """Twice in one process, and whatever the hash seed and the number of threads are."""
+    found = []
+    for seed, threads in (("1", "1"), ("2", "2")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", EVERY_WAY, tmp_path, threads]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert len(found[0]) == 11
 
 
 def test_saving_over_the_file_that_the_tensors_are_mapped_from(path: Path) -> None:

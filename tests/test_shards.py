@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import ClosedError, Container, FormatError, SchemeError, TruncatedError, Typed, load_file, save_file
+from glft_schema import ClosedError, Container, FormatError, SchemeError, TruncatedError, Typed, load_file, save_file, splitting
 from glft_schema.container import findings
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.shards import split_of
@@ -157,6 +157,21 @@ def test_a_split_that_fails_leaves_nothing(whole: Path) -> None:
         with pytest.raises(TruncatedError):
             split(file, whole.with_name("part"), max_tensors=1)
     assert [path.name for path in whole.parent.iterdir()] == ["whole.gguf"]
+
+
+def test_a_split_that_fails_removes_only_its_own(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what another process has written under one of the names since they were free."""
+    other = whole.with_name("part-00003-of-00003.gguf")
+
+    def fail(header: object, metadata: object, tensors: object, path: str) -> None:
+        Path(path).write_bytes(b"mine")
+        other.write_bytes(b"another's")
+        raise OSError("the disk fell off")
+
+    monkeypatch.setattr(splitting, "_write", fail)
+    with glft_schema.open(whole) as file, pytest.raises(OSError, match="the disk fell off"):
+        split(file, whole.with_name("part"), max_tensors=2)
+    assert {entry.name for entry in whole.parent.iterdir()} == {whole.name, other.name}
 
 
 def test_a_split_replaces_nothing(whole: Path) -> None:

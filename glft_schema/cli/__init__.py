@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 import warnings
 from importlib import metadata
@@ -21,7 +22,7 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
-from glft_schema.cli.terminal import FAILED, request, say
+from glft_schema.cli.terminal import FAILED, REFUSED, request, say
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
 from glft_schema.errors import SchemeError, shown
@@ -69,6 +70,9 @@ def limits_in(given: list[str]) -> Limits:
 def main() -> None:
     """Runs the command line."""
     warnings.showwarning = _one_line
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, _end)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding does not have
@@ -78,8 +82,22 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever reads our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        _leave_output()
         sys.exit(FAILED)
+    except OSError as error:  # a full disk that the output goes to; verbs say themselves what is wrong with files
+        _leave_output()
+        print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+def _end(number: int, frame: object) -> None:
+    """Ends as shells have it, but only after files that are half written are removed."""
+    sys.exit(128 + number)
+
+
+def _leave_output() -> None:
+    """Sends elsewhere what is still to be printed at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(message: Warning | str, *place: object, **more: object) -> None:

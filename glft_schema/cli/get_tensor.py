@@ -33,8 +33,8 @@ def get_tensor(
             raise SchemeError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
         import torch
 
-        numbers = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
-        numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # which numpy does not have
-        with atomic_write(out) as stream:
+        with atomic_write(out) as stream:  # which refuses before any work is done
+            numbers = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
+            numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # which numpy does not have
             np.save(stream, numbers.numpy())
         say(f"{out}: {numbers.dtype} {list(numbers.shape)}")

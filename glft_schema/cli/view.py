@@ -37,8 +37,7 @@ def view(
             with blame(against):
                 refuse_overwriting(out, against)
                 source = open_checkpoint(against, exclude or [])
-        with progress_bar("looking into") as bar:
+        with atomic_write(out) as stream, progress_bar("looking into") as bar:  # which refuses before any work is done
             made = page(parsed, source, against.name if against else "", bar).encode()
-    with blame(out), atomic_write(out) as stream:
-        stream.write(made)
+            stream.write(made)
     say(f"{out}: {len(made):,} bytes")

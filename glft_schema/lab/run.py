@@ -119,6 +119,21 @@ def run_lab(
     """
     note = progress or (lambda stage, done: None)
     out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out / "manifest.json") as stream:  # which refuses before any work is done
+        text = json.dumps(train_and_measure(out, config, steps, seed, note), indent=2)
+        stream.write(text.encode())
+    manifest: dict[str, Any] = json.loads(text)
+    write_report(out, manifest)
+    note("done", 1.0)
+    if failures := broken_promises(manifest):
+        raise LabError("; ".join(failures))
+    return manifest
+
+
+def train_and_measure(
+    out: Path, config: MiniGPTConfig, steps: int, seed: int, note: Callable[[str, float], None]
+) -> dict[str, Any]:
+    """Trains a model, writes and measures its files, and returns what the manifest says of them. Arguments as of `run_lab`."""
     torch.manual_seed(seed)
     model = MiniGPT(config)
     started = time.perf_counter()
@@ -144,14 +159,6 @@ def run_lab(
     for scheme, name in FILES.items():
         note(f"writing and verifying {name}", 0.95)
         manifest["files"][scheme] = asdict(measure(model, scheme, out / name, saved.tell()))
-    text = json.dumps(manifest, indent=2)
-    manifest = json.loads(text)
-    with atomic_write(out / "manifest.json") as stream:
-        stream.write(text.encode())
-    write_report(out, manifest)
-    note("done", 1.0)
-    if failures := broken_promises(manifest):
-        raise LabError("; ".join(failures))
     return manifest
 
 
