@@ -18,6 +18,7 @@ from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.fields import Picked, bytes_left
+from glft_schema.limits import limits_of
 from glft_schema.numbers import ByteOrder, Number, byte_order
 from glft_schema.source import BytesSource, Cursor, Source, read_exactly
 from glft_schema.tensor_bytes import write_all
@@ -26,6 +27,7 @@ WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twi
 MAX_WINDOW = 1 << 18
 MANY = 64  # strings of which a run is worth looking for
 FEW = 16  # shorter runs that are put up with before strings are walked over one by one
+PIECE = 1 << 16  # numbers read at a time where one after another is asked for
 SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
 
 
@@ -53,17 +55,33 @@ class StoredNumbers(Sequence[Any]):
         Raises:
             ClosedError: after the file was closed.
         """
-        stored = self._source.view(self._start, self._count * self.number.itemsize)
-        return np.frombuffer(stored, self.number.numpy_dtype(self.order))
+        return self._part(range(self._count))
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        return self.array()[index]
+        asked = range(self._count)[index]
+        if isinstance(asked, int):
+            return self._part(range(asked, asked + 1))[0]
+        return self._part(asked)
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, self._count, PIECE):
+            yield from self[first : first + PIECE]
+
+    def _part(self, asked: range) -> np.ndarray[Any, np.dtype[Any]]:
+        """Returns the numbers at these indices; what lies before the first and after the last is not read."""
+        dtype = self.number.numpy_dtype(self.order)
+        if not asked:
+            self._source.check_open()
+            return np.empty(0, dtype)
+        first, last = min(asked[0], asked[-1]), max(asked[0], asked[-1])
+        stored = self._source.view(self._start + first * dtype.itemsize, (last - first + 1) * dtype.itemsize)
+        return np.frombuffer(stored, dtype)[asked[0] - first :: asked.step]
 
     def __repr__(self) -> str:
-        return _beginning([str(number.item()) for number in self.array()[: _edge(len(self))]], len(self))
+        return _beginning([str(number.item()) for number in self[: _edge(len(self))]], len(self))
 
 
 class StoredStrings(Sequence[str]):
@@ -88,7 +106,7 @@ class StoredStrings(Sequence[str]):
 
     def stored(self) -> memoryview:
         """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
-        return self._source.view(self._start, self._nbytes)
+        return self._source.read(self._start, self._nbytes)
 
     def places(self) -> list[tuple[int, int]]:
         """Returns the first byte and the end of each string without its length, counted from the first byte of all.
@@ -112,18 +130,24 @@ class StoredStrings(Sequence[str]):
         if not -self._count <= index < self._count:
             raise IndexError(f"index {index} is out of range for {self._count} strings")
         first, end = self.places()[index]
-        return _text(self._source.view(self._start + first, end - first))
+        return _text(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:
         stored = self.stored()
         return (_text(stored[first:end]) for first, end in self._walk(stored))
 
     def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
-        """Yields the first byte and the end of each string, without its length."""
-        unpack, size, end = _unpacker(self.length, self.order), self.length.itemsize, 0
-        for _ in range(self._count):
+        """Yields the first byte and the end of each string, without its length.
+
+        Raises:
+            FormatError: where they are not those any more that were there when the file was parsed.
+        """
+        unpack, size, end, last = _unpacker(self.length, self.order), self.length.itemsize, 0, len(stored)
+        for i in range(self._count):
             first = end + size
-            end = first + unpack(stored, end)[0]
+            if first > last or (end := first + unpack(stored, end)[0]) > last:
+                problem = f"expected {self._count} strings in {last} bytes, as when it was opened, found the end in string {i}"
+                raise FormatError(problem, offset=self._start, file=self._source.name)
             yield first, end
 
     def __eq__(self, other: object) -> bool:
@@ -164,7 +188,7 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
     position, done, nbytes, jumps = start, 0, WINDOW, 0
     unpack, size, in_runs = _unpacker(length, order), length.itemsize, count >= MANY
     while done < count:
-        window = source.view(position, min(nbytes, source.size - position))
+        window = source.read(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
         at = before = 0
         if in_runs:
@@ -253,6 +277,7 @@ class Strings(construct.Construct):
     def _parse(self, stream: Any, context: Any, path: str) -> StoredStrings:
         count, length, order = evaluate(self.count, context), self.length.pick(context), byte_order(context)
         with fitting(stream, count, length.itemsize, path) as cursor:
+            limits_of(context).check("strings", count, path)
             start = cursor.tell()
             end = walk(cursor.source, start, count, length, order)
             cursor.seek(end)
@@ -260,6 +285,7 @@ class Strings(construct.Construct):
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         length, order = self.length.pick(context), byte_order(context)
+        limits_of(context).check("strings", len(obj), path)
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
             write_all(stream, obj.stored())
             return obj
@@ -302,10 +328,13 @@ class Text(construct.Construct):
         nbytes = self.length._parse(stream, context, path)
         if nbytes > (left := bytes_left(stream)):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
+        limits_of(context).check("text", nbytes, path, " bytes")
         return str(read_exactly(stream, nbytes, path), "utf-8", "surrogateescape")
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        write_all(stream, _with_length(obj, self.length.pick(context), byte_order(context), path))
+        stored = encoded(obj, path)
+        limits_of(context).check("text", len(stored), path, " bytes")
+        write_all(stream, self.length.pick(context).stored(len(stored), byte_order(context), path) + stored)
         return obj
 
 

@@ -13,14 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from glft_schema.bulk import is_utf8
 from glft_schema.container import FORMATS
 from glft_schema.container import open as open_container
-from glft_schema.errors import FormatError, TensorError, one_line, shown
+from glft_schema.errors import FormatError, TensorError, one_line, safe, shown
 from glft_schema.file import File
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.shards import KEYS
-from glft_schema.source import StrPath, open_regular
+from glft_schema.source import StrPath, open_regular, read_regular
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Metadata
 
@@ -234,26 +235,31 @@ def _open_folder(folder: Path) -> dict[str, StoredTensor | _Unreadable]:
             raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
         return _open_safetensors(files[0])
     if len(indices) > 1:
-        raise FormatError(f"expected one index in the folder, found {', '.join(index.name for index in indices)}")
+        raise FormatError(f"expected one index in the folder, found {', '.join(safe(index.name) for index in indices)}")
     return _open_index(indices[0])
 
 
 def _open_index(index: Path) -> dict[str, StoredTensor | _Unreadable]:
-    os.close(open_regular(index))
+    stored = read_regular(index)
     try:
-        places = json.loads(index.read_text("utf-8"))["weight_map"]
+        places = json.loads(stored.decode("utf-8"))["weight_map"]
         shards = set(places.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FormatError(f"expected JSON with a weight_map, found something else in {index.name}") from None
+        raise FormatError(f"expected JSON with a weight_map, found something else in {safe(index.name)}") from None
     opened = {}
     for shard in sorted(shards, key=str):
-        if not isinstance(shard, str) or shard != os.path.basename(shard) or shard in ("", ".", ".."):
+        if not isinstance(shard, str) or not is_file_name(shard):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
         opened[shard] = _open_safetensors(index.parent / shard)
     missing = [name for name, shard in places.items() if name not in opened[shard]]
     if missing:
-        raise FormatError(f"expected tensor {shown(missing[0])} in {places[missing[0]]}, found none", "weight_map")
+        raise FormatError(f"expected tensor {shown(missing[0])} in {safe(places[missing[0]])}, found none", "weight_map")
     return {name: opened[shard][name] for name, shard in places.items()}
+
+
+def is_file_name(text: str) -> bool:
+    """Tells whether a text names a file of the folder that it is looked for in, and no other place."""
+    return text == os.path.basename(text) and text not in ("", ".", "..") and "\0" not in text and is_utf8(text)
 
 
 def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:

@@ -39,14 +39,9 @@ def inside(path: str) -> Iterator[None]:
 
 def _ours(error: Exception, outside: BaseException | None) -> BaseException:
     """Returns what is raised in place of `error`; `outside` is what was being handled before, which is no cause of it."""
-    path = plain_path(getattr(error, "path", ""))
-    hidden = error.__context__
-    if (
-        isinstance(error, construct.ConstructError)
-        and hidden is not outside
-        and not isinstance(hidden, construct.ConstructError)
-    ):
-        error = hidden if isinstance(hidden, HIDDEN) else error
+    path, hidden = plain_path(getattr(error, "path", "")), error.__context__
+    if isinstance(error, construct.ConstructError) and isinstance(hidden, HIDDEN) and hidden is not outside:
+        error = hidden
     if isinstance(error, FormatError):
         error.path = plain_path(error.path) or path
         return error

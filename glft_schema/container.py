@@ -26,7 +26,8 @@ from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.rules import LENIENT, Finding, rule_sets
 from glft_schema.shards import open_set
-from glft_schema.source import BytesSource, Cursor, Readable, Source, StrPath, open_source
+from glft_schema.source import BytesSource, Cursor, Source, StrPath, open_source
+from glft_schema.streams import Readable, stream_source
 from glft_schema.tensor_bytes import Sink
 from glft_schema.trace import FullTrace, Span, Trace
 
@@ -55,22 +56,44 @@ class ContainerConstruct(construct.Construct):
         """
         return parse_source(BytesSource(data))
 
-    def parse_stream(self, stream: Readable, **contextkw: Any) -> File:
-        """Parses what is left of `stream`, which need not be seekable; it is read into memory. Raises as `parse` does."""
-        return parse_source(BytesSource(stream.read()))
+    def parse_stream(self, stream: Readable, mmap: bool = True, **contextkw: Any) -> File:
+        """Parses what is left of `stream`, which need not be seekable.
 
-    def parse_file(self, filename: StrPath, mmap: bool = True, **contextkw: Any) -> File:
-        """Parses the file at `filename`, which stays open for its payloads until the result is closed or gone.
+        A regular file that Python opened stays where it is, as with `parse_file`, and its payloads can be had also after
+        `stream` is closed. Any other stream is read into memory, after a look at its first bytes.
+
+        Args:
+            stream: a stream of bytes; it stands at its end afterwards.
+            mmap: map a regular file.
+
+        Raises:
+            FormatError: as `parse`.
+            LimitError: where a stream has more bytes than are read into memory.
+            TypeError: where it is a stream of text.
+            OSError: from the system.
+        """
+        return _parse_or_close(stream_source(stream, format_of, mmap))
+
+    def parse_file(
+        self, filename: StrPath, mmap: bool = True, offset: int = 0, size: int | None = None, **contextkw: Any
+    ) -> File:
+        """Parses the file at `filename`, or a part of it, which stays open for its payloads until the result is closed or gone.
 
         Args:
             filename: its path.
             mmap: map it; otherwise payloads are read into memory of their own when asked for.
+            offset: where in the file the container begins, as `open` takes it.
+            size: the container's bytes, as `open` takes it.
 
         Raises:
             OSError: where it cannot be opened or is not a regular file.
             FormatError: as `parse`.
         """
-        return open(filename, mmap=mmap)
+        return open(filename, mmap=mmap, offset=offset, size=size)
+
+    def compile(self, filename: object = None) -> ContainerConstruct:
+        """Returns itself: a format is not made faster by construct's compiler, whose own constructs check less."""
+        return self
 
     def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
         """Builds into the file at `filename`, one payload at a time, and replaces it only when all went well.
@@ -84,7 +107,7 @@ class ContainerConstruct(construct.Construct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> File:
         with inside(path):
-            return parse_source(BytesSource(stream.read()))
+            return _parse_or_close(stream_source(stream, format_of))
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         with inside(path), our_errors():
@@ -98,23 +121,43 @@ class ContainerConstruct(construct.Construct):
 Container = ContainerConstruct()
 
 
-def open(path: StrPath, device: str | torch.device = "cpu", mmap: bool = True, whole_set: bool = True) -> File:
+def open(
+    path: StrPath,
+    device: str | torch.device = "cpu",
+    mmap: bool = True,
+    whole_set: bool = True,
+    offset: int = 0,
+    size: int | None = None,
+) -> File:
     """Opens a weights file of any format; of a set of GGUF files that the first one begins, all as one.
 
     Args:
         path: the file.
         device: where its tensors go.
         mmap: map the file; otherwise payloads are read into memory of their own when asked for.
-        whole_set: open the other files of the set that it is the first of, too.
+        whole_set: open the other files of the set that it is the first of, too; not of a part of a file.
+        offset: where in the file the container begins. All other offsets, and what payloads are aligned to, count from there.
+        size: the container's bytes; unless given, all up to the end of the file.
 
     Raises:
-        OSError: where it cannot be opened or is not a regular file.
+        OSError: with the path, where it cannot be opened or is not a regular file.
         FormatError: where it is no file of a known format; with field, offset and tensor.
+        SchemeError: for an offset or a size below 0.
     """
-    source = open_source(path, mmap)
+    source = open_source(path, mmap, offset, size)
     try:
         file = parse_source(source, device)
-        return open_set(file, lambda shard: open(shard, device, mmap, whole_set=False)) if whole_set else file
+        if not whole_set or offset or size is not None:
+            return file
+        return open_set(file, lambda shard: open(shard, device, mmap, whole_set=False))
+    except BaseException:
+        source.close()
+        raise
+
+
+def _parse_or_close(source: Source) -> File:
+    try:
+        return parse_source(source)
     except BaseException:
         source.close()
         raise
@@ -134,11 +177,11 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
 
 def format_of(source: Source) -> Format:
     """Returns the format that the first bytes are those of. Raises FormatError where there is none."""
-    magic = bytes(source.view(0, min(4, source.size)))
+    magic = bytes(source.read(0, min(4, source.size)))
     candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
     if not candidates:
         expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
-        start = bytes(source.view(0, min(9, source.size)))
+        start = bytes(source.read(0, min(9, source.size)))
         other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
         raise FormatError(f"expected {expected}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
     return candidates[0]

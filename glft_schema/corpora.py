@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
@@ -15,9 +16,11 @@ from glft_schema.container import format_named
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.fuzzing import CORRUPTED, VALID, Case, as_entry
+from glft_schema.source import read_regular
 from glft_schema.strategies import Corruption
 
 MANIFEST = "manifest.json"
+NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from a manifest, and so from a stranger
 
 
 def write_corpus(
@@ -40,7 +43,7 @@ def write_corpus(
     entries = []
     for case in cases:
         what = case.kind if case.corruption is None else case.corruption.rule or "field"
-        name = f"{what}-{case.sha256[:12]}.{format.name.lower()}"
+        name = f"{NOT_IN_NAMES.sub('-', what)[:64]}-{case.sha256[:12]}.{format.name.lower()}"
         _write(to / name, case.stored)
         entries.append(as_entry(case, name))
     made = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
@@ -63,7 +66,7 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
     """
     path = Path(manifest)
     try:
-        entries = json.loads(path.read_text("utf-8"))["files"]
+        entries = json.loads(read_regular(path))["files"]
         return [_case(entry, path.parent) for entry in entries]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, SchemeError):
@@ -73,12 +76,12 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
 
 def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:
     """Returns the format of the files that a manifest lists. Raises as `read_corpus` does."""
-    made = json.loads(Path(manifest).read_text("utf-8"))
+    made = json.loads(read_regular(manifest))
     return format_named(made.get("format"))
 
 
 def _case(entry: dict[str, Any], folder: Path) -> Case:
-    stored = (folder / Path(entry["file"]).name).read_bytes()
+    stored = read_regular(folder / Path(entry["file"]).name)
     case = Case(stored, entry["kind"], tuple(entry.get("rules", ())))
     if case.sha256 != entry["sha256"]:
         raise SchemeError(f"expected {shown(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, KeysView
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +13,7 @@ from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
 from glft_schema.limits import Limits, current
-from glft_schema.source import BytesSource, FileSource, MappedSource, Source
+from glft_schema.source import BytesSource, FileSource, Source
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
 
@@ -137,12 +138,17 @@ class File:
 
     def __reduce__(self) -> tuple[Any, ...]:
         from glft_schema.container import Container, open
+        from glft_schema.shards import COUNT
 
-        if isinstance(self.source, BytesSource):
-            return _reopened, (Container.parse, self.limits, bytes(self.source.view(0, self.nbytes)))
-        if not isinstance(self.source, (MappedSource, FileSource)):
-            raise TypeError(f"a file over a {type(self.source).__name__} cannot be pickled")
-        return _reopened, (open, self.limits, self.name, self.device, not isinstance(self.source, FileSource))
+        source = self.source
+        source.check_open()
+        if isinstance(source, FileSource) and source.has_path:
+            alone = len(self.shards) == 1 and COUNT in self.metadata  # a file of a set that was opened without the others
+            again = partial(open, mmap=source.mapped, whole_set=not alone, offset=source.start, size=source.asked)
+            return _reopened, (again, self.limits, self.name, self.device)
+        if isinstance(source, (BytesSource, FileSource)):
+            return _reopened, (Container.parse, self.limits, bytes(source.read(0, self.nbytes)))
+        raise TypeError(f"a file over a {type(source).__name__} cannot be pickled")
 
     def __repr__(self) -> str:
         state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
@@ -166,4 +172,4 @@ def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
     if one.size != other.size:
         return False
     parts = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
-    return all(one.view(*part) == other.view(*part) for part in parts)
+    return all(one.read(*part) == other.read(*part) for part in parts)

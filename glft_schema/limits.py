@@ -48,8 +48,16 @@ class Limits:
         "numpy's own limit")
     alignment: int = _limit(1 << 20, "bytes, of which the places of payloads are multiples",
         "no page of memory is larger, and each payload is padded by up to as much")
+    text: int = _limit(1 << 28, "bytes of a string of GGUF: a key, a value, a name",
+        "it is held in memory as a whole")
+    strings: int = _limit(1 << 24, "strings of an array",
+        "there is no knowing where one ends without looking at those before; the largest vocabularies have a million")
     metadata: int = _limit(1 << 28, "bytes of GLFT's metadata",
         "it is held in memory and taken apart as a whole")
+    stream: int = _limit(1 << 32, "bytes of a stream that is no regular file",
+        "it is held in memory, and may never end; a larger file belongs on a disk, where it can be opened")
+    manifest: int = _limit(1 << 28, "bytes of a manifest to check against",
+        "it is held in memory; that is room for millions of tensors")
     # fmt: on
 
     def __post_init__(self) -> None:

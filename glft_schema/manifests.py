@@ -23,13 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.errors import FormatError, shown
 from glft_schema.file import File
+from glft_schema.limits import current
 
 HEAD = "# glft manifest 1: sha256sum -c checks files; glft verify FILE --manifest checks tensors, too"
 TENSOR, MODEL = "# tensor ", "# model "
 PIECE = 1 << 22  # bytes of a file that are read and hashed at a time
-MAX_MANIFEST = 1 << 28  # bytes: some millions of tensors
 DIGITS = 64  # of a SHA-256 in hex
 TAGS = ("SHA256", "SHA2-256")  # what it is called by `sha256sum --tag` and by openssl
 OTHER_HASHES = {32: "MD5", 40: "SHA-1", 56: "SHA-224", 96: "SHA-384", 128: "SHA-512"}  # by their digits
@@ -116,7 +116,7 @@ def _hash_one(file: File, other: ThreadPoolExecutor, progress: Callable[[int], N
     places = sorted(place for place in parts if place[1])  # none of which overlap: equal ones are one
     first = 0
     for start in range(0, file.source.size, PIECE):
-        piece = file.source.view(start, min(PIECE, file.source.size - start))
+        piece = file.source.read(start, min(PIECE, file.source.size - start))
         end = start + len(piece)
         hashed = other.submit(whole.update, piece)
         while first < len(places) and places[first][0] < end:
@@ -157,8 +157,7 @@ def read_manifest(stored: bytes) -> list[FileHash]:
         FormatError: for a line that is none of a manifest; the path says which.
         LimitError: where the manifest is too long.
     """
-    if len(stored) > MAX_MANIFEST:
-        raise LimitError(f"expected a manifest of at most {MAX_MANIFEST} bytes, a limit of this reader, found {len(stored)}")
+    current().check("manifest", len(stored), "", " bytes")
     reader, lines = _Reader(), os.fsdecode(stored.removeprefix(b"\xef\xbb\xbf")).removesuffix("\n").split("\n")
     for number, line in enumerate([*lines, None], 1):
         try:

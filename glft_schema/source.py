@@ -6,6 +6,7 @@ past the end before anything is allocated.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
@@ -13,19 +14,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakSet
 
 import construct
 
-from glft_schema.errors import ClosedError, TruncatedError
+from glft_schema.errors import ClosedError, SchemeError, TruncatedError, shown
 
 StrPath = str | os.PathLike[str]
-
-
-class Readable(Protocol):
-    """Any stream with a `read`: what `Container.parse_stream` takes."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Source:
@@ -46,8 +42,8 @@ class Source:
         self.name = name
         self.size = size
         self.closed = False
-        self._readers = 0
-        self._lock = threading.Lock()
+        self._nobody_reads()
+        _ALIVE.add(self)
 
     def view(self, start: int, nbytes: int) -> memoryview:
         """Returns `nbytes` bytes from `start` on, not to be written to.
@@ -55,6 +51,7 @@ class Source:
         Raises:
             ClosedError: after `close`.
             TruncatedError: where the bytes are not all there (any more).
+            OSError: from the system, with the file's name.
         """
         with self._reading(start, nbytes):
             return self._view(start, nbytes)
@@ -63,6 +60,10 @@ class Source:
         """Like `view`, but may be written to: that changes no file, nothing that `view` shows, and no caller's bytes."""
         with self._reading(start, nbytes):
             return self._private(start, nbytes)
+
+    def read(self, start: int, nbytes: int) -> memoryview:
+        """Like `view`, but in memory that no change of the file can take away: of a mapped file a copy."""
+        return self.view(start, nbytes)
 
     def check_open(self) -> None:
         """Raises ClosedError after `close`."""
@@ -86,11 +87,19 @@ class Source:
             if nbytes > left:
                 raise TruncatedError(f"expected {nbytes} bytes, found {left}", offset=start, file=self.name)
             yield
+        except OSError as error:
+            error.filename = error.filename or self.name
+            raise
         finally:
             with self._lock:
                 self._readers -= 1
                 if self.closed and not self._readers:
                     self._release()
+
+    def _nobody_reads(self) -> None:
+        """Is so at the beginning, and in a child that was forked while others were reading: they are not in it."""
+        self._readers = 0
+        self._lock = threading.Lock()
 
     def _size_now(self) -> int:
         return self.size
@@ -102,7 +111,18 @@ class Source:
         return memoryview(bytearray(self._view(start, nbytes)))
 
     def _release(self) -> None:
-        """Gives back what the system lent; called once, when nobody reads."""
+        """Gives back what the system lent; called when nobody reads."""
+
+
+_ALIVE: WeakSet[Source] = WeakSet()
+
+
+def _after_fork() -> None:
+    for source in _ALIVE:
+        source._nobody_reads()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class BytesSource(Source):
@@ -116,34 +136,104 @@ class BytesSource(Source):
         return self._bytes[start : start + nbytes]
 
 
-class MappedSource(Source):
-    """A mapped file, once to be read and once copied on write for private views.
+class FileSource(Source):
+    """A regular file, or a part of one, read in pieces into memory of its own: what is read cannot change afterwards.
 
-    The file's size is looked up again at each view: a file cut short since it was opened is an error here. What is cut off
-    while a view is in use no map can protect against; `FileSource` can.
+    The file's size is looked up again at each reading: a file cut short since it was opened is an error here.
+
+    Args:
+        fd: the open file's descriptor, which the source takes over.
+        name: the file's, or ``<bytes>``.
+        start: where in the file the bytes begin.
+        size: how many they are; unless given, all up to where the file ends now.
+        has_path: `name` is where it can be opened again.
+
+    Attributes:
+        start: as given.
+        asked: the size as it was given.
+        has_path: as given.
+    """
+
+    def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
+        self._fd = fd
+        self.start = start
+        self.asked = size
+        self.has_path = has_path
+        left = max(os.fstat(fd).st_size - start, 0)
+        super().__init__(name, left if size is None else size)
+        if self.size > left:
+            self.close()
+            raise TruncatedError(f"expected {size} bytes from byte {start} of the file on, found {left}", offset=0, file=name)
+
+    def read(self, start: int, nbytes: int) -> memoryview:
+        with self._reading(start, nbytes):
+            return self._read(start, nbytes)
+
+    def _size_now(self) -> int:
+        return min(self.size, os.fstat(self._fd).st_size - self.start)
+
+    def _read(self, start: int, nbytes: int) -> memoryview:
+        view = memoryview(bytearray(nbytes))
+        got = 0
+        while got < nbytes:
+            n = os.preadv(self._fd, [view[got:]], self.start + start + got)
+            if n == 0:
+                raise TruncatedError(f"expected {nbytes} bytes, found {got}", offset=start, file=self.name)
+            got += n
+        return view
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        return self._read(start, nbytes)
+
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return self._view(start, nbytes)
+
+    def _release(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self._release()
+
+
+class MappedSource(FileSource):
+    """A regular file, or a part of one, mapped: once to be viewed, and once copied on write for private views.
+
+    `read`, which parsing uses, does not touch the map. What is cut off the file while a view is in use no map can protect
+    against; `FileSource` can.
     """
 
     mapped = True
 
-    def __init__(self, path: StrPath) -> None:
-        fd = open_regular(path)
-        try:
-            size = os.fstat(fd).st_size
-            self._maps = [mmap.mmap(fd, size, access=mmap.ACCESS_READ), _copy_on_write(fd, size)] if size else []
-        finally:
-            os.close(fd)
-        super().__init__(os.fspath(path), size)
-
-    def _size_now(self) -> int:
-        return min(self.size, self._maps[0].size()) if self._maps else 0
+    def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
+        self._maps: list[mmap.mmap] = []
+        super().__init__(fd, name, start, size, has_path)
+        self._lead = start % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
+        if self.size:
+            place = {"length": self._lead + self.size, "offset": start - self._lead}
+            try:
+                self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **place))
+                self._maps.append(_copy_on_write(fd, **place))
+            except OSError as error:
+                self.close()
+                error.filename = name
+                raise
 
     def _view(self, start: int, nbytes: int) -> memoryview:
-        return memoryview(self._maps[0])[start : start + nbytes] if self._maps else memoryview(b"")
+        return self._part(0, start, nbytes)
 
     def _private(self, start: int, nbytes: int) -> memoryview:
-        return memoryview(self._maps[1])[start : start + nbytes] if self._maps else memoryview(b"")
+        return self._part(1, start, nbytes)
+
+    def _part(self, which: int, start: int, nbytes: int) -> memoryview:
+        if not self._maps:
+            return memoryview(b"")
+        return memoryview(self._maps[which])[self._lead + start : self._lead + start + nbytes]
 
     def _release(self) -> None:
+        super()._release()
         maps, self._maps = self._maps, []
         for held in maps:
             try:
@@ -152,59 +242,59 @@ class MappedSource(Source):
                 continue
 
 
-def _copy_on_write(fd: int, size: int) -> mmap.mmap:
+def _copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
     """Maps a file for writing that stays in memory, and promises no memory for it: a file may be larger than the machine's."""
     no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python names it from 3.13 on
-    return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-class FileSource(Source):
-    """A file read in pieces into memory of its own: what is read cannot change afterwards."""
-
-    def __init__(self, path: StrPath) -> None:
-        self._fd = open_regular(path)
-        super().__init__(os.fspath(path), os.fstat(self._fd).st_size)
-
-    def _size_now(self) -> int:
-        return min(self.size, os.fstat(self._fd).st_size)
-
-    def _view(self, start: int, nbytes: int) -> memoryview:
-        view = memoryview(bytearray(nbytes))
-        got = 0
-        while got < nbytes:
-            n = os.preadv(self._fd, [view[got:]], start + got)
-            if n == 0:
-                raise TruncatedError(f"expected {nbytes} bytes, found {got}", offset=start, file=self.name)
-            got += n
-        return view
-
-    def _private(self, start: int, nbytes: int) -> memoryview:
-        return self._view(start, nbytes)
-
-    def _release(self) -> None:
-        os.close(self._fd)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
-            self.close()
+    return mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
 
 def open_regular(path: StrPath) -> int:
-    """Opens a regular file for reading and returns its descriptor; refuses pipes and devices without waiting on them."""
+    """Opens a regular file for reading and returns its descriptor; refuses all else without waiting on it.
+
+    Raises:
+        OSError: with the path; from the system, or where it is not a regular file.
+    """
+    _check_regular(os.stat(path), path)  # first, because opening a device may set something off
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        _check_regular(os.fstat(fd), path)
+    except OSError:
         os.close(fd)
-        raise OSError(f"{os.fspath(path)!r} is not a regular file")
+        raise
     return fd
 
 
-def open_source(path: StrPath, mmap: bool = True) -> Source:
-    """Opens the file at `path`, mapped or read in pieces.
+def _check_regular(found: os.stat_result, path: StrPath) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+        raise OSError(number, "it is not a regular file", os.fspath(path))
+
+
+def open_source(path: StrPath, mmap: bool = True, offset: int = 0, size: int | None = None) -> FileSource:
+    """Opens the file at `path`, or a part of it, mapped or read in pieces.
+
+    Args:
+        path: the file.
+        mmap: map it.
+        offset: the part's first byte.
+        size: the part's bytes; unless given, all up to the end.
 
     Raises:
-        OSError: where it cannot be opened or is not a regular file.
+        OSError: with the path, where it cannot be opened or is not a regular file.
+        SchemeError: for an offset or a size below 0.
+        TruncatedError: where the file has fewer than `size` bytes there.
     """
-    return MappedSource(path) if mmap else FileSource(path)
+    for what, number in (("offset", offset), ("size", size)):
+        if number is not None and (not isinstance(number, int) or number < 0):
+            raise SchemeError(f"expected an integer from 0 on as {what}, found {shown(number)}")
+    fd = open_regular(path)
+    return (MappedSource if mmap else FileSource)(fd, os.fspath(path), offset, size, has_path=True)
+
+
+def read_regular(path: StrPath) -> bytes:
+    """Returns all bytes of a regular file. Raises OSError as `open_regular`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
 
 
 def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
@@ -249,7 +339,7 @@ class Cursor:
         start = self._position - self._window_start
         if start < 0 or start + size > len(self._window):
             fetch = max(size, min(self.WINDOW, self.left))
-            self._window, self._window_start, start = bytes(self.source.view(self._position, fetch)), self._position, 0
+            self._window, self._window_start, start = bytes(self.source.read(self._position, fetch)), self._position, 0
         self._position += size
         return self._window[start : start + size]
 

@@ -21,6 +21,7 @@ from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors import Place, Tensor
 
+GAP_PIECE = 1 << 20  # bytes of a gap that are read at a time
 COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-bit integer can count
 
 
@@ -130,6 +131,11 @@ class TensorMap(Tensors):
         """Returns what stands in a gap."""
         return self._source.view(self.start + gap.offset, gap.nbytes)
 
+    def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
+        """Yields what stands in a gap, in pieces."""
+        for start in range(gap.offset, sum(gap), GAP_PIECE):
+            yield self._source.read(self.start + start, min(GAP_PIECE, sum(gap) - start))
+
 
 class TensorData(construct.Construct):
     """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
@@ -162,7 +168,7 @@ class TensorData(construct.Construct):
         for i, place in places:
             where = self._offset_path(path, i)
             if place.offset > size:
-                raise FormatError(f"expected at most {size}, the bytes of the region, found {place.offset}", where)
+                raise TruncatedError(f"expected at most {size}, the bytes of the region, found {place.offset}", where)
             if place.offset + place.nbytes > size:
                 raise self._cut_off(rows[i].name, place, start, size, path)
             if place.offset > end and place.nbytes:
@@ -219,9 +225,9 @@ class TensorData(construct.Construct):
             if row.name not in obj:
                 raise FormatError("expected a payload, found none", f"{path} -> {shown(row.name)}", tensor=row.name)
         order, places = byte_order(context), self._in_order(rows, [payload_size(obj[row.name], row) for row in rows], path)
-        gaps: list[tuple[int, memoryview]] | None = None
+        gaps: list[Gap] | None = None
         if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
-            gaps = [(gap.offset, obj.gap_bytes(gap)) for gap in obj.gaps]
+            gaps = list(obj.gaps)
         end, written = 0, dict[Place, Any]()
         for i, place in places:
             row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
@@ -230,8 +236,8 @@ class TensorData(construct.Construct):
                     raise FormatError("expected the payload that stands at its place", where, tensor=row.name)
                 continue
             written[place] = payload
-            while gaps and gaps[0][0] < place.offset:
-                end += write_all(stream, gaps.pop(0)[1])
+            while gaps and gaps[0].offset < place.offset:
+                end += sum(write_all(stream, piece) for piece in obj.gap_pieces(gaps.pop(0)))
             end += write_zeros(stream, place.offset - end)
             found = write_payload(payload, row, stream, where, order)
             end += found
@@ -239,8 +245,9 @@ class TensorData(construct.Construct):
                 raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
         if gaps is None:
             write_zeros(stream, -end % evaluate(self.padded_to, context))
-        for _, stored in gaps or ():
-            write_all(stream, stored)
+        for gap in gaps or ():
+            for piece in obj.gap_pieces(gap):
+                write_all(stream, piece)
         return obj
 
 

@@ -140,7 +140,7 @@ class Tensor:
             yield from self.dtype.pieces(fields, order or self.order)
             return
         for start in range(0, self.nbytes, PIECE):
-            yield self._source.view(self.position + start, min(PIECE, self.nbytes - start))
+            yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
     def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
         """Returns the tensor's numbers.

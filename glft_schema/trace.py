@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LABELS = ("name", "key")  # fields that say which row of a table one is
-ROOTS = ("(parsing)", "(building)", "(sizeof)")
+ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # the last where construct's compiler has forgotten it
 
 
 def plain_path(path: str | None) -> str:

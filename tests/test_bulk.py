@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema import TruncatedError, bulk
-from glft_schema.bulk import StoredStrings, walk
-from glft_schema.numbers import u32, u64
+from glft_schema.bulk import StoredNumbers, StoredStrings, walk
+from glft_schema.numbers import ByteOrder, u32, u64
 from glft_schema.source import BytesSource
 
 LETTERS = {(4, "little"): "<I", (8, "little"): "<Q", (4, "big"): ">I", (8, "big"): ">Q"}
@@ -73,3 +74,27 @@ def test_strings_that_are_not_short_are_soon_walked_over_one_by_one(monkeypatch:
     file = stored([b"token"] * 200_000, 8, "little")
     assert walk(BytesSource(file), 0, 200_000, u64, "little") == len(file)
     assert sum(looked_at) >= len(file)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_numbers_by_index_slice_and_one_after_another(order: ByteOrder) -> None:
+    """As numpy has them, and no more is read than lies between the first and the last."""
+    asked: list[int] = []
+
+    class Watched(BytesSource):
+        def _view(self, start: int, nbytes: int) -> memoryview:
+            asked.append(nbytes)
+            return super()._view(start, nbytes)
+
+    expected = (np.arange(200_000) * 7).astype(u32.numpy_dtype(order))
+    numbers = StoredNumbers(Watched(b"before" + expected.tobytes() + b"after"), 6, len(expected), u32, order)
+    assert (numbers[3], numbers[-1], int(numbers[np.int64(5)])) == (21, 199_999 * 7, 35)
+    assert asked == [4, 4, 4]
+    for part in (slice(5, 9), slice(None, None, -1), slice(90, 10, -7), slice(10, 90, 7), slice(5, 5), slice(-3, None)):
+        assert numbers[part].tolist() == expected[part].tolist()
+        assert numbers[part].dtype == expected.dtype
+    assert list(numbers) == expected.tolist()
+    assert max(asked[-4:]) < 4 * len(expected)
+    for index in (200_000, -200_001):
+        with pytest.raises(IndexError):
+            numbers[index]

@@ -56,6 +56,14 @@ def alignment(number: int) -> bytes:
     return File([(b"general.alignment", U32, number)]).bytes()
 
 
+def strings(count: int) -> bytes:
+    return File([(b"k", ARRAY, (8, [b""] * count))]).bytes()
+
+
+def key(nbytes: int) -> bytes:
+    return File([(b"k" * nbytes, U8, 1)]).bytes()
+
+
 def glft_rows(count: int) -> bytes:
     rows = (struct.pack("<H7sBIBQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
     return struct.pack("<IIII", 0x474C4654, 1, count, 0) + b"".join(rows)
@@ -81,6 +89,8 @@ MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
     "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels"),
     "dims": ("dims", dims, "tensor_infos -> 0 -> dims", 33, ""),
     "alignment": ("alignment", alignment, "metadata -> 0 -> value", 53, " for general.alignment"),
+    "strings": ("strings", strings, "metadata -> 0 -> value -> elements", 49, ""),
+    "text": ("text", key, "metadata -> 0 -> key", 24, " bytes"),
     "tensors of GLFT": ("tensors", glft_rows, "descriptors", 16, " rows"),
     "dims of GLFT": ("dims", glft_dims, "descriptors -> 0 -> dims", 19, ""),
     "keys of GLFT": ("keys", lines, "metadata", 16, " lines"),
@@ -181,7 +191,8 @@ def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
 
 
 def test_every_limit_says_what_it_is_of_and_why() -> None:
-    assert {MADE[case][0] for case in MADE} == {limit.name for limit in fields(Limits)}
+    elsewhere = {"stream", "manifest"}  # in tests/test_roads.py and tests/test_manifests.py
+    assert {MADE[case][0] for case in MADE} | elsewhere == {limit.name for limit in fields(Limits)}
     assert all(limit.metadata["of"] and limit.metadata["why"] for limit in fields(Limits))
 
 
@@ -197,7 +208,7 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
     assert code == 2
     assert "expected at most 16 levels, a limit of this reader, found 17 (key 'k', limit nesting," in said
     assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
-    expected = "expected NAME=NUMBER with one of tensors, keys, arrays, nesting, dims, alignment, metadata, found"
+    expected = f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found"
     for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
         assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
 

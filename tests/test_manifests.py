@@ -218,11 +218,9 @@ def test_what_is_no_manifest(text: str) -> None:
     assert str(caught.value).startswith(REFUSED[text])
 
 
-def test_a_manifest_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_MANIFEST", 10)
-    with pytest.raises(
-        glft_schema.LimitError, match="expected a manifest of at most 10 bytes, a limit of this reader, found 11"
-    ):
+def test_a_manifest_too_long() -> None:
+    message = "expected at most 10 bytes, a limit of this reader, found 11"
+    with glft_schema.Limits(manifest=10), pytest.raises(glft_schema.LimitError, match=message):
         read_manifest(b"x" * 11)
 
 

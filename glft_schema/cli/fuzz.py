@@ -17,6 +17,7 @@ from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar, say
 from glft_schema.container import FORMATS, Container, format_named
 from glft_schema.errors import SchemeError, safe
 from glft_schema.formats.format import Format
+from glft_schema.source import read_regular
 
 if TYPE_CHECKING:
     from glft_schema.fuzzing import Case, Failure, Fuzzed, Progress
@@ -141,7 +142,7 @@ def _wanted(source: str) -> Wanted:
     if path.suffix == ".json":
         given = read_corpus(path)
         return Wanted(b"", given, format_of_corpus(path), only_given=True)
-    stored = path.read_bytes()
+    stored = read_regular(path)
     known = next((format for format in FORMATS if stored[:4] in format.magics), None)
     return Wanted(stored, [Case(stored, GIVEN)], known or Container.parse_file(path).format)  # which says what it is instead
 

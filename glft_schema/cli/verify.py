@@ -17,7 +17,8 @@ from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe,
 from glft_schema.container import Container, findings
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
-from glft_schema.manifests import MAX_MANIFEST, FileHash, compare_hashes, hash_file, read_manifest
+from glft_schema.limits import current
+from glft_schema.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.rules import LENIENT, RULE_SETS
 from glft_schema.values import Oddity, odd_values
 from glft_schema.verify import Comparison, compare
@@ -94,9 +95,9 @@ def verify(
 
 def _stored(manifest: Path) -> bytes:
     if str(manifest) == "-":
-        return sys.stdin.buffer.read(MAX_MANIFEST + 1)
+        return sys.stdin.buffer.read(current().manifest + 1)
     with manifest.open("rb") as stream:
-        return stream.read(MAX_MANIFEST + 1)
+        return stream.read(current().manifest + 1)
 
 
 def check_rules(file: File, sets: list[str] | tuple[str, ...], binding: bool) -> Outcome:

@@ -265,9 +265,9 @@ def data_is_padded(file: Any) -> bool:
     return not ends or max(ends) + -max(ends) % file.alignment <= file.data.size
 
 
-def is_zero(stored: bytes | memoryview, step: int = 1 << 20) -> bool:
+def is_zero(stored: bytes | memoryview) -> bool:
     """Tells whether all bytes are zero."""
-    return not any(bytes(stored[at : at + step]).strip(b"\0") for at in range(0, len(stored), step))
+    return not bytes(stored).strip(b"\0")
 
 
 def show_data(data: Any) -> str:
@@ -293,7 +293,8 @@ def states_quantization(file: Any) -> bool:
 
 def gaps_are_zero(file: Any) -> bool:
     """Tells whether the padding between payloads is zeros, as it is where files are built from payloads alone."""
-    return not isinstance(file.data, TensorMap) or all(is_zero(file.data.gap_bytes(gap)) for gap in file.data.gaps)
+    data = file.data
+    return not isinstance(data, TensorMap) or all(is_zero(piece) for gap in data.gaps for piece in data.gap_pieces(gap))
 
 
 def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
