@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from glft_schema.container import FORMATS, format_named
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
-from glft_schema.limits import Limits
+from glft_schema.limits import LIMITS
 
 MODULES = {  # what is public beside the names of the package itself
     "checkpoints": ["open_checkpoint"],
@@ -89,9 +88,7 @@ def python() -> str:
 
 def limits() -> str:
     """Returns the table of the reader's limits."""
-    rows: list[tuple[str, ...]] = [
-        (f"`{limit.name}`", f"{limit.default:,}", limit.metadata["of"], limit.metadata["why"]) for limit in fields(Limits)
-    ]
+    rows: list[tuple[str, ...]] = [(f"`{name}`", f"{limit.most:,}", limit.of, limit.why) for name, limit in LIMITS.items()]
     return table(("limit", "at most", "of", "why"), rows)
 
 

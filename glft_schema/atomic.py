@@ -144,7 +144,7 @@ def _remove_leftovers(folder: str, start: str) -> None:
     with suppress(OSError), os.scandir(folder) as entries:  # a folder that may not be read
         for path in [entry.path for entry in entries if left.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or not ours
-                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be no more writable than its target
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     os.unlink(path)

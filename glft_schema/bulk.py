@@ -67,8 +67,13 @@ class StoredNumbers(Sequence[Any]):
         return self._part(asked)
 
     def __iter__(self) -> Iterator[Any]:
+        for piece in self.pieces():
+            yield from piece
+
+    def pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
+        """Yields them in order, in arrays of some ten thousands."""
         for first in range(0, self._count, PIECE):
-            yield from self[first : first + PIECE]
+            yield self._part(range(first, min(first + PIECE, self._count)))
 
     def _part(self, asked: range) -> np.ndarray[Any, np.dtype[Any]]:
         """Returns the numbers at these indices; what lies before the first and after the last is not read."""
@@ -100,7 +105,7 @@ class StoredStrings(Sequence[str]):
         self._start = start
         self._nbytes = nbytes
         self._count = count
-        self._places: list[tuple[int, int]] | None = None
+        self._ends: Places | None = None
         self.length = length
         self.order = order
 
@@ -108,14 +113,11 @@ class StoredStrings(Sequence[str]):
         """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
         return self._source.read(self._start, self._nbytes)
 
-    def places(self) -> list[tuple[int, int]]:
-        """Returns the first byte and the end of each string without its length, counted from the first byte of all.
-
-        They are found out once, at the first call.
-        """
-        if self._places is None:
-            self._places = list(self._walk(self.stored()))
-        return self._places
+    def ends(self) -> Places:
+        """Returns where each string ends, counted from the first byte of all. They are found out once, at the first call."""
+        if self._ends is None:
+            self._ends = np.fromiter((end for _, end in self._walk(self.stored())), np.int64, self._count)
+        return self._ends
 
     def __len__(self) -> int:
         return self._count
@@ -129,7 +131,8 @@ class StoredStrings(Sequence[str]):
             return [self[i] for i in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(f"index {index} is out of range for {self._count} strings")
-        first, end = self.places()[index]
+        at, ends = index % self._count, self.ends()
+        first, end = (int(ends[at - 1]) if at else 0) + self.length.itemsize, int(ends[at])
         return _text(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:

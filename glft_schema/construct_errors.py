@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import construct
 
 from glft_schema.errors import ClosedError, FormatError, LimitError, shown
+from glft_schema.limits import A_LIMIT
 from glft_schema.trace import plain_path
 
 HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)  # what construct raises an error of its own for
@@ -46,7 +47,7 @@ def _ours(error: Exception, outside: BaseException | None) -> BaseException:
         error.path = plain_path(error.path) or path
         return error
     if isinstance(error, RecursionError):
-        return LimitError("expected less on Python's stack, a limit of this reader, found no room", path)
+        return LimitError(f"expected less on Python's stack, {A_LIMIT}, found no room", path)
     return error if isinstance(error, HIDDEN) else FormatError(_problem(error), path)
 
 

@@ -29,7 +29,7 @@ from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Source, StrPath, open_source
 from glft_schema.streams import Readable, stream_source
 from glft_schema.tensor_bytes import Sink
-from glft_schema.trace import FullTrace, Span, Trace
+from glft_schema.trace import FullTrace, Located, Span, Trace
 
 FORMATS = (GLFT, GGUF)
 ENDINGS = {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
@@ -113,7 +113,8 @@ class ContainerConstruct(construct.Construct):
         with inside(path), our_errors():
             format, regions = _regions(obj)
             rules = rule_sets(context._params.get("rules", ()))
-            context = new_context(False, rules=rules, limits=current())
+            limits = obj.limits if isinstance(obj, File) else current()
+            context = new_context(False, rules=rules, limits=limits)
             format.struct._build(place(format, regions), Sink(stream), context, "(building)")
         return obj
 
@@ -165,14 +166,14 @@ def _parse_or_close(source: Source) -> File:
 
 def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     """Parses a file wherever its bytes lie; a `Source` of one's own can fetch them from anywhere. Raises as `open` does."""
-    format = format_of(source)
+    format, starts = format_of(source), dict[str, Any]()
     try:
-        record = _run(format.struct, source)
+        record = _run(format.struct, source, starts=starts)
     except FormatError as error:
         known = error
     else:
         return File(format, record, source, device, current())
-    raise _located(known, format, source)  # here, where nothing of the first parse is held any more
+    raise _located(known, format, source, starts=starts)  # here, where nothing of the first parse is held any more
 
 
 def format_of(source: Source) -> Format:
@@ -238,11 +239,14 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: A
     return record
 
 
-def _located(known: FormatError, format: Format, source: Source) -> FormatError:
-    """Returns `known` with field, offset, and tensor or key, found by parsing once more with a trace."""
+def _located(known: FormatError, format: Format, source: Source, **params: Any) -> FormatError:
+    """Returns `known` with field, offset, and tensor or key, found by parsing once more with a trace.
+
+    Where `params` have the `starts` of rows of a parse before, only the row to blame is parsed again.
+    """
     trace = Trace(known.path)
-    with suppress(FormatError):
-        _run(format.struct, source, trace)
+    with suppress(FormatError, Located):
+        _run(format.struct, source, trace, **params)
     path = known.path or (trace.open[-1].path if trace.open else "")
     place = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = known.offset if known.offset is not None or place is None else place.start

@@ -55,7 +55,7 @@ class FormatError(ValueError):
         file: where the bytes came from, or None.
         rule: the id of the rule that is broken, where it has one.
         key: the key of the metadata's entry concerned, or None.
-        limit: the name of the limit that is exceeded, of `glft_schema.Limits`; None but for a LimitError.
+        limit: the name of the limit that is exceeded, where it is one of `glft_schema.Limits`.
     """
 
     rule: str | None = None
@@ -108,7 +108,7 @@ class TruncatedError(FormatError):
 
 
 class LimitError(FormatError):
-    """The file may be right, but goes past a limit of this reader, which the caller may raise: see `glft_schema.Limits`."""
+    """The file may be right, but goes past a limit of this reader; the caller may raise those of `glft_schema.Limits`."""
 
 
 class TensorError(ValueError):

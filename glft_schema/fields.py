@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -26,12 +27,12 @@ from construct.core import evaluate
 from glft_schema.describe.tables import fields_table
 from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
 from glft_schema.expressions import compiled
-from glft_schema.limits import DEFAULTS, limits_of
+from glft_schema.limits import A_LIMIT, DEFAULTS, limits_of
 from glft_schema.numbers import Number, byte_order
 from glft_schema.rules import Check
 from glft_schema.source import Cursor, read_exactly
 from glft_schema.tensor_bytes import write_all
-from glft_schema.trace import Trace, plain_path
+from glft_schema.trace import Located, Trace, plain_path
 
 NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
@@ -305,43 +306,62 @@ def is_count(field: construct.Construct) -> bool:
 class Table(Interpreted, construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
-    Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed.
-
-    Args:
-        count: how many, or an expression.
-        row: the Struct.
-        limit: the name of the limit that says how many there may be, where there is one.
+    Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed, and
+    so is one that is above the limit on objects, with all rows of tables before.
     """
 
-    def __init__(self, count: Any, row: construct.Construct, limit: str | None = None) -> None:
-        super().__init__(count, row)
-        self.limit = limit
-
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
-        count = evaluate(self.count, context)
-        needed, left = count * least_size(self.subcon), bytes_left(stream)
+        count, params = evaluate(self.count, context), context["_params"]
+        needed, left = count * self._least, bytes_left(stream)
         if needed > left > SHORT_TABLE:
-            raise TruncatedError(f"expected {count} rows of at least {needed // count} bytes, found {left} bytes", path)
-        if self.limit and needed <= left:
-            limits_of(context).check(self.limit, count, path, " rows")
-        trace: Trace | None = context["_params"].get("trace")
-        if trace is None:
-            return [self.subcon._parse(stream, context, f"{path} -> {i}") for i in range(count)]
-        return [self._traced_row(stream, context, f"{path} -> {i}", trace) for i in range(count)]
+            raise TruncatedError(f"expected {count} rows of at least {self._least} bytes, found {left} bytes", path)
+        if needed <= left:
+            count_objects(context, count, path)
+        trace: Trace | None = params.get("trace")
+        starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
+        if trace is not None:
+            return self._parse_traced(stream, context, path, count, trace, starts)
+        rows, parse = [], self.subcon._parse
+        for i in range(count):
+            if starts is not None:
+                starts.append(stream.tell())
+            rows.append(parse(stream, context, f"{path} -> {i}"))
+        return rows
 
-    def _traced_row(self, stream: Any, context: Any, path: str, trace: Trace) -> Any:
-        """Parses a row, with the trace only where it is one that the trace looks for: the others take half the time without."""
-        params = context["_params"]
-        params["trace"] = trace if trace.looks_into(plain_path(path)) else None
-        try:
-            return self.subcon._parse(stream, context, path)
-        finally:
-            params["trace"] = trace
+    def _parse_traced(self, stream: Any, context: Any, path: str, count: int, trace: Trace, starts: Any) -> list[Any]:
+        """Parses the rows, with the trace only where it looks for something in them.
+
+        Raises:
+            Located: after the one row that it looks for, where that one's start is known from a parse before.
+        """
+        params, wanted = context["_params"], trace.row_in(plain_path(path))
+        if starts and wanted is not None and wanted < len(starts):
+            stream.seek(starts[wanted])
+            self.subcon._parse(stream, context, f"{path} -> {wanted}")
+            raise Located
+        rows = []
+        for i in range(count):
+            params["trace"] = trace if trace.looks_into(plain_path(f"{path} -> {i}")) else None
+            try:
+                rows.append(self.subcon._parse(stream, context, f"{path} -> {i}"))
+            finally:
+                params["trace"] = trace
+        return rows
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> list[Any]:
-        if self.limit:
-            limits_of(context).check(self.limit, len(obj), path, " rows")
+        count_objects(context, len(obj), path)
         return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
+
+    @cached_property
+    def _least(self) -> int:
+        return least_size(self.subcon)
+
+
+def count_objects(context: Any, number: int, path: str) -> None:
+    """Counts objects of the container being parsed or built; raises LimitError where they are more than their limit."""
+    params = context["_params"]
+    params["objects"] = total = params.get("objects", 0) + number
+    limits_of(context).check("objects", total, path, " tensors, entries and arrays")
 
 
 def bytes_left(stream: Any) -> int:
@@ -434,12 +454,13 @@ class Sizes(construct.Construct):
         self.count = self.least = count
         self.size = size
         self.limit = limit
-        self.refuses = (f"more than {DEFAULTS[limit]}, a limit of this reader",)
+        self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
         count, order = self.count._parse(stream, context, path), byte_order(context)
-        limits_of(context).check(self.limit, count, path)
-        width = (self.size.pick(context) if isinstance(self.size, Picked) else self.size).itemsize
+        width = self.size.pick(context).itemsize
+        if count * width <= bytes_left(stream):
+            limits_of(context).check(self.limit, count, path)
         stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
@@ -484,43 +505,41 @@ class Padding(construct.Construct):
 
 
 class Nested(construct.Construct):
-    """What may hold more of its kind, such as arrays in arrays: so many levels, and so many in all, as limits allow.
+    """What may hold more of its kind, such as arrays in arrays, as deep as the limit on nesting allows.
 
     Parses into and builds from what its declaration does.
 
     Args:
         declare: what may be one level below -> the declaration.
-        depth: the name of the limit on levels.
-        number: the name of the limit on how many there may be in a file.
         level: its own.
     """
 
-    def __init__(self, declare: Callable[[Nested], construct.Construct], depth: str, number: str, level: int = 1) -> None:
+    def __init__(self, declare: Callable[[Nested], construct.Construct], level: int = 1) -> None:
         super().__init__()
         self.declare = declare
-        self.depth = depth
-        self.number = number
         self.level = level
 
     @cached_property
     def subcon(self) -> construct.Construct:
         """The declaration at its level."""
-        return self.declare(Nested(self.declare, self.depth, self.number, self.level + 1))
+        return self.declare(Nested(self.declare, self.level + 1))
+
+    @property
+    def least(self) -> construct.Construct:
+        """What takes as many bytes as it does at least."""
+        return self.subcon
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        self._count(context, path, stream.tell())
+        self._check(context, path)
         return self.subcon._parse(stream, context, path)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        self._count(context, path)
+        self._check(context, path)
         return self.subcon._build(obj, stream, context, path)
 
-    def _count(self, context: Any, path: str, offset: int | None = None) -> None:
-        params, limits = context["_params"], limits_of(context)
-        params[self.number] = number = params.get(self.number, 0) + 1
+    def _check(self, context: Any, path: str) -> None:
         try:
-            limits.check(self.depth, self.level, path, " levels")
-            limits.check(self.number, number, path)
+            limits_of(context).check("nesting", self.level, path, " levels of arrays")
         except LimitError as error:
-            error.offset = offset  # of one of many that have no field of their own
+            error.offset = context["_io"].tell() if context["_parsing"] else None  # it has no field of its own to be found by
             raise

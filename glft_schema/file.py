@@ -31,7 +31,7 @@ class File:
         name: its path, or ``<bytes>``.
         source: where its bytes come from.
         device: where tensors go unless told otherwise.
-        limits: those that it was opened with.
+        limits: those that it was opened with, and is built with.
     """
 
     def __init__(

@@ -29,6 +29,7 @@ from glft_schema.file import File
 from glft_schema.formats.format import Format
 from glft_schema.rules import GGML, SPEC
 from glft_schema.strategies import Corruption, containers, corruptions, rule_ids
+from glft_schema.strategies.aspects import aspects, drawn_aspect, evenly, places_by_aspect
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
 import hypothesis  # isort: skip  # after the strategies, which say how to install it
@@ -124,7 +125,10 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     if isinstance(source, Format):
         sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
         valid = sets.flatmap(lambda rules: containers(source, rules=rules).map(lambda stored: Case(stored, VALID, rules)))
-        return valid | valid.flatmap(damaged) | valid.flatmap(corrupted)
+        broken = aspects().flatmap(
+            lambda aspect: valid.flatmap(lambda case: damaged(case, aspect) | corrupted(case, aspect=aspect))
+        )
+        return valid | broken | broken
     given = Case(source, GIVEN)
     try:
         Container.parse(source)
@@ -133,17 +137,22 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
     return damaged(given) | corrupted(given)
 
 
-def corrupted(valid: Case, rule: str | None = None) -> st.SearchStrategy[Case]:
-    """Returns a strategy of corruptions of a valid file."""
-    return corruptions(valid.stored, rule).map(lambda made: Case(made.stored, CORRUPTED, corruption=made))
+def corrupted(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
+    """Returns a strategy of corruptions of a valid file, see `corruptions`."""
+    return corruptions(valid.stored, rule, aspect).map(lambda made: Case(made.stored, CORRUPTED, corruption=made))
 
 
 @st.composite
-def damaged(draw: st.DrawFn, case: Case) -> Case:
-    """Damages a file without knowing what it is: bytes changed, cut off, cut out, or copied over others."""
-    stored = case.stored
+def damaged(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
+    """Damages a file without knowing what it means: bytes changed, cut off, cut out, or copied over others.
+
+    Where it is damaged is drawn by the aspects that its fields are of, see `glft_schema.strategies.aspects`, first in `aspect`.
+    """
+    stored, places = case.stored, places_by_aspect(case.stored)
     for _ in range(draw(st.integers(1, 3))):
-        at, to = (draw(st.integers(0, len(stored))) for _ in range(2))
+        start, end = evenly(draw, places[aspect if aspect in places else drawn_aspect(draw, places)])
+        aspect = None
+        at, to = min(draw(st.integers(start, end)), len(stored)), draw(st.integers(0, len(stored)))
         match draw(st.sampled_from(["byte", "byte", "bit", "word", "end", "out", "copy"])):
             case "byte":
                 stored = stored[:at] + bytes([draw(st.integers(0, 255))]) + stored[at + 1 :]
@@ -181,18 +190,31 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
             raise PropertyError("reported", problem)
     file: File | None = None
 
-    def read_and_rebuild() -> None:
+    def examine() -> None:
         nonlocal file
-        file = _read(case)
-        if file is not None:
-            _look(file)
-            _rebuild(file, case.stored)
+        file = examined(case)
 
-    bounded(read_and_rebuild, len(case.stored), fuzzed)
+    bounded(examine, len(case.stored), fuzzed)
     if fuzzed is not None:
         fuzzed.counts[case.kind] += 1
         fuzzed.read[case.kind] += case.kind in (DAMAGED, CORRUPTED) and file is not None
         fuzzed.hashes.add(hashlib.sha256(case.stored).digest())
+
+
+def examined(case: Case) -> File | None:
+    """Reads a file, looks at all that is in it, and builds it again; time and memory are not judged.
+
+    Returns:
+        The file, or None where it is refused.
+
+    Raises:
+        PropertyError: for the first property that does not hold.
+    """
+    file = _read(case)
+    if file is not None:
+        _look(file)
+        _rebuild(file, case.stored)
+    return file
 
 
 @contextmanager

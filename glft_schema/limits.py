@@ -2,7 +2,7 @@
 
 A limit is no rule of a format. What goes past one raises `LimitError`, which says so and names it, and the caller may raise it:
 
-    with Limits(tensors=1_000_000):
+    with Limits(objects=1_000_000):
         file = Container.parse_file(path)
 
 Counts and lengths that a file has no room for are no matter of limits: these files are cut off or wrong, and are refused first.
@@ -11,64 +11,83 @@ Counts and lengths that a file has no room for are no matter of limits: these fi
 from __future__ import annotations
 
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from construct.expr import ExprMixin
 
 from glft_schema.errors import LimitError, SchemeError, shown
 
 
-def _limit(default: int, of: str, why: str) -> int:
-    made: int = field(default=default, metadata={"of": of, "why": why})
-    return made
+class Limit(NamedTuple):
+    """How much of something there may be unless told otherwise, and why not more."""
+
+    most: int
+    of: str
+    why: str
 
 
-@dataclass(frozen=True)
+# fmt: off
+LIMITS = {
+    "objects":   Limit(200_000, "tensors, entries of the metadata and arrays in it, all together",
+                       "each takes 7 to 15 us and up to 600 bytes. The largest models known have 70,000 tensors, twice as "
+                       "many where scales are tensors, too; a vocabulary is one entry"),
+    "nesting":   Limit(16,      "levels of arrays in arrays", "each takes room on Python's stack"),
+    "dims":      Limit(64,      "dims of a tensor", "numpy's own limit"),
+    "alignment": Limit(1 << 20, "bytes, of which the places of payloads are multiples",
+                       "no page of memory is larger, and each payload is padded by up to as much"),
+    "text":      Limit(1 << 28, "bytes of a string of GGUF: a key, a value, a name", "it is held in memory as a whole"),
+    "strings":   Limit(1 << 24, "strings of an array",
+                       "to know where one begins, those before are looked at; the largest vocabularies have a million"),
+    "metadata":  Limit(1 << 28, "bytes of GLFT's metadata", "it is held in memory and taken apart as a whole"),
+    "stream":    Limit(1 << 32, "bytes of a stream that is no regular file",
+                       "it is held in memory, and may never end; a larger file belongs on a disk, where it can be opened"),
+    "manifest":  Limit(1 << 26, "bytes of a manifest to check against", "it is held in memory; it can have 400,000 tensors"),
+}
+# fmt: on
+A_LIMIT = "a limit of this reader"
+
+
 class Limits:
     """What files may have at most. Used with ``with``: holds for whatever the block reads or builds, in its thread.
 
-    What is not given is as it is without a block. A file remembers the limits that it was opened with.
+    What is not given is as it is where it is made: in another block, as that says. A file keeps the limits it was opened with.
+
+    Attributes:
+        objects, nesting, dims, alignment, text, strings, metadata, stream, manifest: see `LIMITS`.
 
     Raises:
-        SchemeError: for a limit that is no integer from 0 on.
+        SchemeError: for a name that is no limit's, or a number that is no integer from 0 on.
     """
 
-    # fmt: off
-    tensors: int = _limit(1 << 17, "rows of a file's table of tensors",
-        "each takes some 20 us and 600 bytes; models with a tensor for each expert have tens of thousands")
-    keys: int = _limit(1 << 17, "entries of a file's metadata",
-        "each takes some 10 us; models have dozens. A vocabulary is one entry, however many tokens it has")
-    arrays: int = _limit(1 << 17, "arrays in a file's metadata, those in arrays included",
-        "each takes some 10 us and is an object; no model is known that has nested ones")
-    nesting: int = _limit(16, "levels of arrays in arrays",
-        "each takes room on Python's stack")
-    dims: int = _limit(64, "dims of a tensor",
-        "numpy's own limit")
-    alignment: int = _limit(1 << 20, "bytes, of which the places of payloads are multiples",
-        "no page of memory is larger, and each payload is padded by up to as much")
-    text: int = _limit(1 << 28, "bytes of a string of GGUF: a key, a value, a name",
-        "it is held in memory as a whole")
-    strings: int = _limit(1 << 24, "strings of an array",
-        "there is no knowing where one ends without looking at those before; the largest vocabularies have a million")
-    metadata: int = _limit(1 << 28, "bytes of GLFT's metadata",
-        "it is held in memory and taken apart as a whole")
-    stream: int = _limit(1 << 32, "bytes of a stream that is no regular file",
-        "it is held in memory, and may never end; a larger file belongs on a disk, where it can be opened")
-    manifest: int = _limit(1 << 28, "bytes of a manifest to check against",
-        "it is held in memory; that is room for millions of tensors")
-    # fmt: on
+    def __init__(self, **given: int) -> None:
+        for name, most in given.items():
+            if name not in LIMITS:
+                raise SchemeError(f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}")
+            if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+                raise SchemeError(f"expected an integer from 0 on for the limit {name}, found {shown(most)}")
+        around = _blocks.get()
+        self._most: dict[str, int] = {**(around[-1]._most if around else DEFAULTS), **given}
 
-    def __post_init__(self) -> None:
-        for limit in fields(self):
-            value = getattr(self, limit.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise SchemeError(f"expected an integer from 0 on for the limit {limit.name}, found {shown(value)}")
+    def __getattr__(self, name: str) -> int:
+        if name not in LIMITS:
+            raise AttributeError(f"no limit {name!r}; the limits are {', '.join(LIMITS)}")
+        return self._most[name]
+
+    def __eq__(self, other: object) -> bool:
+        return self._most == other._most if isinstance(other, Limits) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Limits({', '.join(f'{name}={most}' for name, most in self._most.items() if most != DEFAULTS[name])})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._most,)
 
     def check(self, name: str, amount: int, path: str, of: str = "") -> None:
         """Raises LimitError where `amount`, of what is at `path`, is more than the limit `name` allows."""
-        if amount > (most := getattr(self, name)):
+        if amount > (most := self._most[name]):
             raise exceeded(name, f"{most}{of}", str(amount), path)
 
     def __enter__(self) -> Limits:
@@ -79,13 +98,18 @@ class Limits:
         _blocks.set(_blocks.get()[:-1])
 
 
-DEFAULTS: dict[str, int] = vars(Limits())
-_blocks: ContextVar[tuple[Limits, ...]] = ContextVar("limits", default=(Limits(),))
+DEFAULTS = {name: limit.most for name, limit in LIMITS.items()}
+_blocks: ContextVar[tuple[Limits, ...]] = ContextVar("limits", default=())
+
+
+def _restored(most: dict[str, int]) -> Limits:
+    return Limits(**most)
 
 
 def current() -> Limits:
     """Returns the limits of the innermost block around the caller, or those that hold unless told otherwise."""
-    return _blocks.get()[-1]
+    blocks = _blocks.get()
+    return blocks[-1] if blocks else Limits()
 
 
 def limits_of(context: Any) -> Limits:
@@ -96,7 +120,7 @@ def limits_of(context: Any) -> Limits:
 
 def exceeded(name: str, most: str, found: str, path: str) -> LimitError:
     """Returns the error that says that a limit does not allow what was found."""
-    error = LimitError(f"expected at most {most}, a limit of this reader, found {found}", path)
+    error = LimitError(f"expected at most {most}, {A_LIMIT}, found {found}", path)
     error.limit = name
     return error
 

@@ -14,6 +14,7 @@ another order, in other files, in another version of the format or format, or wi
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -36,6 +37,7 @@ OTHER_HASHES = {32: "MD5", 40: "SHA-1", 56: "SHA-224", 96: "SHA-384", 128: "SHA-
 
 VERSION_LINE = re.compile(r"# glft manifest (\d+)\b.*")
 HASH = re.compile(f"[0-9a-f]{{{DIGITS}}}")
+TYPE = re.compile(r"[!-~][ -~]*")
 SHAPE = re.compile(r"\[(\d+(,\d+)*)?\]")
 FILE_LINE = re.compile(r"(\\?)([0-9A-Fa-f]{32,}) [ *](.+)", re.DOTALL)
 TAGGED_LINE = re.compile(r"(\\?)([A-Za-z][A-Za-z0-9/-]*) ?\((.+)\) ?= ?([0-9A-Fa-f]+)", re.DOTALL)  # of sha256sum --tag
@@ -158,15 +160,15 @@ def read_manifest(stored: bytes) -> list[FileHash]:
         LimitError: where the manifest is too long.
     """
     current().check("manifest", len(stored), "", " bytes")
-    reader, lines = _Reader(), os.fsdecode(stored.removeprefix(b"\xef\xbb\xbf")).removesuffix("\n").split("\n")
-    for number, line in enumerate([*lines, None], 1):
-        try:
-            if line is None:
-                reader.end()
-            else:
-                reader.line(line.removesuffix("\r").lstrip(" \t"))
-        except FormatError as error:
-            raise error.at(f"line {number}", None, None, None) from None
+    reader, number = _Reader(), 0
+    try:
+        for number, line in enumerate(io.BytesIO(stored.removeprefix(b"\xef\xbb\xbf")), 1):  # noqa: B007
+            if text := line.strip(b"\n").removesuffix(b"\r").lstrip(b" \t"):
+                reader.line(os.fsdecode(text))
+        number += 1
+        reader.end()
+    except FormatError as error:
+        raise error.at(f"line {number}", None, None, None) from None
     if not reader.files:
         raise FormatError("expected lines HASH  FILE, found none")
     return reader.files
@@ -224,7 +226,7 @@ def _tensor_line(text: str) -> TensorHash:
     type_, _, rest = rest.partition(" [")
     shape, _, name = rest.partition("] ")
     try:
-        if HASH.fullmatch(sha256) and type_ and SHAPE.fullmatch(f"[{shape}]") and name.startswith('"'):
+        if HASH.fullmatch(sha256) and TYPE.fullmatch(type_) and SHAPE.fullmatch(f"[{shape}]") and name.startswith('"'):
             return TensorHash(sha256, type_, tuple(json.loads(f"[{shape}]")), json.loads(name))
     except ValueError:  # no JSON
         pass

@@ -57,6 +57,10 @@ class Number(construct.Construct):
     def __getitem__(self, dims: Any) -> TensorField:
         return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
 
+    def pick(self, context: Any) -> Number:
+        """Returns itself, as `Picked` returns one of two."""
+        return self
+
     @property
     def dtype(self) -> torch.dtype:
         """What arrays of it are in torch."""

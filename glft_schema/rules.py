@@ -14,7 +14,7 @@ import construct
 
 from glft_schema.errors import FormatError, LimitError, SchemeError, shown
 from glft_schema.expressions import compiled
-from glft_schema.limits import DEFAULTS, Allowed, exceeded
+from glft_schema.limits import A_LIMIT, DEFAULTS, Allowed, exceeded
 from glft_schema.trace import plain_path
 
 SPEC = "spec"  # the format's specification
@@ -183,7 +183,7 @@ class Limit(Rule):
     ) -> None:
         most = Allowed(limit)
         holds = of <= most if only is None else lambda at: not only(at) or of(at) <= most(at)
-        expected = f"at most {DEFAULTS[limit]}{what}, a limit of this reader"
+        expected = f"at most {DEFAULTS[limit]}{what}, {A_LIMIT}"
         super().__init__(id, field, holds, expected, LimitError, broken_by=broken_by)
         self.limit = limit
         self.what = what

@@ -52,9 +52,11 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
     while len(stored) < START and (piece := _piece(stream, START - len(stored))):
         stored += piece
     check(BytesSource(bytes(stored)))
-    while piece := _piece(stream, min(max(len(stored), STEP), MAX_STEP, limits.stream + 1 - len(stored))):
-        stored += piece
+    while piece:
         limits.check("stream", len(stored), "", " bytes in a stream")
+        piece = _piece(stream, min(max(len(stored), STEP), MAX_STEP, limits.stream + 1 - len(stored)))
+        stored += piece
+    limits.check("stream", len(stored), "", " bytes in a stream")
     return BytesSource(stored)
 
 

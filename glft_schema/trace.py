@@ -31,6 +31,10 @@ class Span:
     has_parts: bool = False  # it is made of fields that have spans of their own
 
 
+class Located(Exception):  # noqa: N818 - it is no error
+    """What a trace looked for has been parsed; there is no need to go on."""
+
+
 class Trace:
     """The fields being parsed, outermost first, and the finished ones beside the last of them and beside `wanted`.
 
@@ -68,6 +72,11 @@ class Trace:
         if parent != self._last_parent:
             self._last_parent, self._last = parent, {}
         self._last[span.path] = span
+
+    def row_in(self, table: str) -> int | None:
+        """Returns the number of the one row of a table that what is looked for is in; None where there is none, or not one."""
+        found = [int(path[len(table) + 4 :]) for path in self._looks_into if path.rpartition(" -> ")[0] == table]
+        return found[0] if len(found) == 1 else None
 
     def looks_into(self, path: str) -> bool:
         """Tells whether the field at `path` is, or has in it, one that is looked for; where that is not known, all may be."""

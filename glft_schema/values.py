@@ -7,7 +7,7 @@ says to be floats of another format, and what `reserved` says to stand for nothi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -79,8 +79,11 @@ def odd_values(file: File, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor
         SchemeError: for a pattern that matches nothing.
         ClosedError, TruncatedError, OSError: where the file cannot be read any more.
     """
+    found: dict[Hashable, list[Oddity]] = {}
     for tensor in leave_out(file.tensors, exclude).values():
-        yield tensor, list(oddities(tensor))
+        if tensor.place not in found:  # tied tensors are looked at once
+            found[tensor.place] = list(oddities(tensor))
+        yield tensor, [replace(oddity, tensor=tensor.name) for oddity in found[tensor.place]]
 
 
 def oddities(tensor: Tensor) -> Iterator[Oddity]:

@@ -1,10 +1,31 @@
-"""Settings for the whole suite. ``HYPOTHESIS_PROFILE=thorough`` looks at twenty times as many examples."""
+"""Settings for the whole suite: 1,000 examples of a property; ``pytest -m fuzz`` looks at 100,000 of those marked so.
+
+``HYPOTHESIS_PROFILE=thorough`` looks at twenty times as many examples of each property.
+"""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
 settings.register_profile("thorough", default, max_examples=20_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.register_profile("fuzz", default, max_examples=100_000)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Picks how many examples there are, before the tests are imported, whose settings start from it."""
+    asked_for_fuzzing = config.getoption("markexpr") == "fuzz"
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if asked_for_fuzzing else "default"))
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everybody can reach, as those of pytest are not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)

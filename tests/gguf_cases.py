@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from glft_schema import FormatError, LimitError, Limits, TruncatedError
+from glft_schema import FormatError, LimitError, TruncatedError
+from glft_schema.limits import DEFAULTS
 from tests.cases import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, NEVER, READS, TENSOR, Large, Read, Refused
 from tests.gguf_reference import ARRAY, F32, I8, NUMBERS, Q8_0, STRING, File, Info, nbytes
 
@@ -136,14 +137,14 @@ REFUSED = {
         "metadata -> 0 -> value -> elements", 49, "expected 2 elements of at least 8 bytes, found 15 bytes", key="k",
         error=TruncatedError),
     "arrays nested 17 deep": Refused(METADATA, entries((KEY, ARRAY, nested(17))), DEEPEST, 229,
-        "expected at most 16 levels, a limit of this reader, found 17", key="k", error=LimitError, gguf_py=READS),
+        "expected at most 16 levels of arrays, a limit of this reader, found 17", key="k", error=LimitError, gguf_py=READS),
     # the tensors' infos
     "a name longer than the file": Refused(TENSOR, changed(File([], [w()], b""), u64(1) + b"w", u64(2**63) + b"w"), "tensor_infos -> 0 -> name",
         24, "expected 9223372036854775808 bytes, found 25", error=TruncatedError, shows="mlx#4213", gguf_py="IndexError"),
     "65 dims": Refused(TENSOR, tensors(w(dims=(1,) * 65)), "tensor_infos -> 0 -> dims", 33,
         "expected at most 64, a limit of this reader, found 65", "w", error=LimitError, shows="openvino#4170"),
-    "2^32 - 1 dims": Refused(TENSOR, changed(File([], [w()], b""), b"w\1\0\0\0", b"w" + b"\xff" * 4), "tensor_infos -> 0 -> dims", 33,
-        "expected at most 64, a limit of this reader, found 4294967295", "w", error=LimitError, shows="CVE-2024-21802 gguf-tools#25"),
+    "2^32 - 1 dims": Refused(TENSOR, changed(File([], [w()], b""), b"w\1\0\0\0", b"w" + b"\xff" * 4), "tensor_infos -> 0 -> dims", 37,
+        "expected 34359738360 bytes, found 20", "w", error=TruncatedError, shows="CVE-2024-21802 gguf-tools#25"),
     "a dim of 2^64 - 1": Refused(TENSOR, tensors(w(dims=(1, 2**64 - 1))), "tensor_infos -> 0 -> dims", 33, OVERFLOW + " [1, 18446744073709551615]",
         "w", rule="dims-fit-type", shows="TENSORS_BAD_SHAPE"),
     "dims whose product overflows": Refused(TENSOR, tensors(w(dims=(2**32, 2**31))), "tensor_infos -> 0 -> dims", 33,
@@ -372,8 +373,8 @@ LARGE = {
     "tensors on one range": Large(lambda n: infos(n, 0), 5_000),
     "tensors that overlap": Large(lambda n: infos(n, 32, (9,)), 5_000, FormatError, "expected no overlap, found bytes shared with tensor '0'"),
     "tensors without numbers": Large(lambda n: infos(n, 0, (0,)), 5_000),
-    "one tensor too many": Large(lambda n: infos(n, 0, (0,)), Limits.tensors + 1, LimitError, "tensor_infos: expected at most 131072 rows, a limit"),
-    "one key too many": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), Limits.keys + 1, LimitError, "metadata: expected at most 131072 rows"),
+    "one tensor too many": Large(lambda n: infos(n, 0, (0,)), DEFAULTS["objects"] + 1, LimitError, "tensor_infos: expected at most 200000 tensors"),
+    "one key too many": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),
     "tensors of 64 dims": Large(lambda n: infos(n, 0, (1,) * 64), 2_000),
     "tensors whose last is cut off": Large(lambda n: infos(n, 32, data=32 * n - 30), 5_000, TruncatedError, "expected 4 bytes, found 2"),
     "key-values of a byte": Large(lambda n: key_values(n, struct.pack("<IB", U8, 0)), 5_000),
@@ -385,7 +386,7 @@ LARGE = {
     "long strings in an array": Large(lambda n: in_array(STRING, n, string(b"x" * 300) * n), 1 << 14),
     "bytes in an array": Large(lambda n: in_array(U8, n, bytes(n)), 1 << 22),
     "doubles in an array, one too few": Large(lambda n: in_array(F64, n, bytes(8 * (n - 1)))[:-32], 1 << 19, TruncatedError, "elements of at least 8"),
-    "arrays nested deep": Large(nested_to, 100_000, LimitError, "expected at most 16 levels, a limit of this reader, found 17"),
+    "arrays nested deep": Large(nested_to, 100_000, LimitError, "expected at most 16 levels of arrays, a limit of this reader, found 17"),
     "arrays nested 16 deep": Large(nested_to, 16),
     "a vocabulary": Large(vocabulary, 1 << 18),
     "a long key": Large(lambda n: head(0, 1, string(b"k" * n) + struct.pack("<IB", U8, 0)), 1 << 22),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from glft_schema import FormatError, LimitError, Limits, TruncatedError
+from glft_schema import FormatError, LimitError, TruncatedError
+from glft_schema.limits import DEFAULTS
 from tests.cases import CONSISTENCY, DATA, HEADER, METADATA, TENSOR, Large, Read, Refused
 from tests.gguf_cases import HOSTILE, PDF, ZIP
 from tests.reference import F16, F32, MAGIC, Q4, Q8, Row, back_to_back, write
@@ -90,8 +91,8 @@ REFUSED = {
     "65 dims": Refused(TENSOR, back_to_back(b"", [Row("w", [1] * 65, F32, bytes(4))]), "descriptors -> 0 -> dims", 19,
         "expected at most 64, a limit of this reader, found 65", "w", error=LimitError,
         shows="TENSORS_BAD_N_DIMS CVE-2024-21802 gguf-tools#25 openvino#4170"),
-    "255 dims, cut off": Refused(TENSOR, header(1, 0, b"\1\0w\xff" + bytes(9)), "descriptors -> 0 -> dims", 19,
-        "expected at most 64, a limit of this reader, found 255", "w", error=LimitError),
+    "255 dims, cut off": Refused(TENSOR, header(1, 0, b"\1\0w\xff" + bytes(9)), "descriptors -> 0 -> dims", 20,
+        "expected 1020 bytes, found 9", "w", error=TruncatedError),
     "dims of 2^32 - 1": Refused(TENSOR, one([2**32 - 1] * 2, F32, 0), "descriptors -> 0 -> dims", 19, OVERFLOW + " [4294967295, 4294967295]", "w",
         rule="dims-fit-type", shows="TENSORS_BAD_SHAPE TENSORS_NE_TOO_BIG"),
     "numbers whose bytes overflow": Refused(TENSOR, one([2**31, 2**31], F32, 0), "descriptors -> 0 -> dims", 19,
@@ -212,9 +213,9 @@ LARGE = {
     "keys without values": Large(lambda n: stated(b"".join(b"%x=\n" % i for i in range(n))), 1 << 17),
     "a key twice after many": Large(lambda n: stated(b"".join(b"%x=\n" % i for i in range(n)) + b"0=\n"), 1 << 16, FormatError, "each key once"),
     "empty lines": Large(lambda n: stated(b"\n" * n), 1 << 17, FormatError, "line 1: expected key=value, found b''"),
-    "one tensor too many": Large(lambda n: descriptors(n, 0, (0,)), Limits.tensors + 1, LimitError, "descriptors: expected at most 131072 rows"),
-    "one key too many": Large(lambda n: stated(b"k=\n" * n), Limits.keys + 1, LimitError, "metadata: expected at most 131072 lines, a limit"),
-    "millions of keys": Large(lambda n: stated(b"\n" * n), 1 << 22, LimitError, "metadata: expected at most 131072 lines, a limit"),
+    "one tensor too many": Large(lambda n: descriptors(n, 0, (0,)), DEFAULTS["objects"] + 1, LimitError, "descriptors: expected at most 200000 tensors"),
+    "one key too many": Large(lambda n: stated(b"k=\n" * n), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),
+    "millions of keys": Large(lambda n: stated(b"\n" * n), 1 << 22, LimitError, "metadata: expected at most 200000 tensors"),
     "a long value": Large(lambda n: stated(b"k=" + b"v" * n), 1 << 22),
     "a long key": Large(lambda n: stated(b"k" * n + b"="), 1 << 22),
     "a long line without =": Large(lambda n: stated(b"k" * n), 1 << 22, FormatError, "expected key=value, found b'kkk"),

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import xllamacpp
+
+from tests.gguf_reference import ARRAY, NUMBERS, STRING
 
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
@@ -60,21 +64,50 @@ def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
     return out
 
 
+class Found(NamedTuple):
+    """What gguf.cpp says of a file.
+
+    Attributes:
+        entries: keys, codes of types, and the bytes of numbers and strings; of an array the elements' code and these.
+        tensors: names, four dims, codes of types, offsets, and payloads.
+    """
+
+    entries: list[tuple[bytes, int, Any]]
+    tensors: list[tuple[bytes, list[int], int, int, bytes]]
+
+
+# What the functions give; integers of 32 bits unless it is said here.
+# fmt: off
+RESULTS: dict[type, tuple[str, ...]] = {
+    ctypes.c_void_p: ("gguf_init_from_buffer", "gguf_get_val_data", "gguf_get_arr_data", "gguf_get_tensor_ne", "ggml_get_data",
+                      "ggml_get_first_tensor", "ggml_get_next_tensor"),
+    ctypes.c_char_p: ("gguf_get_key", "gguf_get_val_str", "gguf_get_arr_str", "gguf_get_tensor_name"),
+    ctypes.c_size_t: ("gguf_get_data_offset", "gguf_get_tensor_offset", "gguf_get_tensor_size", "gguf_get_alignment",
+                      "gguf_get_arr_n"),
+    ctypes.c_int64:  ("gguf_get_n_tensors", "gguf_get_n_kv"),
+}
+# fmt: on
+
+
 def reads_gguf(stored: bytes) -> bool:
-    """Tells whether gguf.cpp accepts a file, payloads included.
+    """Tells whether gguf.cpp accepts a file, payloads included."""
+    return contents(stored) is not None
+
+
+def contents(stored: bytes) -> Found | None:
+    """Returns what gguf.cpp says of a file; None where it refuses it.
 
     It makes room for all payloads before it looks whether they are there, and aborts the process where it cannot: so files
     that are shorter than they say are told apart by their header.
     """
     c = library()
-    c.gguf_init_from_buffer.restype = ctypes.c_void_p
-    for name in ("gguf_get_data_offset", "gguf_get_tensor_offset", "gguf_get_tensor_size", "gguf_get_alignment"):
-        getattr(c, name).restype = ctypes.c_size_t
-    c.gguf_get_n_tensors.restype = ctypes.c_int64
+    for result, names in RESULTS.items():
+        for name in names:
+            getattr(c, name).restype = result
     size, tensors = ctypes.c_size_t(len(stored)), ctypes.c_void_p()
     header = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(True, None)))
     if not header:
-        return False
+        return None
     end = c.gguf_get_data_offset(header)
     if count := c.gguf_get_n_tensors(header):
         last = ctypes.c_int64(count - 1)
@@ -82,9 +115,52 @@ def reads_gguf(stored: bytes) -> bool:
         end += -end % c.gguf_get_alignment(header)
     c.gguf_free(header)
     if end > len(stored):
-        return False
+        return None
     whole = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(False, ctypes.pointer(tensors))))
-    if whole:
-        c.gguf_free(whole)
-        c.ggml_free(tensors)
-    return bool(whole)
+    if not whole:
+        return None
+    found = Found(_entries(c, whole), _tensors(c, whole, tensors))
+    c.gguf_free(whole)
+    c.ggml_free(tensors)
+    return found
+
+
+def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, Any]]:
+    found: list[tuple[bytes, int, Any]] = []
+    for number in range(c.gguf_get_n_kv(file)):
+        at = ctypes.c_int64(number)
+        code = c.gguf_get_kv_type(file, at)
+        if code == STRING:
+            value: Any = c.gguf_get_val_str(file, at)
+        elif code == ARRAY:
+            inner, count = c.gguf_get_arr_type(file, at), c.gguf_get_arr_n(file, at)
+            if inner == STRING:
+                value = inner, [c.gguf_get_arr_str(file, at, ctypes.c_size_t(element)) for element in range(count)]
+            else:
+                width = struct.calcsize(NUMBERS[inner])
+                stored = ctypes.string_at(c.gguf_get_arr_data(file, at), count * width) if count else b""
+                value = inner, [stored[start : start + width] for start in range(0, len(stored), width)]
+        else:
+            value = ctypes.string_at(c.gguf_get_val_data(file, at), struct.calcsize(NUMBERS[code]))
+        found.append((c.gguf_get_key(file, at), code, value))
+    return found
+
+
+def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> list[tuple[bytes, list[int], int, int, bytes]]:
+    found = []
+    tensor = ctypes.c_void_p(c.ggml_get_first_tensor(tensors))  # one that has all payloads in it; then those of the file
+    for number in range(c.gguf_get_n_tensors(file)):
+        at, tensor = ctypes.c_int64(number), ctypes.c_void_p(c.ggml_get_next_tensor(tensors, tensor))
+        dims = ctypes.cast(c.gguf_get_tensor_ne(file, at), ctypes.POINTER(ctypes.c_int64))[:4]
+        nbytes = c.gguf_get_tensor_size(file, at)
+        payload = ctypes.string_at(c.ggml_get_data(tensor), nbytes) if nbytes else b""
+        found.append(
+            (
+                c.gguf_get_tensor_name(file, at),
+                dims,
+                c.gguf_get_tensor_type(file, at),
+                c.gguf_get_tensor_offset(file, at),
+                payload,
+            )
+        )
+    return found

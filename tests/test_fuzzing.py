@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from hypothesis import settings
 from typer.testing import CliRunner
 
 from glft_schema import Container, FormatError, fuzzing
@@ -40,13 +41,14 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("format", [GLFT, GGUF], ids=lambda declared: declared.name)
 def test_no_property_is_broken(format: object) -> None:
-    progress: list[tuple[str, float]] = []
-    fuzzed = fuzz(format, 60, progress=lambda text, done: progress.append((text, done)))
+    examples, progress = 6 * settings().max_examples // 100, list[tuple[str, float]]()
+    fuzzed = fuzz(format, examples, progress=lambda text, done: progress.append((text, done)))
     assert fuzzed.failure is None
-    assert fuzzed.counts.total() == 60
-    assert 30 < len(fuzzed.hashes) <= 60
+    assert fuzzed.counts.total() == examples
+    assert examples / 2 < len(fuzzed.hashes) <= examples
     assert 0 <= fuzzed.read.total() < fuzzed.counts[DAMAGED] + fuzzed.counts[CORRUPTED]
     assert {kind for kind, count in fuzzed.counts.items() if count} >= {VALID, DAMAGED, CORRUPTED}
     assert progress[-1][1] == 1.0

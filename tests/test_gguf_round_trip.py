@@ -35,6 +35,7 @@ def type_text(code: int, value: Any) -> str:
     return f"array[{','.join(parts) if len(set(parts)) > 1 else parts[0]}]"
 
 
+@pytest.mark.fuzz
 @given(strategies.files())
 def test_bytes_to_values_to_bytes(file: File) -> None:
     stored = file.bytes()
@@ -53,6 +54,7 @@ def test_bytes_to_values_to_bytes(file: File) -> None:
     assert Container.build(parsed) == stored
 
 
+@pytest.mark.fuzz
 @given(strategies.files(), st.sampled_from([1, 2, 3]), st.sampled_from("<>"))
 def test_metadata_in_another_version_and_byte_order(file: File, version: int, order: str) -> None:
     metadata = Container.parse(file.bytes()).metadata
@@ -61,6 +63,7 @@ def test_metadata_in_another_version_and_byte_order(file: File, version: int, or
     assert built == File(file.entries, [], b"", version, order, alignment=file.alignment).bytes()
 
 
+@pytest.mark.fuzz
 @given(strategies.files())
 def test_metadata_as_text(file: File) -> None:
     metadata = Container.parse(file.bytes()).metadata
@@ -80,12 +83,14 @@ plain_arrays = st.one_of(
 )
 
 
+@pytest.mark.fuzz
 @given(st.dictionaries(strategies.keys.map(bytes.decode), st.one_of(st.text(), st.booleans(), plain_arrays), max_size=4))
 def test_plain_values_come_back(entries: dict[str, Any]) -> None:
     parsed = Container.parse(Container.build({"format": "gguf", "metadata": entries}))
     assert dict(parsed.metadata) == entries
 
 
+@pytest.mark.fuzz
 @given(strategies.loose_files())
 def test_what_is_unusual_and_legal_builds_back(stored: bytes) -> None:
     assert Container.build(Container.parse(stored)) == stored
@@ -99,6 +104,7 @@ def changed(draw: Any, stored: bytes) -> bytes:
     return bytes(changed[: draw(st.one_of(st.none(), st.integers(0, len(changed))))])
 
 
+@pytest.mark.fuzz
 @given(strategies.files(), st.data())
 def test_llama_cpp_reads_what_keeps_to_its_rules_and_nothing_else(file: File, data: st.DataObject) -> None:
     stored = changed(data.draw, file.bytes())

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 
 from glft_schema import Container, FormatError, LimitError, Limits, SchemeError, TruncatedError, byte_map
 from glft_schema.container import findings
-from glft_schema.limits import DEFAULTS, current
+from glft_schema.limits import DEFAULTS, LIMITS, current
 from tests import reference
 from tests.gguf_reference import ARRAY, File, Info
 from tests.reference import Row
@@ -81,19 +80,20 @@ def text(nbytes: int) -> bytes:
     return reference.write(b"k=" + b"v" * (nbytes - 2), [], b"")
 
 
+OBJECTS = " tensors, entries and arrays"
 # limit: a file that has `number` of what it limits, the field to blame, its byte, how the number is said
 MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
-    "tensors": ("tensors", rows, "tensor_infos", 24, " rows"),
-    "keys": ("keys", entries, "metadata", 24, " rows"),
-    "arrays": ("arrays", arrays, "metadata -> 0 -> value -> elements -> 4", 97, ""),
-    "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels"),
+    "tensors": ("objects", rows, "tensor_infos", 24, OBJECTS),
+    "keys": ("objects", entries, "metadata", 24, OBJECTS),
+    "arrays": ("objects", arrays, "metadata -> 0 -> value -> elements", 49, OBJECTS),
+    "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels of arrays"),
     "dims": ("dims", dims, "tensor_infos -> 0 -> dims", 33, ""),
     "alignment": ("alignment", alignment, "metadata -> 0 -> value", 53, " for general.alignment"),
     "strings": ("strings", strings, "metadata -> 0 -> value -> elements", 49, ""),
     "text": ("text", key, "metadata -> 0 -> key", 24, " bytes"),
-    "tensors of GLFT": ("tensors", glft_rows, "descriptors", 16, " rows"),
+    "tensors of GLFT": ("objects", glft_rows, "descriptors", 16, OBJECTS),
     "dims of GLFT": ("dims", glft_dims, "descriptors -> 0 -> dims", 19, ""),
-    "keys of GLFT": ("keys", lines, "metadata", 16, " lines"),
+    "keys of GLFT": ("objects", lines, "metadata", 16, OBJECTS),
     "metadata of GLFT": ("metadata", text, "metadata", 16, " bytes"),
 }
 
@@ -111,7 +111,8 @@ def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
     assert f"limit {name}, at byte {offset})" in str(error)
     file = Container.parse(made(6))
     with Limits(**{name: 5}), pytest.raises(LimitError, match=f"expected at most 5{of}, a limit of this reader, found 6"):
-        Container.build(file)
+        Container.build({"format": file.format.name, **file.regions})
+    assert Container.build(file) == made(6)  # by the limits that it was opened with
 
 
 @pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] < 1 << 20 and case != "arrays"])
@@ -134,7 +135,7 @@ def test_alignment_unless_told_otherwise() -> None:
 
 def test_a_count_that_the_file_has_no_room_for_is_no_matter_of_limits() -> None:
     for stored in (File(n_tensors=2**64 - 1).bytes(), File(n_kv=2**40).bytes(), rows(9)[:-200]):
-        with Limits(tensors=5, keys=5), pytest.raises(TruncatedError, match=r"expected .* bytes, found"):
+        with Limits(objects=5, dims=5), pytest.raises(TruncatedError, match=r"expected .* bytes, found"):
             Container.parse(stored)
     declared = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
     with pytest.raises(TruncatedError, match="metadata: expected 4294967295 bytes, found 0"):
@@ -156,8 +157,8 @@ def test_a_file_keeps_the_limits_that_it_was_opened_with() -> None:
 def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
     found = []
     with Limits(dims=3):
-        with Limits(keys=7):
-            assert (current().dims, current().keys) == (DEFAULTS["dims"], 7)
+        with Limits(strings=7):
+            assert (current().dims, current().strings) == (3, 7)
         thread = threading.Thread(target=lambda: found.append(current()))
         thread.start()
         thread.join()
@@ -170,8 +171,8 @@ def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "9", None])
 def test_a_limit_is_an_integer(number: Any) -> None:
-    with pytest.raises(SchemeError, match="expected an integer from 0 on for the limit keys, found"):
-        Limits(keys=number)
+    with pytest.raises(SchemeError, match="expected an integer from 0 on for the limit text, found"):
+        Limits(text=number)
 
 
 def test_deeper_than_pythons_stack_is_a_limit_too() -> None:
@@ -190,10 +191,19 @@ def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
             Container.parse(stored)
 
 
-def test_every_limit_says_what_it_is_of_and_why() -> None:
+def test_every_limit_has_a_test_and_a_reason() -> None:
     elsewhere = {"stream", "manifest"}  # in tests/test_roads.py and tests/test_manifests.py
-    assert {MADE[case][0] for case in MADE} | elsewhere == {limit.name for limit in fields(Limits)}
-    assert all(limit.metadata["of"] and limit.metadata["why"] for limit in fields(Limits))
+    assert {case[0] for case in MADE.values()} | elsewhere == set(LIMITS)
+    assert all(limit.of and limit.why for limit in LIMITS.values())
+
+
+def test_what_is_no_limit() -> None:
+    with pytest.raises(SchemeError, match=r"expected one of the limits objects, nesting, .*, manifest, found 'keys'"):
+        Limits(keys=3)
+    with pytest.raises(AttributeError, match="no limit 'keys'; the limits are objects, nesting,"):
+        _ = Limits().keys
+    assert repr(Limits(dims=3, text=4)) == "Limits(dims=3, text=4)"
+    assert pickle.loads(pickle.dumps(Limits(dims=3))) == Limits(dims=3) != Limits()
 
 
 def test_the_command_line_raises_limits(tmp_path: Path) -> None:
@@ -206,7 +216,7 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
 
     code, said = glft("inspect", str(path))
     assert code == 2
-    assert "expected at most 16 levels, a limit of this reader, found 17 (key 'k', limit nesting," in said
+    assert "expected at most 16 levels of arrays, a limit of this reader, found 17 (key 'k', limit nesting," in said
     assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
     expected = f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found"
     for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
@@ -219,4 +229,4 @@ def test_real_sizes_are_within_the_limits() -> None:
     merges = (8, [b"a b"] * 1_545_000)
     file = Container.parse(File([(b"tokens", ARRAY, vocabulary), (b"merges", ARRAY, merges)]).bytes())
     assert (len(file.metadata["tokens"]), len(file.metadata["merges"])) == (786_432, 1_545_000)
-    assert DEFAULTS["tensors"] > 3 * 40_000
+    assert DEFAULTS["objects"] > 60 * 384 * 3 * 2  # experts of 60 layers, each of three matrices, each with a scale

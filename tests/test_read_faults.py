@@ -241,16 +241,14 @@ def test_files_that_the_system_makes_up(path: str) -> None:
 
 
 @LINUX
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not read")
-def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "secret"
+def test_a_file_that_may_not_be_read(open_folder: Path) -> None:
+    path = open_folder / "secret"
     path.write_bytes(golden("four_types"))
     path.chmod(0)
-    for folder in (path.parent, *path.parent.parents[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o011)
     code = """
 import os, sys, glft_schema
-os.setuid(65534)
+if os.getuid() == 0:
+    os.setuid(65534)
 try:
     glft_schema.open(sys.argv[1])
 except PermissionError as error:
@@ -326,7 +324,7 @@ def test_300_million_descriptors_of_zeros(tmp_path: Path) -> None:
     glft = struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0)
     for table, head in (("descriptors", glft), ("tensor_infos", Written(n_tensors=300_000_000).head())):
         said = opened_in_little_memory(sparse(tmp_path / table, head, 8 * GIB))
-        assert said.startswith(f"LimitError {table}: expected at most 131072 rows, a limit of this reader, found 300000000")
+        assert said.startswith(f"LimitError {table}: expected at most 200000 tensors, entries and arrays")
 
 
 @LINUX

@@ -23,6 +23,7 @@ def assert_numbers(found: torch.Tensor, row: Row) -> None:
     assert max_error(found, expected) == 0
 
 
+@pytest.mark.fuzz
 @given(strategies.files())
 def test_bytes_to_values_to_bytes(made: tuple[bytes, dict[str, str], list[Row]]) -> None:
     stored, entries, rows = made
@@ -37,6 +38,7 @@ def test_bytes_to_values_to_bytes(made: tuple[bytes, dict[str, str], list[Row]])
     assert Container.build(file) == stored
 
 
+@pytest.mark.fuzz
 @given(strategies.metadata, strategies.rows())
 def test_values_to_bytes_to_values(entries: dict[str, str], rows: list[Row]) -> None:
     expected = reference.back_to_back("\n".join(f"{k}={v}" for k, v in entries.items()).encode(), rows)
@@ -46,6 +48,7 @@ def test_values_to_bytes_to_values(entries: dict[str, str], rows: list[Row]) -> 
     assert built == expected
 
 
+@pytest.mark.fuzz
 @given(strategies.rows().filter(bool), st.data())
 def test_slices_are_those_of_the_whole(rows: list[Row], data: st.DataObject) -> None:
     row = rows[0]
@@ -95,6 +98,7 @@ def test_many_tensors() -> None:
     assert Container.build(file) == stored
 
 
+@pytest.mark.fuzz
 @given(strategies.files(), st.data())
 def test_changed_bytes_are_refused_or_kept(made: tuple[bytes, dict[str, str], list[Row]], data: st.DataObject) -> None:
     stored = bytearray(made[0])

@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from hypothesis import settings
 from glft_schema import Container, Typed
 from tests.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
 
-ROUNDS = settings.default.max_examples // 100  # 10, and 200 of the thorough profile
+ROUNDS = max(settings.default.max_examples // 100, 10)  # 10, and 200 of the thorough profile
 OLD, NEW = Container.build(container(1)), Container.build(container(2))
 TEMPORARY = re.compile(r"\.model\.glft\.[0-9a-f]{8}\.tmp")
 ROOT = os.getuid() == 0
@@ -68,6 +67,7 @@ def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
     assert "errno" not in writers.write(path)
     assert path.read_bytes() == NEW
     assert beside(path) == []
+    assert left > 0  # some were killed while they wrote
     print(f"{ROUNDS} kills, 0 torsos; {left} left a file behind, which the next writer removed")
 
 
@@ -168,7 +168,7 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
     injected = log.read_text().count("(INJECTED)")
     assert injected == sum(counts.values())
     if error != "EINTR":  # where most calls are made again
-        assert unseen == UNSEEN
+        assert unseen <= UNSEEN
     print(f"{injected} calls failed with {error}, {unseen.total()} of them unseen")
 
 
@@ -319,6 +319,7 @@ def test_two_writers_and_a_reader(path: Path) -> None:
         assert path.read_bytes() in versions
     assert [process.returncode for process in writing] == [0, 0]
     assert beside(path) == []
+    assert read.total() > 1
     print(f"{4 * ROUNDS} files written by two, {read.total()} reads, all of whole files")
 
 
@@ -346,14 +347,6 @@ def as_nobody(*paths: Path) -> list[object]:
     """Writes to each path as a user without any rights, or as the one that runs the tests where that is not root."""
     done = subprocess.run([sys.executable, "-c", AS_NOBODY, *paths], capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout).values())
-
-
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that everybody can reach, as those of pytest are not."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 def test_folders_without_permission(open_folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -61,7 +62,7 @@ def limits_in(given: list[str]) -> Limits:
     limits: dict[str, int] = {}
     for text in given:
         name, _, number = text.partition("=")
-        if name not in DEFAULTS or not number.isdecimal():
+        if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
             raise SchemeError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
         limits[name] = int(number)
     return Limits(**limits)

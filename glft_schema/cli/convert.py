@@ -47,7 +47,8 @@ def convert(
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
-        checkpoint = open_with_metadata(source, exclude or [])
+        with blame(source):
+            checkpoint = open_with_metadata(source, exclude or [])
         with writing(out, checkpoint.tensors) as step:
             written = convert_file(
                 checkpoint,

@@ -301,7 +301,7 @@ class NodeReader:
             if isinstance(number, s.Number):
                 left, order = self._source.size - first, self._order_of(number)
                 texts = StoredStrings(self._source, first, left, count, KINDS[number.kind], order)
-                ends = [first + end for _, end in texts.places()]
+                ends = [first + end for end in texts.ends().tolist()]
             else:
                 ends, at = [], first
                 for _ in range(count):

@@ -112,7 +112,7 @@ NUMBERS = (
     ValueType("float64", 12, f64),
 )
 STRING     = ValueType("string", 8, string)
-ARRAY_TYPE = ValueType(ARRAY, 9, Nested(array, depth="nesting", number="arrays"))
+ARRAY_TYPE = ValueType(ARRAY, 9, Nested(array))
 # fmt: on
 VALUE_TYPES = TypeTable[ValueType]("GGUF value", *NUMBERS, STRING, ARRAY_TYPE)
 
@@ -131,8 +131,10 @@ def bools_are_0_or_1(entry: Any) -> bool:
         if type_.name == "bool" and value not in (0, 1):
             return False
         if isinstance(value, Array) and value.type.name == "bool":
-            flags = value.values.array() if isinstance(value.values, StoredNumbers) else value.values
-            if any(flag not in (0, 1) for flag in set(flags)):
+            flags = value.values
+            if isinstance(flags, StoredNumbers) and any((piece > 1).any() for piece in flags.pieces()):
+                return False
+            if not isinstance(flags, StoredNumbers) and any(flag not in (0, 1) for flag in flags):
                 return False
     return True
 
@@ -305,12 +307,12 @@ def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
 # fmt: off
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "header"       / Header                                       * "what the file is, and how much of it",
-    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue, "keys")) * "typed values by key",
+    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue)) * "typed values by key",
     Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
          "the key general.architecture", show=show_keys, sets=(SPEC,), building=False,
          kept_by={"general.architecture": "llama"}),
     "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, DEFAULT_ALIGNMENT)) * "of DATA and offsets: that key, or 32",
-    "tensor_infos" / Table(this.header.n_tensors, TensorInfo, "tensors") * "one row a tensor",
+    "tensor_infos" / Table(this.header.n_tensors, TensorInfo) * "one row a tensor",
     NamesOnce("gguf-names-once", "tensor_infos"),
     Rule("gguf-quantization-version", "metadata", states_quantization, "the key general.quantization_version",
          show=show_keys, sets=(SPEC,), building=False, kept_by={"general.quantization_version": 2}),

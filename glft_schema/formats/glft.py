@@ -16,7 +16,7 @@ from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, 
 
 from glft_schema.describe.tables import metadata_table
 from glft_schema.errors import FormatError, shown
-from glft_schema.fields import Count, Derived, Sizes, Struct, Table, TypeCode, bytes_left
+from glft_schema.fields import Count, Derived, Sizes, Struct, Table, TypeCode, bytes_left, count_objects
 from glft_schema.formats.format import Format
 from glft_schema.limits import limits_of
 from glft_schema.numbers import u8, u32
@@ -82,7 +82,7 @@ class KeyValueLines(construct.Construct):
         if size <= bytes_left(stream):
             limits.check("metadata", size, path, " bytes")
         stored = read_exactly(stream, size, path)
-        limits.check("keys", stored.removesuffix(b"\n").count(b"\n") + bool(stored), path, " lines")
+        count_objects(context, stored.removesuffix(b"\n").count(b"\n") + bool(stored), path)
         lines = stored.split(b"\n")
         ended = len(lines) > 1 and not lines[-1]
         entries: dict[str, str] = {}
@@ -105,7 +105,7 @@ class KeyValueLines(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         stored, limits = self.encode(obj, path), limits_of(context)
         limits.check("metadata", len(stored), path, " bytes")
-        limits.check("keys", len(obj or ()), path, " lines")
+        count_objects(context, len(obj or ()), path)
         write_all(stream, stored)
         return obj
 
@@ -165,7 +165,7 @@ Descriptor = Struct(
 GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
     "header"      / Header                                                * "what the file is, and how much of it",
     "metadata"    / KeyValueLines(this.header.metadata_len)  * "key=value lines",
-    "descriptors" / Table(this.header.n_tensors, Descriptor, "tensors") * "one row a tensor",
+    "descriptors" / Table(this.header.n_tensors, Descriptor) * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
     "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
 ), "descriptors", list)

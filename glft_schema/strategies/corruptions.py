@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -13,14 +11,12 @@ from glft_schema.container import Container, format_named
 from glft_schema.errors import SchemeError, shown
 from glft_schema.file import File
 from glft_schema.formats.format import Format
+from glft_schema.strategies.aspects import WEIGHTS, aspect_of_rule, drawn_aspect, evenly
 from glft_schema.strategies.breaking import Breaker, can_be_broken, unchanged
 from glft_schema.strategies.corruption import Corruption
-from glft_schema.strategies.damage import DAMAGES, Damage, truncated
+from glft_schema.strategies.damage import DAMAGES, Damage
 from glft_schema.strategies.sites import Site, sites
 
-T = TypeVar("T")
-
-SPREAD = 1 << 24  # numbers among which hypothesis has no favourites; it draws the first ones of a short list far more often
 TRIES = 8  # for a rule that the file has a place for, before a field is broken
 
 __all__ = ["Corruption", "corruptions", "rule_ids"]
@@ -36,13 +32,15 @@ def rule_ids(format: str | Format) -> list[str]:
     return list(dict.fromkeys(site.check.id for site in sites(found)))
 
 
-def corruptions(file: File | bytes, rule: str | None = None) -> st.SearchStrategy[Corruption]:
+def corruptions(file: File | bytes, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
     """Returns a strategy of broken files that are made from a valid one.
 
     Args:
         file: the valid file, opened or as bytes.
         rule: the id of the rule to break, see `rule_ids`; unless given, any rule, or any field: cut off, of an unknown type,
             with a count that claims too much, not UTF-8, with a payload that overlaps another one or lies outside.
+        aspect: what is to be broken, one of `aspects.WEIGHTS`, where the file has a place for it; unless given, each of them as
+            often as its weight says.
 
     Raises:
         SchemeError: for a rule that the format does not have, or for which nobody knows what breaks it.
@@ -55,32 +53,39 @@ def corruptions(file: File | bytes, rule: str | None = None) -> st.SearchStrateg
 
     if not (places := [site for site in places if can_be_broken(site)]):
         raise SchemeError(f"expected a rule with a counterexample, found {shown(rule)}: its `broken_by` can give one")
-    by_rule = sorted(places, key=lambda site: site.check.id)
-    rules = [list(group) for _, group in groupby(by_rule, key=lambda site: site.check.id)]
-    return broken(parsed, rules, DAMAGES if rule is None else ())
+    return broken(parsed, _by_aspect(parsed.format, places, with_damages=rule is None), aspect)
+
+
+def _by_aspect(
+    format: Format, places: Sequence[Site], with_damages: bool
+) -> dict[str, tuple[list[list[Site]], Sequence[Damage]]]:
+    """Returns what can be broken in each aspect: rules, each with its places, and damages."""
+    rules: dict[str, dict[str, list[Site]]] = {}
+    for site in places:
+        rules.setdefault(aspect_of_rule(format, site), {}).setdefault(site.check.id, []).append(site)
+    found = {aspect: (list(rules.get(aspect, {}).values()), DAMAGES[aspect] if with_damages else ()) for aspect in WEIGHTS}
+    return {aspect: choices for aspect, choices in found.items() if any(choices)}
 
 
 @st.composite
-def broken(draw: st.DrawFn, file: File, rules: Sequence[Sequence[Site]], damages: Sequence[Damage]) -> Corruption:
-    """Breaks a rule, or does one of the damages, which are a third, each rule or damage as often as another.
+def broken(
+    draw: st.DrawFn,
+    file: File,
+    by_aspect: Mapping[str, tuple[Sequence[Sequence[Site]], Sequence[Damage]]],
+    aspect: str | None,
+) -> Corruption:
+    """Breaks a rule, or does one of the damages, which are a third; each rule or damage of an aspect as often as another.
 
-    Gives the example up where the file has no place for the rule.
+    Goes on to other aspects where the file has no place for anything of this one; gives the example up where it has none.
     """
-    for _ in range(TRIES if damages else 1):
-        a_damage = _evenly(draw, (False, False, True))
-        if damages and a_damage:
-            damage = _evenly(draw, damages)
-            found = draw(damage(file))
-        else:
-            found = Breaker(draw, file).broken(_evenly(draw, _evenly(draw, rules)))
-        if found is not None:
-            return found if not unchanged(file, found.stored) else reject()
-    return draw(truncated(file)) if damages else reject()
-
-
-def _evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
-    """Draws one of the choices, each about as often.
-
-    Hypothesis copies drawn numbers, many a zero among them, over others of the same kind; of a sum it does not hit all parts.
-    """
-    return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
+    left = dict(by_aspect)
+    while left:
+        rules, damages = left.pop(aspect if aspect in left else drawn_aspect(draw, left))
+        for _ in range(TRIES if damages else 1):
+            if damages and (not rules or evenly(draw, (False, False, True))):
+                found = draw(evenly(draw, damages)(file))
+            else:
+                found = Breaker(draw, file).broken(evenly(draw, evenly(draw, rules)))
+            if found is not None:
+                return found if not unchanged(file, found.stored) else reject()
+    return reject()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import construct
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from glft_schema import bulk
 from glft_schema.container import trace_fields
-from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.fields import SHORT_TABLE, Count, Forged, Padding, Sizes, Struct, TypeCode, least_size
 from glft_schema.file import File
 from glft_schema.formats.gguf import KeyValues
 from glft_schema.formats.glft import KeyValueLines
 from glft_schema.numbers import ByteOrderOf
+from glft_schema.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.strategies.breaking import Breaker
 from glft_schema.strategies.corruption import Corruption
 from glft_schema.strategies.drafts import Draft, plain, row_struct
@@ -40,8 +42,8 @@ def places(file: File) -> list[tuple[str, int, int]]:
     return found
 
 
-def truncated(file: File) -> st.SearchStrategy[Corruption]:
-    """Cuts a file off inside of a field."""
+def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
+    """Cuts a file off inside of a field, which is of an aspect where one is given."""
     fields = places(file)
     ahead = {start: path for path, start, _ in fields if isinstance(_declared(file, path), ByteOrderOf)}
 
@@ -51,6 +53,10 @@ def truncated(file: File) -> st.SearchStrategy[Corruption]:
 
     tables = _long_tables(file)
     whole = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
+    if aspect is not None:
+        whole = [place for place in whole if aspect_of_region(file.format, place[0].partition(" -> ")[0]) == aspect]
+    if not whole:
+        return st.none()
 
     @st.composite
     def cut(draw: st.DrawFn) -> Corruption:
@@ -113,12 +119,12 @@ def _greatest(made: Callable[[int], Draft]) -> Draft:
 
 
 @st.composite
-def in_a_row(draw: st.DrawFn, file: File) -> Corruption:
+def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     """Breaks a field of one more row: a text's length, a text, the number of dims, a type."""
     breaker = Breaker(draw, file)
-    draft = breaker.draft
-    tables = [name for name in file.format.regions if row_struct(draft.table(name))]
-    region = draw(st.sampled_from(tables))
+    draft, regions = breaker.draft, [name for name in file.format.regions if aspect_of_region(file.format, name) == aspect]
+    if (region := next((name for name in regions if row_struct(draft.table(name))), None)) is None:
+        return None
     struct = row_struct(draft.table(region))
     assert struct is not None
     broken = [(part.name, *breaks) for part in struct.subcons if part.name for breaks in field_breaks(plain(part))]
@@ -155,7 +161,7 @@ def field_breaks(field: Any) -> Iterator[tuple[Made, str, type[FormatError], boo
         yield lambda number, value: Forged(length, number, value), too_long, TruncatedError, False
         yield lambda number, value: Forged(field.subcon, b"\xff", value), f"a text is not {field.encoding}", FormatError, True
     elif isinstance(field, Sizes):
-        yield lambda number, value: Forged(field.count, number, value), "there are too many sizes", LimitError, True
+        yield lambda number, value: Forged(field.count, number, value), "there are too many sizes", FormatError, False
     elif isinstance(field, TypeCode) and field.table.unknown is None:
         yield lambda number, value: Forged(field.subcon, number, value), "a type is not known", FormatError, True
 
@@ -247,4 +253,18 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     return Corruption(stored, sentence, f"{table} -> {at} -> offset", forged.start, error=FormatError)
 
 
-DAMAGES: tuple[Damage, ...] = (truncated, too_many, in_a_row, long_array, bad_line, misplaced)
+def _in(aspect: str) -> tuple[Damage, Damage]:
+    """Returns the damages that every aspect with rows has."""
+    return partial(truncated, aspect=aspect), partial(in_a_row, aspect=aspect)
+
+
+# fmt: off
+DAMAGES: dict[str, tuple[Damage, ...]] = {  # each as often as it stands there
+    METADATA:    (*_in(METADATA), long_array, bad_line, bad_line),
+    TENSOR_INFO: _in(TENSOR_INFO),
+    HEADER:      (partial(truncated, aspect=HEADER),),
+    CONSISTENCY: (too_many, misplaced),
+    ALIGNMENT:   (partial(truncated, aspect=ALIGNMENT),),
+    DATA:        (partial(truncated, aspect=DATA),),
+}
+# fmt: on

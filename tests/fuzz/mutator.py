@@ -1,0 +1,42 @@
+"""Mutations that know the format: a file that can be read gets exactly one thing wrong, as `glft_schema.strategies` does it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TypeVar
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from glft_schema import Container, FormatError
+from glft_schema.fuzzing import GIVEN, Case, damaged
+from glft_schema.strategies import corruptions
+
+T = TypeVar("T")
+
+ENTROPY = 1 << 10  # random bytes that a drawn example is made from
+
+
+def drawn(strategy: st.SearchStrategy[T], random: Random) -> T | None:
+    """Returns an example of a strategy made from random bytes, or None where these do not make one."""
+    found: list[T] = []
+
+    @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(strategy)
+    def keep(example: T) -> None:
+        found.append(example)
+
+    keep.hypothesis.fuzz_one_input(random.randbytes(ENTROPY))
+    return found[0] if found else None
+
+
+def mutated(stored: bytes, random: Random) -> bytes | None:
+    """Returns a file with one thing wrong, or with bytes damaged where it is none; None where nothing came of it."""
+    try:
+        file = Container.parse(stored)
+    except FormatError:
+        return drawn(damaged(Case(stored, GIVEN)).map(lambda case: case.stored), random)
+    try:
+        return drawn(corruptions(file).map(lambda made: made.stored), random)
+    except Exception as error:
+        raise AssertionError(f"expected a file with one thing wrong, found none of {stored.hex()}") from error

@@ -1,0 +1,117 @@
+"""What holds for any bytes: the properties of `glft_schema.fuzzing`, and that everything can be said of a file that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import torch
+
+from glft_schema import Container, FormatError
+from glft_schema.describe.byte_map import ByteMap, byte_map_of
+from glft_schema.file import File
+from glft_schema.formats.gguf import VALUE_TYPES
+from glft_schema.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
+from glft_schema.numbers import BIG, LITTLE
+from glft_schema.source import BytesSource
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.typed_text import from_text, to_text
+from glft_schema.typed_values import Metadata
+from tests.fuzz.views import OTHER, PRINTED, View, views, views_of_map
+
+WITH_PAGE = 50  # one file of so many is also made a page, which takes as long as all else
+
+
+def check_promises(stored: bytes) -> None:
+    """Checks all that holds for any bytes but time and memory, which whoever calls has to limit.
+
+    Raises:
+        PropertyError: for the first promise that is broken.
+    """
+    file = examined(Case(stored, GIVEN))
+    with escaping():
+        problem = problem_of_map(stored, file) or problem_of_views(stored, file)
+    if problem:
+        raise PropertyError("described", problem)
+    if file is not None:
+        with escaping():
+            problem = problem_of_slices(file, Random(sum(stored))) or problem_of_metadata(file)
+        if problem:
+            raise PropertyError("accessed", problem)
+
+
+def problem_of_slices(file: File, random: Random) -> str | None:
+    """Cuts a part out of each tensor, and returns which one is not that part of the whole, or None."""
+    for tensor in file.tensors.values():
+        if isinstance(tensor.dtype, OpaqueType) or tensor.nbytes > NUMBERS:
+            continue
+        if sum(map(len, tensor.pieces(BIG))) != tensor.nbytes:
+            return f"expected {tensor.nbytes} bytes of {tensor!r} in another byte order"
+        index = tuple(
+            random.randrange(size)
+            if size and random.random() < 0.3
+            else slice(*sorted(random.choices(range(size + 1), k=2)), 2)
+            for size in tensor.shape[: random.randint(0, len(tensor.shape))]
+        )
+        part, expected = tensor[index], tensor.dequantize()[index]
+        if part.shape != expected.shape or not torch.equal(torch.nan_to_num(part), torch.nan_to_num(expected)):
+            return f"expected {index} of {tensor!r} to be that part of the whole"
+    return None
+
+
+def problem_of_metadata(file: File) -> str | None:
+    """Writes typed metadata as text, and in another version and byte order, and returns what does not come back, or None."""
+    if not isinstance(file.metadata, Metadata):
+        return None
+    texts = {key: to_text(file.metadata.stored(key)) for key in file.metadata}
+    again = {key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()}
+    other = {"version": 4 - file.header.version, "byte_order": LITTLE if file.header.byte_order == BIG else BIG}
+    swapped = Container.parse(built(other, file.metadata)).metadata
+    header = {name: file.header[name] for name in other}
+    found = [built(header, metadata) for metadata in (file.metadata, again, swapped)]
+    return None if found[0] == found[1] == found[2] else "expected metadata to come back from text and from another byte order"
+
+
+def built(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
+    """Returns a GGUF file without tensors."""
+    stored = Container.build({"format": "GGUF", "header": header, "metadata": metadata})
+    assert isinstance(stored, bytes)
+    return stored
+
+
+def problem_of_map(stored: bytes, file: File | None) -> str | None:
+    """Returns what is wrong with the map of a file's bytes, which has each byte once, and an error where reading has one."""
+    try:
+        found, error = byte_map_of(BytesSource(stored))
+    except FormatError as refused:
+        return None if file is None else f"expected a byte map of a file that is read, found {refused.text}"
+    if (error is None) != (file is not None):
+        return f"expected a byte map to be whole where the file is read, found {error}"
+    return uncovered(found)
+
+
+def uncovered(found: ByteMap) -> str | None:
+    """Returns how a byte map fails to have each byte once, or None where it does."""
+    at = 0
+    for stretch in found:
+        if stretch.start != at or stretch.end <= stretch.start:
+            return f"expected a stretch from byte {at} on, found one from {stretch.start} to {stretch.end}"
+        at = stretch.end
+    return None if at == found.nbytes else f"expected the last stretch to end at byte {found.nbytes}, found {at}"
+
+
+def problem_of_views(stored: bytes, file: File | None) -> str | None:
+    """Looks at every text about a file, and returns which of those for a terminal has control characters, or None."""
+    said: list[View] = []
+    try:
+        said += views_of_map(byte_map_of(BytesSource(stored))[0])
+    except FormatError as refused:
+        said.append(("error", PRINTED, refused.text))
+    if file is not None:
+        said += views(file, with_page=sum(stored) % WITH_PAGE == 0)
+    for name, kind, text in said:
+        lines = text.split("\n") if kind == PRINTED else [text]
+        if kind != OTHER and not all(line.isprintable() for line in lines):
+            return f"expected printable text of {name}, found {text!r:.200}"
+    return None

@@ -1,0 +1,38 @@
+"""The files that the coverage-guided search begins with: golden ones, those of the tables of cases, and made-up ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+
+from tests import reference
+from tests.gguf_cases import READ, REFUSED
+from tests.gguf_reference import BLOCKS, File, Info
+from tests.golden import golden
+from tests.reference import Row
+
+GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
+LONGEST = 4096  # bytes of a file: longer ones are slower, and say little more
+CORPUS = Path(__file__).with_name("corpus")  # files that reached code that no seed reached
+
+
+def seeds() -> Iterator[bytes]:
+    """Yields files of both formats, good and bad ones, and those that reached new code before."""
+    yield from (path.read_bytes() for path in sorted(CORPUS.glob("*")))
+    yield from (golden(name) for name in GOLDEN)
+    yield from (case.stored for case in (*READ.values(), *REFUSED.values()))
+    for code, (weights, nbytes) in BLOCKS.items():
+        yield File([], [Info(b"w", [weights, 1], code, (bytes(range(256)) * 2)[:nbytes])]).bytes()
+    yield reference.write(b"", [], b"")
+    for dtype, dims in ((reference.F32, [2]), (reference.F16, []), (reference.Q8, [2, 3]), (reference.Q4, [2, 64])):
+        payload = bytes(range(256))[: reference.nbytes(dtype, dims)]
+        yield reference.back_to_back(b"a=1\nb=2\n", [Row("w", dims, dtype, payload), Row("v", dims, dtype, payload)])
+
+
+def write_seeds(folder: Path) -> None:
+    """Writes the seeds into a folder, each under the SHA-256 of its bytes, as libFuzzer's corpora have them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stored in seeds():
+        if len(stored) <= LONGEST:
+            (folder / sha256(stored).hexdigest()[:40]).write_bytes(stored)
