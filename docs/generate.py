@@ -28,7 +28,7 @@ MODULES = {  # what is public beside the names of the package itself
     "describe.nodes": ["Schema", "StructOf", "Field", "TypeOf"],
     "describe.page.render": ["page"],
     "describe.schema": ["schema_of", "node_of"],
-    "fields": ["Struct", "Table", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
+    "fields": ["Struct", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
     "manifests": [
         "hash_file",
         "manifest_of",
@@ -40,6 +40,7 @@ MODULES = {  # what is public beside the names of the package itself
         "Verdict",
     ],
     "numbers": ["Number", "TensorField"],
+    "rows": ["Table"],
     "rules": ["Rule", "Check", "Finding"],
     "splitting": ["split", "merge"],
     "strategies": ["containers", "corruptions", "Corruption", "from_construct", "values_of", "rule_ids"],

@@ -147,7 +147,8 @@ def _remove_leftovers(folder: str, start: str) -> None:
                 fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be no more writable than its target
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
+                    if stat.S_ISREG(os.fstat(fd).st_mode):
+                        os.unlink(path)
                 finally:
                     os.close(fd)
 

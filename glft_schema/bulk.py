@@ -17,10 +17,10 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.fields import Picked, bytes_left
+from glft_schema.fields import Picked
 from glft_schema.limits import limits_of
 from glft_schema.numbers import ByteOrder, Number, byte_order
-from glft_schema.source import BytesSource, Cursor, Source, read_exactly
+from glft_schema.source import BytesSource, Cursor, Source, bytes_left, read_exactly
 from glft_schema.tensor_bytes import write_all
 
 WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit

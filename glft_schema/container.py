@@ -16,7 +16,7 @@ import construct
 from glft_schema.atomic import atomic_write
 from glft_schema.construct_errors import inside, our_errors
 from glft_schema.errors import FormatError, SchemeError, shown
-from glft_schema.fields import Record, Struct, new_context
+from glft_schema.fields import Struct, new_context
 from glft_schema.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
@@ -24,6 +24,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.limits import current
+from glft_schema.records import Record
 from glft_schema.rules import LENIENT, Finding, rule_sets
 from glft_schema.shards import open_set
 from glft_schema.source import BytesSource, Cursor, Source, StrPath, open_source

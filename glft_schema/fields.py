@@ -1,8 +1,7 @@
-"""Constructs shared by the formats, beside those of the construct library, `numbers`, `rules` and `bulk`.
+"""Constructs shared by the formats, beside those of the construct library, `numbers`, `rules`, `rows` and `bulk`.
 
 =============  =====================================================================================================
 `Struct`       construct's, whose result is a `Record` and whose fields can be traced to their bytes
-`Table`        an array of Structs that numbers its rows in error paths
 `Count`        an integer derived from what it counts: read, checked, and never a part of the value
 `Derived`      what follows from the fields before it, and takes no bytes
 `Picked`       one of two numbers, as the context decides
@@ -14,102 +13,24 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
-from types import MappingProxyType, NoneType
-from typing import Any, ClassVar, NoReturn, cast
+from functools import partial
+from types import NoneType
+from typing import Any
 
 import construct
 from construct.core import evaluate
 
-from glft_schema.describe.tables import fields_table
-from glft_schema.errors import FormatError, LimitError, TruncatedError, shown
+from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.expressions import compiled
 from glft_schema.limits import A_LIMIT, DEFAULTS, limits_of
 from glft_schema.numbers import Number, byte_order
+from glft_schema.records import Record, record_class
 from glft_schema.rules import Check
-from glft_schema.source import Cursor, read_exactly
+from glft_schema.source import bytes_left, read_exactly
 from glft_schema.tensor_bytes import write_all
-from glft_schema.trace import Located, Trace, plain_path
-
-NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
-SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
-
-
-class Record(Mapping[str, Any]):
-    """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
-
-    A file has as many as it has tensors, so each is no more than its values: a class for each set of names knows these.
-
-    Attributes:
-        counts: what follows from the fields, such as ``n_tensors``. It can be read by attribute and by key too, but is no part
-            of the value.
-    """
-
-    __slots__ = ()
-    _names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    _count_names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-
-    def __new__(cls, fields: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS) -> Record:
-        """Returns a record of `fields`."""
-        made = record_class(tuple(fields), tuple(counts))
-        record = object.__new__(made)
-        for slots, values in ((made._names, fields), (made._count_names, counts)):
-            for name, slot in slots.items():
-                slot.__set__(record, values[name])
-        return record
-
-    @property
-    def counts(self) -> Mapping[str, Any]:
-        """What follows from the fields, by name."""
-        return {name: slot.__get__(self) for name, slot in self._count_names.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        slot = self._names.get(name) or self._count_names[name]
-        return slot.__get__(self)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}")
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a parsed record is read-only; build from a mapping with another {name!r}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self._names, *self._count_names]
-
-    def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
-
-    def _repr_html_(self) -> str:
-        return fields_table("record", {**self, **self.counts}).html()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Record, (dict(self), self.counts)
-
-
-@lru_cache(maxsize=1024)
-def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
-    """Returns the class of records with these fields and counts: a slot for each, which is an attribute of its name, too."""
-    slots = [f"_{i}" for i in range(len(names) + len(counts))]
-    made: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
-    by_name = {name: vars(made)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
-    for name, slot in by_name.items():
-        if not hasattr(Record, name):  # a method wins; the field is still there by its key
-            setattr(made, name, slot)
-    made._names = {name: by_name[name] for name in names}
-    made._count_names = {name: by_name[name] for name in counts}
-    return cast(type[Record], made)
+from glft_schema.trace import Trace
 
 
 class Interpreted(construct.Construct):
@@ -303,90 +224,6 @@ def is_count(field: construct.Construct) -> bool:
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)
 
 
-class Table(Interpreted, construct.Array):
-    """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
-
-    Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed, and
-    so is one that is above the limit on objects, with all rows of tables before.
-    """
-
-    def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
-        count, params = evaluate(self.count, context), context["_params"]
-        needed, left = count * self._least, bytes_left(stream)
-        if needed > left > SHORT_TABLE:
-            raise TruncatedError(f"expected {count} rows of at least {self._least} bytes, found {left} bytes", path)
-        if needed <= left:
-            count_objects(context, count, path)
-        trace: Trace | None = params.get("trace")
-        starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
-        if trace is not None:
-            return self._parse_traced(stream, context, path, count, trace, starts)
-        rows, parse = [], self.subcon._parse
-        for i in range(count):
-            if starts is not None:
-                starts.append(stream.tell())
-            rows.append(parse(stream, context, f"{path} -> {i}"))
-        return rows
-
-    def _parse_traced(self, stream: Any, context: Any, path: str, count: int, trace: Trace, starts: Any) -> list[Any]:
-        """Parses the rows, with the trace only where it looks for something in them.
-
-        Raises:
-            Located: after the one row that it looks for, where that one's start is known from a parse before.
-        """
-        params, wanted = context["_params"], trace.row_in(plain_path(path))
-        if starts and wanted is not None and wanted < len(starts):
-            stream.seek(starts[wanted])
-            self.subcon._parse(stream, context, f"{path} -> {wanted}")
-            raise Located
-        rows = []
-        for i in range(count):
-            params["trace"] = trace if trace.looks_into(plain_path(f"{path} -> {i}")) else None
-            try:
-                rows.append(self.subcon._parse(stream, context, f"{path} -> {i}"))
-            finally:
-                params["trace"] = trace
-        return rows
-
-    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> list[Any]:
-        count_objects(context, len(obj), path)
-        return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
-
-    @cached_property
-    def _least(self) -> int:
-        return least_size(self.subcon)
-
-
-def count_objects(context: Any, number: int, path: str) -> None:
-    """Counts objects of the container being parsed or built; raises LimitError where they are more than their limit."""
-    params = context["_params"]
-    params["objects"] = total = params.get("objects", 0) + number
-    limits_of(context).check("objects", total, path, " tensors, entries and arrays")
-
-
-def bytes_left(stream: Any) -> int:
-    """Returns the bytes between here and the end of any seekable stream."""
-    return stream.left if isinstance(stream, Cursor) else int(construct.stream_size(stream)) - int(stream.tell())
-
-
-def least_size(field: construct.Construct) -> int:
-    """Returns the fewest bytes that `field` can take, from its declaration alone."""
-    if least := getattr(field, "least", None):
-        return least_size(least)
-    if isinstance(field, (construct.Struct, construct.FocusedSeq)):
-        return sum(least_size(part) for part in field.subcons)
-    if isinstance(field, construct.Prefixed):
-        return least_size(field.lengthfield)
-    if isinstance(field, (construct.Array, Check)):
-        return 0
-    if isinstance(field, construct.Subconstruct):
-        return least_size(field.subcon)
-    try:
-        return int(field.sizeof())
-    except construct.SizeofError:
-        return 0
-
-
 class TypeCode(construct.Adapter):
     """An integer that stands for a type of `table`.
 
@@ -502,44 +339,3 @@ class Padding(construct.Construct):
             obj = bytes(nbytes)
         write_all(stream, obj)
         return obj
-
-
-class Nested(construct.Construct):
-    """What may hold more of its kind, such as arrays in arrays, as deep as the limit on nesting allows.
-
-    Parses into and builds from what its declaration does.
-
-    Args:
-        declare: what may be one level below -> the declaration.
-        level: its own.
-    """
-
-    def __init__(self, declare: Callable[[Nested], construct.Construct], level: int = 1) -> None:
-        super().__init__()
-        self.declare = declare
-        self.level = level
-
-    @cached_property
-    def subcon(self) -> construct.Construct:
-        """The declaration at its level."""
-        return self.declare(Nested(self.declare, self.level + 1))
-
-    @property
-    def least(self) -> construct.Construct:
-        """What takes as many bytes as it does at least."""
-        return self.subcon
-
-    def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        self._check(context, path)
-        return self.subcon._parse(stream, context, path)
-
-    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
-        self._check(context, path)
-        return self.subcon._build(obj, stream, context, path)
-
-    def _check(self, context: Any, path: str) -> None:
-        try:
-            limits_of(context).check("nesting", self.level, path, " levels of arrays")
-        except LimitError as error:
-            error.offset = context["_io"].tell() if context["_parsing"] else None  # it has no field of its own to be found by
-            raise

@@ -9,10 +9,10 @@ from typing import Any
 
 from glft_schema.describe.tables import file_html, file_text
 from glft_schema.errors import shown
-from glft_schema.fields import Record
 from glft_schema.formats.format import Format
 from glft_schema.lazy import torch
 from glft_schema.limits import Limits, current
+from glft_schema.records import Record
 from glft_schema.source import BytesSource, FileSource, Source
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor

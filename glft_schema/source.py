@@ -297,6 +297,11 @@ def read_regular(path: StrPath) -> bytes:
         return file.read()
 
 
+def bytes_left(stream: Any) -> int:
+    """Returns the bytes between here and the end of any seekable stream."""
+    return stream.left if isinstance(stream, Cursor) else int(construct.stream_size(stream)) - int(stream.tell())
+
+
 def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
     """Returns the next bytes of a stream, of a `Cursor` or any other, for the field at `path`.
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from glft_schema.describe.tables import tensor_table
 from glft_schema.errors import TensorError, shown
-from glft_schema.fields import Record
 from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
+from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import columns

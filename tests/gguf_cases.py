@@ -382,6 +382,8 @@ LARGE = {
     "key-values of an empty array": Large(lambda n: key_values(n, struct.pack("<I", ARRAY) + EMPTY), 5_000),
     "empty arrays in an array": Large(lambda n: in_array(ARRAY, n, EMPTY * n), 5_000),
     "arrays of one array in an array": Large(lambda n: in_array(ARRAY, n, (struct.pack("<IQ", ARRAY, 1) * 14 + EMPTY) * n), 500),
+    "more arrays in an array than bytes": Large(lambda n: in_array(ARRAY, 1 << 60, EMPTY * n), 1 << 16, TruncatedError,
+        "expected 1152921504606846976 rows of at least 8 bytes"),
     "empty strings in an array": Large(lambda n: in_array(STRING, n, u64(0) * n), 1 << 19),
     "long strings in an array": Large(lambda n: in_array(STRING, n, string(b"x" * 300) * n), 1 << 14),
     "bytes in an array": Large(lambda n: in_array(U8, n, bytes(n)), 1 << 22),

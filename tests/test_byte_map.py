@@ -18,10 +18,11 @@ import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, SchemeError
 from glft_schema.container import parse_source
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
-from glft_schema.fields import Struct, Table, TypeCode
+from glft_schema.fields import Struct, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
 from glft_schema.numbers import bf16, u8, u16
+from glft_schema.rows import Table
 from glft_schema.source import BytesSource
 from glft_schema.tensor_data import TensorData
 from glft_schema.tensor_types import TensorType, tensor_type

@@ -10,9 +10,10 @@ import torch
 from construct import GreedyBytes, Int8ul, Int16ul, PascalString, PrefixedArray, len_, this
 
 from glft_schema import Container, FormatError
-from glft_schema.fields import Count, Struct, Table, least_size
+from glft_schema.fields import Count, Struct
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.numbers import f16, u8
+from glft_schema.rows import Table, least_size
 from glft_schema.rules import Check, Rule
 from glft_schema.tensor_types.plain import F32
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64

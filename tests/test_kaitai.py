@@ -23,9 +23,10 @@ from glft_schema.bulk import Text
 from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
-from glft_schema.fields import Derived, Picked, Sizes, Struct, Table, TypeCode
+from glft_schema.fields import Derived, Picked, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.numbers import f16, u8, u16, u32, u64
+from glft_schema.rows import Table
 from glft_schema.rules import Rule
 from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_types.blocks import block_type, columns

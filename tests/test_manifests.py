@@ -181,6 +181,7 @@ MODEL = OURS[-65:-1]
 REFUSED = {
     "": "expected lines HASH  FILE, found none",
     "# nothing": "expected lines HASH  FILE, found none",
+    f'# glft manifest 1: x\n{HEX}  a\n# tensor {HEX} \udcff [1] "w"': "line 3: expected # tensor HASH TYPE [SHAPE]",
     "hello": "line 1: expected a line HASH  FILE, found 'hello'",
     f"{HEX}  a\n{HEX[1:]}  b": "line 2: expected a SHA-256, 64 hex digits, found 63",
     f"{'0' * 32}  a": "line 1: expected a SHA-256, 64 hex digits, found 32 of MD5",
@@ -214,7 +215,7 @@ del REFUSED[OURS.replace('"w"', '"w" ')]  # JSON may end with spaces
 @pytest.mark.parametrize("text", REFUSED, ids=REFUSED.values())
 def test_what_is_no_manifest(text: str) -> None:
     with pytest.raises(FormatError) as caught:
-        read_manifest(text.encode())
+        read_manifest(os.fsencode(text))
     assert str(caught.value).startswith(REFUSED[text])
 
 

@@ -312,6 +312,17 @@ def test_an_endless_stream_that_starts_right_ends_at_a_limit() -> None:
         Container.parse_stream(io.BytesIO(stored))
 
 
+@pytest.mark.parametrize("most", range(18))
+def test_a_limit_below_what_is_looked_at_first(most: int) -> None:
+    endless, whole = Endless(golden("four_types")), golden("four_types")[:most]
+    with Limits(stream=most):
+        with pytest.raises(LimitError, match=f"expected at most {most} bytes in a stream"):
+            Container.parse_stream(endless)
+        with pytest.raises(TruncatedError) if most > 3 else pytest.raises(FormatError):
+            Container.parse_stream(io.BytesIO(whole))
+    assert endless.given <= 18
+
+
 def test_streams_that_give_no_bytes(tmp_path: Path) -> None:
     path = written(golden("four_types"), tmp_path)
     problem = "expected a stream of bytes, found one that gives .*: open it in binary mode"

@@ -26,10 +26,12 @@ from hypothesis import strategies as st
 from glft_schema import Container, SchemeError
 from glft_schema.container import findings
 from glft_schema.expressions import matching
-from glft_schema.fields import Padding, Picked, Record, Struct, Table
+from glft_schema.fields import Padding, Picked, Struct
 from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.numbers import u16, u32
+from glft_schema.records import Record
+from glft_schema.rows import Table
 from glft_schema.rules import Rule
 from glft_schema.strategies import containers, from_construct, values_of
 from glft_schema.tensor_data import TensorData

@@ -275,6 +275,17 @@ def test_a_type_of_ones_own() -> None:
     assert found(type_, (8,), swapped, "big") == expected
 
 
+def test_tied_tensors_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": f"t{i}", "dims": [4], "dtype": "F32", "offset": 0} for i in range(5)]
+    payload = {"weights": torch.tensor([1.0, float("nan"), 0.0, 2.0])}
+    file = Container.parse(Container.build({"descriptors": rows, "data": {row["name"]: payload for row in rows}}))
+    looked_at = []
+    monkeypatch.setattr(values, "oddities", lambda tensor, look=values.oddities: looked_at.append(tensor.name) or look(tensor))
+    found = [[(oddity.tensor, oddity.kind) for oddity in odd] for _, odd in odd_values(file)]
+    assert found == [[(f"t{i}", "NaN")] for i in range(5)]
+    assert looked_at == ["t0"]
+
+
 @pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])
 @pytest.mark.parametrize("scheme", ["f32", "q8_per_channel", "q4_per_group_64"])
 def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import construct
 
-from glft_schema import bulk, fields, numbers
+from glft_schema import bulk, fields, numbers, rows
 from glft_schema.describe.nodes import (
     FILE,
     BlockArray,
@@ -108,7 +108,7 @@ def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
 
 
 @node_of.register
-def _(declared: fields.Nested, schema: Schema, name: str) -> Node:
+def _(declared: rows.Nested, schema: Schema, name: str) -> Node:
     return node_of(declared.subcon, schema, name)
 
 

@@ -19,9 +19,10 @@ from construct import Bytes, Default, Switch, len_, this
 from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
 from glft_schema.errors import FormatError, shown
 from glft_schema.expressions import Lookup, matching, nbytes, nbytes_, reverse, reverse_
-from glft_schema.fields import Count, Derived, Nested, Padding, Picked, Sizes, Struct, Table, TypeCode
+from glft_schema.fields import Count, Derived, Padding, Picked, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from glft_schema.rows import Nested, Table
 from glft_schema.rules import GGML, SPEC, Check, Limit, Rule
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits, TensorMap
 from glft_schema.tensor_types import ggml

@@ -16,12 +16,13 @@ from construct import Default, Int8ul, Int16ul, Int32ul, Int64ul, PascalString, 
 
 from glft_schema.describe.tables import metadata_table
 from glft_schema.errors import FormatError, shown
-from glft_schema.fields import Count, Derived, Sizes, Struct, Table, TypeCode, bytes_left, count_objects
+from glft_schema.fields import Count, Derived, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
 from glft_schema.limits import limits_of
 from glft_schema.numbers import u8, u32
+from glft_schema.rows import Table, count_objects
 from glft_schema.rules import Rule
-from glft_schema.source import read_exactly
+from glft_schema.source import bytes_left, read_exactly
 from glft_schema.tensor_bytes import write_all
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types.plain import F16, F32

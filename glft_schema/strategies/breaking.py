@@ -15,9 +15,10 @@ from glft_schema import bulk, fields, numbers
 from glft_schema.container import Container, findings
 from glft_schema.errors import FormatError
 from glft_schema.expressions import read
-from glft_schema.fields import Forged, Padding, Record, TypeCode
+from glft_schema.fields import Forged, Padding, TypeCode
 from glft_schema.file import File
 from glft_schema.formats.gguf import KeyValues
+from glft_schema.records import Record
 from glft_schema.rules import LENIENT, Check, Rule
 from glft_schema.strategies.constructs import values_of
 from glft_schema.strategies.corruption import Corruption

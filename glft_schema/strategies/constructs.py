@@ -12,7 +12,7 @@ import construct
 from construct.core import evaluate
 from hypothesis import strategies as st
 
-from glft_schema import bulk, fields, numbers
+from glft_schema import bulk, fields, numbers, rows
 from glft_schema.describe.schema import LETTERS
 from glft_schema.formats.gguf import VALUE_TYPES, KeyValues
 from glft_schema.formats.glft import KeyValueLines
@@ -103,7 +103,7 @@ def _(declared: construct.LazyBound, context: Any) -> st.SearchStrategy[Any]:
 
 
 @values_of.register
-def _(declared: fields.Nested, context: Any) -> st.SearchStrategy[Any]:
+def _(declared: rows.Nested, context: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: values_of(declared.subcon, context))
 
 
@@ -194,7 +194,7 @@ def _(declared: fields.TypeCode, context: Any) -> st.SearchStrategy[Any]:
     """Types of the table, those of values that hold others more often; where others are let through, these too."""
     allowed = context._params._drawing.types
     types = [type_ for type_ in declared.table if allowed is None or not isinstance(type_, TensorType) or type_ in allowed]
-    holders = [type_ for type_ in types if isinstance(type_, ValueType) and isinstance(type_.field, fields.Nested)]
+    holders = [type_ for type_ in types if isinstance(type_, ValueType) and isinstance(type_.field, rows.Nested)]
     known = st.sampled_from(types + holders * 3)
     if declared.table.unknown is None or allowed is not None:
         return known
@@ -274,7 +274,7 @@ def lists_of(elements: st.SearchStrategy[Any], count: Any, context: Any) -> st.S
 
 @values_of.register
 def _(declared: construct.Array, context: Any) -> st.SearchStrategy[list[Any]]:
-    if isinstance(declared.subcon, fields.Nested) and declared.subcon.level > Limits().nesting:  # lists may still be empty
+    if isinstance(declared.subcon, rows.Nested) and declared.subcon.level > Limits().nesting:  # lists may still be empty
         return st.just([])
     return lists_of(values_of(declared.subcon, context), declared.count, context)
 

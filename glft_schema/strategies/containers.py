@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from glft_schema.container import format_named
 from glft_schema.errors import SchemeError, shown
-from glft_schema.fields import Padding, Record
+from glft_schema.fields import Padding
 from glft_schema.formats.format import Format
+from glft_schema.records import Record
 from glft_schema.rules import Check, rule_sets
 from glft_schema.strategies.constructs import values_of
 from glft_schema.strategies.drafts import Draft

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from glft_schema import bulk
 from glft_schema.container import trace_fields
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.fields import SHORT_TABLE, Count, Forged, Padding, Sizes, Struct, TypeCode, least_size
+from glft_schema.fields import Count, Forged, Padding, Sizes, Struct, TypeCode
 from glft_schema.file import File
 from glft_schema.formats.gguf import KeyValues
 from glft_schema.formats.glft import KeyValueLines
 from glft_schema.numbers import ByteOrderOf
+from glft_schema.rows import SHORT_TABLE, least_size
 from glft_schema.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.strategies.breaking import Breaker
 from glft_schema.strategies.corruption import Corruption

@@ -14,10 +14,11 @@ from typing import Any
 import construct
 
 from glft_schema.expressions import Reference, read
-from glft_schema.fields import Forged, Record, Struct, new_context
+from glft_schema.fields import Forged, Struct, new_context
 from glft_schema.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import KeyValues
+from glft_schema.records import Record
 from glft_schema.tensor_data import TensorData
 
 

@@ -8,7 +8,7 @@ import construct
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from glft_schema.fields import Record
+from glft_schema.records import Record
 from glft_schema.rules import Check
 from glft_schema.strategies.fitting import NOT_YET, evaluated, holds, is_wanted
 from glft_schema.tensor_data import TensorData

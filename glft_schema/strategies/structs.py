@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from glft_schema.errors import FormatError
 from glft_schema.expressions import Reference, ValueOfKey, read
-from glft_schema.fields import Derived, Padding, Record, Struct
+from glft_schema.fields import Derived, Padding, Struct
+from glft_schema.records import Record
 from glft_schema.rules import Check
 from glft_schema.strategies.fitting import candidates, derive, holds, is_wanted, pattern, with_value
 from glft_schema.strategies.layouts import laid_out, size_of

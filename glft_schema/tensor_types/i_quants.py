@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from glft_schema.fields import Record, Struct
+from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
+from glft_schema.records import Record
 from glft_schema.tensor_types.bits import split
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import scaled

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 from construct import this
 
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.fields import Record, Struct, new_context
+from glft_schema.fields import Struct, new_context
 from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder, TensorField
+from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.chunks import Fault, dequantize_chunks, quantize_chunks

@@ -1,0 +1,146 @@
+"""What there are many of: rows of tables, and arrays in arrays. Counts are looked at before anything is read.
+
+==============  ====================================================================================================
+`Table`         an array of Structs that numbers its rows in error paths
+`Nested`        what may be in itself
+==============  ====================================================================================================
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import construct
+from construct.core import evaluate
+
+from glft_schema.errors import LimitError, TruncatedError
+from glft_schema.fields import Interpreted
+from glft_schema.limits import limits_of
+from glft_schema.rules import Check
+from glft_schema.source import bytes_left
+from glft_schema.trace import Located, Trace, plain_path
+
+SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
+
+
+class Table(Interpreted, construct.Array):
+    """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
+
+    Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed, and
+    so is one that is above the limit on objects, with all rows of tables before.
+    """
+
+    def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
+        count, params = evaluate(self.count, context), context["_params"]
+        needed, left = count * self._least, bytes_left(stream)
+        if needed > left > SHORT_TABLE:
+            raise TruncatedError(f"expected {count} rows of at least {self._least} bytes, found {left} bytes", path)
+        if needed <= left:
+            count_objects(context, count, path)
+        trace: Trace | None = params.get("trace")
+        starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
+        if trace is not None:
+            return self._parse_traced(stream, context, path, count, trace, starts)
+        rows, parse = [], self.subcon._parse
+        for i in range(count):
+            if starts is not None:
+                starts.append(stream.tell())
+            rows.append(parse(stream, context, f"{path} -> {i}"))
+        return rows
+
+    def _parse_traced(self, stream: Any, context: Any, path: str, count: int, trace: Trace, starts: Any) -> list[Any]:
+        """Parses the rows, with the trace only where it looks for something in them.
+
+        Raises:
+            Located: after the one row that it looks for, where that one's start is known from a parse before.
+        """
+        params, wanted = context["_params"], trace.row_in(plain_path(path))
+        if starts and wanted is not None and wanted < len(starts):
+            stream.seek(starts[wanted])
+            self.subcon._parse(stream, context, f"{path} -> {wanted}")
+            raise Located
+        rows = []
+        for i in range(count):
+            params["trace"] = trace if trace.looks_into(plain_path(f"{path} -> {i}")) else None
+            try:
+                rows.append(self.subcon._parse(stream, context, f"{path} -> {i}"))
+            finally:
+                params["trace"] = trace
+        return rows
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> list[Any]:
+        count_objects(context, len(obj), path)
+        return [self.subcon._build(row, stream, context, f"{path} -> {i}") for i, row in enumerate(obj)]
+
+    @cached_property
+    def _least(self) -> int:
+        return least_size(self.subcon)
+
+
+def count_objects(context: Any, number: int, path: str) -> None:
+    """Counts objects of the container being parsed or built; raises LimitError where they are more than their limit."""
+    params = context["_params"]
+    params["objects"] = total = params.get("objects", 0) + number
+    limits_of(context).check("objects", total, path, " tensors, entries and arrays")
+
+
+def least_size(field: construct.Construct) -> int:
+    """Returns the fewest bytes that `field` can take, from its declaration alone."""
+    if least := getattr(field, "least", None):
+        return least_size(least)
+    if isinstance(field, (construct.Struct, construct.FocusedSeq)):
+        return sum(least_size(part) for part in field.subcons)
+    if isinstance(field, construct.Prefixed):
+        return least_size(field.lengthfield)
+    if isinstance(field, (construct.Array, Check)):
+        return 0
+    if isinstance(field, construct.Subconstruct):
+        return least_size(field.subcon)
+    try:
+        return int(field.sizeof())
+    except construct.SizeofError:
+        return 0
+
+
+class Nested(construct.Construct):
+    """What may hold more of its kind, such as arrays in arrays, as deep as the limit on nesting allows.
+
+    Parses into and builds from what its declaration does.
+
+    Args:
+        declare: what may be one level below -> the declaration.
+        level: its own.
+    """
+
+    def __init__(self, declare: Callable[[Nested], construct.Construct], level: int = 1) -> None:
+        super().__init__()
+        self.declare = declare
+        self.level = level
+
+    @cached_property
+    def subcon(self) -> construct.Construct:
+        """The declaration at its level."""
+        return self.declare(Nested(self.declare, self.level + 1))
+
+    @property
+    def least(self) -> construct.Construct:
+        """What takes as many bytes as it does at least."""
+        return self.subcon
+
+    def _parse(self, stream: Any, context: Any, path: str) -> Any:
+        self._check(context, path)
+        return self.subcon._parse(stream, context, path)
+
+    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+        self._check(context, path)
+        return self.subcon._build(obj, stream, context, path)
+
+    def _check(self, context: Any, path: str) -> None:
+        try:
+            limits_of(context).check("nesting", self.level, path, " levels of arrays")
+        except LimitError as error:
+            error.offset = context["_io"].tell() if context["_parsing"] else None  # it has no field of its own to be found by
+            raise
