@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import zipfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from glft_schema.typed_values import Metadata
 
 INDEX_SUFFIX = ".safetensors.index.json"
 TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
+REPEATED = 1 << 24  # bytes up to which a tensor of a file may repeat what is stored of it
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 # What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
@@ -246,6 +248,8 @@ def _open_index(index: Path) -> dict[str, StoredTensor | _Unreadable]:
         shards = set(places.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise FormatError(f"expected JSON with a weight_map, found something else in {safe(index.name)}") from None
+    if not shards:
+        raise FormatError(f"expected at least one tensor in the weight_map, found none in {safe(index.name)}")
     opened = {}
     for shard in sorted(shards, key=str):
         if not isinstance(shard, str) or not is_file_name(shard):
@@ -264,8 +268,9 @@ def is_file_name(text: str) -> bool:
 
 def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
     try:
+        _check_not_compressed(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, FormatError):
         raise
     except Exception as error:
         reason = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
@@ -277,4 +282,24 @@ def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
             found = found[key]
     if not isinstance(found, dict) or not found:
         raise FormatError(f"expected a dict of tensors, found {shown(found)}")
+    for name, tensor in found.items():
+        if isinstance(tensor, torch.Tensor) and is_dense(tensor):
+            _check_not_repeated(str(name), tensor)
     return dict(found)
+
+
+def _check_not_compressed(path: StrPath) -> None:
+    """Raises FormatError for an archive that takes more memory than it has bytes; torch stores all as it is."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                if member.compress_type != zipfile.ZIP_STORED:
+                    problem = f"expected members as they are, as torch stores them, found {shown(member.filename)} compressed"
+                    raise FormatError(problem, file=os.fspath(path))
+
+
+def _check_not_repeated(name: str, tensor: torch.Tensor) -> None:
+    """Raises TensorError for a tensor of a file that is much larger than what is stored of it: a few bytes, again and again."""
+    stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+    if whole > max(stored, REPEATED):
+        raise TensorError(f"expected {whole} bytes of numbers, found {stored} that are repeated: save a contiguous one", name)

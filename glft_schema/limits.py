@@ -95,7 +95,11 @@ class Limits:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        _blocks.set(_blocks.get()[:-1])
+        blocks = list(_blocks.get())
+        mine = max((i for i, block in enumerate(blocks) if block is self), default=None)
+        if mine is not None:  # a generator may leave its block inside of another one
+            del blocks[mine]
+        _blocks.set(tuple(blocks))
 
 
 DEFAULTS = {name: limit.most for name, limit in LIMITS.items()}

@@ -244,6 +244,8 @@ def _file_line(text: str) -> FileHash:
         raise FormatError("expected a line HASH  FILE of sha256sum, found one of gguf-hash, which does not hash whole files")
     else:
         raise FormatError(f"expected a line HASH  FILE, found {shown(text)}")
+    if "\0" in path:
+        raise FormatError("expected a line HASH  FILE, found NUL in it: it is a manifest of sha256sum --zero")
     if len(sha256) != DIGITS or (found.re is TAGGED_LINE and kind.upper() not in TAGS):
         count = f"{len(sha256)} of {kind}" if kind else f"{len(sha256)}"
         raise FormatError(f"expected a SHA-256, {DIGITS} hex digits, found {count}")

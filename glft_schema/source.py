@@ -287,8 +287,9 @@ def open_source(path: StrPath, mmap: bool = True, offset: int = 0, size: int | N
     for what, number in (("offset", offset), ("size", size)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
             raise SchemeError(f"expected an integer from 0 on as {what}, found {shown(number)}")
+    path = os.fsdecode(path)
     fd = open_regular(path)
-    return (MappedSource if mmap else FileSource)(fd, os.fspath(path), offset, size, has_path=True)
+    return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
 
 
 def read_regular(path: StrPath) -> bytes:

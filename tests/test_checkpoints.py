@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import zipfile
 from pathlib import Path
 from random import Random
 
@@ -183,3 +184,23 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
         path.write_bytes(content)
         with pytest.raises(FormatError, match=r"expected a (safetensors or )?torch file"):
             open_checkpoint(path)
+
+
+def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt"
+    torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
+    with pytest.raises(TensorError, match="tensor 'a': expected 67108864 bytes of numbers, found 4 that are repeated"):
+        open_checkpoint(path)
+    torch.save({"a": torch.ones(1).expand(8, 8)}, path)
+    assert open_checkpoint(path)["a"].load().shape == (8, 8)
+    with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in stored.namelist():
+            bomb.writestr(name, stored.read(name))
+    with pytest.raises(FormatError, match=r"expected members as they are, as torch stores them, found '.*' compressed"):
+        open_checkpoint(tmp_path / "bomb.pt")
+
+
+def test_an_index_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(FormatError, match="expected at least one tensor in the weight_map, found none"):
+        open_checkpoint(tmp_path)

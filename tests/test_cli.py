@@ -159,6 +159,20 @@ def test_version() -> None:
     assert done.stdout == f"glft_schema {glft_schema.__version__}\n"
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_closed_output_changes_no_verdict(tmp_path: Path, closed: int) -> None:
+    path = tmp_path / "model.glft"
+    path.write_bytes(golden("four_types"))
+    code = (
+        "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.executable, ['python', '-m', 'glft_schema', *sys.argv[2:]])"
+    )
+    for expected, name in ((0, path), (2, tmp_path / "missing")):
+        done = subprocess.run([sys.executable, "-c", code, str(closed), "verify", name], capture_output=True, text=True)
+        assert done.returncode == expected
+        assert "Traceback" not in done.stdout + done.stderr
+        assert ("missing" in done.stdout + done.stderr) == (expected == 2 and closed == 1)
+
+
 def test_help_names_the_verbs_without_importing_torch() -> None:
     code = """
 import sys

@@ -182,6 +182,7 @@ REFUSED = {
     "": "expected lines HASH  FILE, found none",
     "# nothing": "expected lines HASH  FILE, found none",
     f'# glft manifest 1: x\n{HEX}  a\n# tensor {HEX} \udcff [1] "w"': "line 3: expected # tensor HASH TYPE [SHAPE]",
+    f"{HEX}  a\0{HEX}  b": "line 1: expected a line HASH  FILE, found NUL in it: it is a manifest of sha256sum --zero",
     "hello": "line 1: expected a line HASH  FILE, found 'hello'",
     f"{HEX}  a\n{HEX[1:]}  b": "line 2: expected a SHA-256, 64 hex digits, found 63",
     f"{'0' * 32}  a": "line 1: expected a SHA-256, 64 hex digits, found 32 of MD5",
@@ -300,7 +301,7 @@ def test_verify(model: Path, tmp_path: Path) -> None:
     done = glft("verify", tmp_path / "same.gguf", "--manifest", listed)
     assert done.returncode == 1
     assert "4 tensors have the SHA-256" in done.stdout
-    assert "only the header, the metadata, or where the payloads lie is different" in done.stdout
+    assert "no tensor is different: it is the header, the metadata, the places of payloads, or bytes beside them" in done.stdout
 
     stored = bytearray(renamed.read_bytes())
     stored[position] ^= 1

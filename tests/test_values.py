@@ -327,10 +327,10 @@ def test_verify_values(odd_file: Path) -> None:
     assert ["bad", "d", "NaN", "1", "[1,", "0]", f"{bad:,}"] in lines
     assert ["floats", "weights", "infinite", "1", "[1,", "2]", f"{floats:,}"] in lines
     assert done.stdout.index("floats ") < done.stdout.index("zero ")
-    assert done.stdout.endswith("2 of 4 tensors have NaN, infinities or codes that stand for nothing\n")
+    assert done.stdout.endswith("4 of 4 tensors were looked at: 2 have NaN, infinities or codes that stand for nothing\n")
     data = json.loads(glft("verify", odd_file, "--values", "--json").stdout)
     assert data["holds"] is False
-    assert data["values"][0] == {
+    assert data["values"]["odd"][0] == {
         "tensor": "bad",
         "file": str(odd_file),
         "field": "d",
@@ -344,7 +344,9 @@ def test_verify_values(odd_file: Path) -> None:
     done = glft("verify", odd_file, "--values", "--exclude", "bad", "--exclude", "fl*")
     assert done.returncode == 0
     assert "zero    weights  all zero        3           [0]" in done.stdout
-    assert done.stdout.endswith("2 tensors have no NaN, no infinity, and no code that stands for nothing\n")
+    assert done.stdout.endswith(
+        "2 of 4 tensors were looked at: they have no NaN, no infinity, and no code that stands for nothing\n"
+    )
     assert "did you mean 'zero'?" in glft("verify", odd_file, "--values", "--exclude", "zeros").stderr
 
 

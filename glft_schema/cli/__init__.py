@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -40,7 +40,7 @@ for verb in (convert, explain, export, fuzz, get_tensor, hash, inspect, lab, mer
 
 
 VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
-LIMIT = typer.Option("--limit", metavar="NAME=NUMBER", help=f"Raise a limit: {', '.join(DEFAULTS)}. Repeatable.")
+LIMIT = typer.Option("--limit", metavar="NAME=NUMBER", help=f"Raise a limit, before the verb: {', '.join(DEFAULTS)}.")
 
 
 @app.callback()
@@ -71,6 +71,7 @@ def limits_in(given: list[str]) -> Limits:
 def main() -> None:
     """Runs the command line."""
     warnings.showwarning = _one_line
+    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()  # what whoever started us has closed
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)
@@ -89,6 +90,10 @@ def main() -> None:
         _leave_output()
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
         sys.exit(REFUSED)
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")
 
 
 def _end(number: int, frame: object) -> None:

@@ -37,7 +37,11 @@ def say(*lines: str, error: bool = False, coloured: bool = False) -> None:
     for line in lines:
         parts = COLOUR.split(line) if coloured else [line]
         text = "".join(part if i % 2 else printable(part, WIDEST) for i, part in enumerate(parts))
-        print(text, file=sys.stderr if error else sys.stdout)
+        try:
+            print(text, file=sys.stderr if error else sys.stdout)
+        except OSError as failed:
+            failed.filename = "standard output"
+            raise
 
 
 @contextmanager
@@ -55,6 +59,7 @@ def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> It
         path, reason = tensors or path, str(error)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
+        reason += f"; glft --limit {error.limit}=NUMBER ... raises it" if error.limit else ""
     except BrokenPipeError:
         raise  # whoever reads our output has had enough
     except OSError as error:

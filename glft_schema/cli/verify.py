@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import sys
@@ -20,7 +21,7 @@ from glft_schema.file import File
 from glft_schema.limits import current
 from glft_schema.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.rules import LENIENT, RULE_SETS
-from glft_schema.values import Oddity, odd_values
+from glft_schema.values import UNKNOWN, Oddity, odd_values
 from glft_schema.verify import Comparison, compare
 
 
@@ -95,6 +96,8 @@ def verify(
 
 def _stored(manifest: Path) -> bytes:
     if str(manifest) == "-":
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "it is closed", "standard input")
         return sys.stdin.buffer.read(current().manifest + 1)
     with manifest.open("rb") as stream:
         return stream.read(current().manifest + 1)
@@ -129,28 +132,31 @@ def check_manifest(found: list[FileHash], manifest: list[FileHash], path: Path) 
     if not verdict.files:
         lines.append(f"{len(found)} {'files have' if len(found) > 1 else 'file has'} the SHA-256 that is in {origin}")
     elif verdict.compared is not None and not verdict.tensors:
-        lines.append("only the header, the metadata, or where the payloads lie is different")
+        lines.append("no tensor is different: it is the header, the metadata, the places of payloads, or bytes beside them")
     differing = {kind: dict(part) for kind, part in vars(verdict).items() if kind != "compared"}
     return Outcome(lines, {"compared": verdict.compared, **differing}, verdict.holds)
 
 
 def check_values(file: File, exclude: list[str]) -> Outcome:
     """Looks for NaN, infinities, and what else is odd about the numbers."""
-    odd, looked_at = list[Oddity](), 0
+    odd, known, looked_at = list[Oddity](), 0, 0
     with progress_bar("looking at values") as bar:
         for tensor, found in odd_values(file, exclude):
             odd += found
+            known += not any(oddity.kind == UNKNOWN for oddity in found)
             looked_at += 1
             bar(tensor.name, looked_at / len(file.tensors))
     odd.sort(key=lambda oddity: not oddity.is_fault)  # those first that are
     rows = [(safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}") for o in odd]
     lines = table(("tensor", "field", "found", "numbers", "first weight", "at byte"), rows, 3) if odd else []
     faulty = {oddity.tensor for oddity in odd if oddity.is_fault}
+    looked = f"{known} of {len(file.tensors)} tensors were looked at"
     if faulty:
-        lines.append(f"{len(faulty)} of {looked_at} tensors have NaN, infinities or codes that stand for nothing")
+        lines.append(f"{looked}: {len(faulty)} have NaN, infinities or codes that stand for nothing")
     else:
-        lines.append(f"{looked_at} tensors have no NaN, no infinity, and no code that stands for nothing")
-    return Outcome(lines, [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd], not faulty)
+        lines.append(f"{looked}: they have no NaN, no infinity, and no code that stands for nothing")
+    data = {"looked_at": known, "odd": [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd]}
+    return Outcome(lines, data, not faulty)
 
 
 def check_source(file: File, source: Mapping[str, StoredTensor], path: Path, tolerance: float) -> Outcome:

@@ -231,9 +231,8 @@ class Breaker:
         drafts = []
         if (rows := self.draft.rows(table)) and field not in PLACE:
             drafts.append((self.draft, self.draw(st.integers(0, len(rows) - 1))))
-        empty = [tensor for tensor in self.file.tensors.values() if isinstance(tensor.dtype, OpaqueType) and not tensor.nbytes]
-        misplaced = (1, 2, 3) if len(empty) < 2 else ()  # a byte after two of unknown type would be one of both
-        drafts += [self._appended(gap) for gap in (misplaced if field == "offset" else (0,))]
+        appended = (self._appended(gap) for gap in ((1, 2, 3) if field == "offset" else (0,)))
+        drafts += [made for made in appended if is_read(made[0])]
         for draft, at in drafts:
             rows = _rows_of(draft, table)
             found = self._patches(site, rows[at]) if field != "offset" else self._as_it_is(site, rows[at])
@@ -333,10 +332,9 @@ class Breaker:
     def _payloads(self, site: Site) -> Iterator[Attempt]:
         """Changes what stands behind the last payload: bytes that are not zero, or none where there should be some."""
         for draft in (self.draft.having({}, self.draft.payloads + b"\1"), self._appended(empty=False, padded=False)[0]):
-            try:
-                record = Container.parse(draft.stored()).regions
-            except FormatError:
-                continue  # a payload of unknown type reaches as far as there are bytes: into another one
+            if not is_read(draft):
+                continue
+            record = Container.parse(draft.stored()).regions
             context = construct.Container({**record, **record.counts})
             context.update({"_params": self.root._params})
             if not holds(site.check, context):
@@ -346,6 +344,16 @@ class Breaker:
 def unchanged(file: File, stored: bytes) -> bool:
     """Tells whether these are the bytes of a file."""
     return len(stored) == file.source.size and stored == bytes(file.source.view(0, file.source.size))
+
+
+def is_read(draft: Draft) -> bool:
+    """Tells whether a draft can be read. With more bytes, a payload of unknown type may reach into another one."""
+    if any(isinstance(row["dtype"], OpaqueType) for row in _rows_of(draft, draft.format.table)):
+        try:
+            Container.parse(draft.stored())
+        except FormatError:
+            return False
+    return True
 
 
 def can_be_broken(site: Site) -> bool:
