@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.unmeasured import unmeasured
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 5  # of the processor
 MEMORY = 64 << 20  # bytes of address space beside what the interpreter has, and
@@ -46,7 +48,7 @@ def judged(paths: Iterable[Path], reader: str = "glft_schema", seconds: int = SE
     """Reads files, each in a process of its own, and returns what became of them. `reader` is one of `READERS`."""
     command = [sys.executable, "-m", "tests.judging", reader, str(seconds)]
     lines = "".join(f"{path}\n" for path in paths)
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, env=unmeasured(), check=True)
     return [Judged(**json.loads(line)) for line in done.stdout.splitlines()]
 
 

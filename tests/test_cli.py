@@ -173,6 +173,14 @@ def test_closed_output_changes_no_verdict(tmp_path: Path, closed: int) -> None:
         assert ("missing" in done.stdout + done.stderr) == (expected == 2 and closed == 1)
 
 
+def test_a_manifest_from_closed_input(tmp_path: Path) -> None:
+    path = tmp_path / "model.glft"
+    path.write_bytes(golden("four_types"))
+    code = "import os, sys; os.close(0); os.execv(sys.executable, ['python', '-m', 'glft_schema', *sys.argv[1:]])"
+    done = subprocess.run([sys.executable, "-c", code, "verify", path, "--manifest", "-"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "glft: standard input: it is closed\n")
+
+
 def test_help_names_the_verbs_without_importing_torch() -> None:
     code = """
 import sys

@@ -37,6 +37,7 @@ from tests import gguf_cases, glft_cases, reference
 from tests.gguf_reference import F32, STRING, Info
 from tests.gguf_reference import File as Written
 from tests.golden import golden
+from tests.unmeasured import unmeasured
 
 GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="counts on Linux's /proc, its devices and its signals")
@@ -46,7 +47,7 @@ MAPPED = pytest.mark.parametrize("mmap", [True, False])
 def python(code: str, *arguments: object, seconds: int = 60) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, which is ended where it takes longer than `seconds`."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=unmeasured())
 
 
 def descriptors() -> int:

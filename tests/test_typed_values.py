@@ -170,7 +170,8 @@ def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("depth", "message"), [(17, "nested at most 16 deep, a limit of this reader"), (5000, "a limit of Python's")]
+    ("depth", "message"),
+    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "a limit of Python's")],
 )
 def test_deep_arrays_cannot_be_built(depth: int, message: str) -> None:
     value: object = [1]

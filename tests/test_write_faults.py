@@ -27,6 +27,7 @@ from hypothesis import settings
 
 from glft_schema import Container, Typed
 from tests.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
+from tests.unmeasured import unmeasured
 
 ROUNDS = max(settings.default.max_examples // 100, 10)  # 10, and 200 of the thorough profile
 OLD, NEW = Container.build(container(1)), Container.build(container(2))
@@ -215,7 +216,7 @@ def test_a_full_disk_on_the_command_line(path: Path) -> None:
     def small_files() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    done = glft("convert", path, out, preexec_fn=small_files)
+    done = glft("convert", path, out, preexec_fn=small_files, env=unmeasured())
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"glft: {out}: File too large\n")
     assert (out.read_bytes(), beside(path)) == (b"old", ["out.glft"])
 
@@ -285,7 +286,13 @@ def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: i
     Container.build_file({"format": "GGUF", "metadata": numbers, "tensor_infos": rows, "data": {"w": bytes(4)}}, only)
     out.write_bytes(b"old")
     command = [sys.executable, "-c", COMMAND_LINE_HALF_WAY, "merge", only, out]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def hanging_up_ends() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests were started with nohup
+
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hanging_up_ends, env=unmeasured()
+    )
     assert process.stdout
     assert process.stdout.readline() == "half way\n"
     process.send_signal(number)
