@@ -159,15 +159,19 @@ def test_version() -> None:
     assert done.stdout == f"glft_schema {glft_schema.__version__}\n"
 
 
+def glft_without(descriptor: int, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a verb without standard input (0), output (1) or errors (2)."""
+    code = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    command = [sys.executable, "-c", code, str(descriptor), "-m", "glft_schema", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("closed", [1, 2])
 def test_closed_output_changes_no_verdict(tmp_path: Path, closed: int) -> None:
     path = tmp_path / "model.glft"
     path.write_bytes(golden("four_types"))
-    code = (
-        "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.executable, ['python', '-m', 'glft_schema', *sys.argv[2:]])"
-    )
     for expected, name in ((0, path), (2, tmp_path / "missing")):
-        done = subprocess.run([sys.executable, "-c", code, str(closed), "verify", name], capture_output=True, text=True)
+        done = glft_without(closed, "verify", name)
         assert done.returncode == expected
         assert "Traceback" not in done.stdout + done.stderr
         assert ("missing" in done.stdout + done.stderr) == (expected == 2 and closed == 1)
@@ -176,8 +180,7 @@ def test_closed_output_changes_no_verdict(tmp_path: Path, closed: int) -> None:
 def test_a_manifest_from_closed_input(tmp_path: Path) -> None:
     path = tmp_path / "model.glft"
     path.write_bytes(golden("four_types"))
-    code = "import os, sys; os.close(0); os.execv(sys.executable, ['python', '-m', 'glft_schema', *sys.argv[1:]])"
-    done = subprocess.run([sys.executable, "-c", code, "verify", path, "--manifest", "-"], capture_output=True, text=True)
+    done = glft_without(0, "verify", path, "--manifest", "-")
     assert (done.returncode, done.stderr) == (2, "glft: standard input: it is closed\n")
 
 

@@ -108,3 +108,10 @@ def test_errors_of_a_stream_are_the_systems() -> None:
 
     with pytest.raises(OSError, match="the stream takes no more bytes"):
         Container.build_stream({}, Stuck())
+
+
+def test_a_mapping_with_other_fields_is_not_built() -> None:
+    with pytest.raises(FormatError, match="expected the fields name, rank, found 'more'"):
+        Row.build({"name": "a", "rank": 1, "more": 2})
+    with pytest.raises(FormatError, match="expected a mapping with name, rank, found 3"):
+        Row.build(3)

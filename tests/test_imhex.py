@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from construct import Array, Default, this
+from construct import Array, Bytes, Default, this
 
 from glft_schema import Container, File
 from glft_schema.bulk import Text
 from glft_schema.describe.as_imhex import RESERVED, as_imhex
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import FormatError
-from glft_schema.fields import Count, Picked, Struct
+from glft_schema.expressions import matching
+from glft_schema.fields import Count, Picked, Struct, TypeCode
 from glft_schema.formats.format import Format
-from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES
 from glft_schema.formats.glft import GLFT, Header
 from glft_schema.numbers import ByteOrderOf, f16, u8, u16, u32, u64
 from glft_schema.rules import Rule
@@ -291,6 +292,19 @@ def test_a_byte_order_at_no_fixed_place_is_refused() -> None:
     regions = Struct("title" / Text(u8) * "x", "order" / ByteOrderOf(u16) * "y", "n" / u16 * "z")
     with pytest.raises(NotImplementedError, match="whose place is not the same in all files"):
         as_imhex(schema_of(replace(made_up(), struct=regions)))
+
+
+N = "n" / u8 * "a number"
+UNSAYABLE: dict[str, list[Any]] = {
+    'no pattern has the expression matches(n, "a")': [N, "x" / Bytes(matching("a")(this.n)) * "as many"],
+    "a code is a number, not Either": [N, "x" / TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES) * "a code"],
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_no_pattern_says_is_an_error(problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=re.escape(problem)):
+        as_imhex(schema_of(replace(made_up(), struct=Struct(*UNSAYABLE[problem]))))
 
 
 def test_the_readers_agree_on_what_is_cut_off() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from construct import Bytes, len_, this
+from construct import Array, Bytes, len_, this
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +23,11 @@ from glft_schema.bulk import Text
 from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
+from glft_schema.expressions import Lookup, matching
 from glft_schema.fields import Derived, Picked, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
-from glft_schema.numbers import f16, u8, u16, u32, u64
+from glft_schema.formats.gguf import VALUE_TYPES
+from glft_schema.numbers import ByteOrderOf, f16, u8, u16, u32, u64
 from glft_schema.rows import Table
 from glft_schema.rules import Rule
 from glft_schema.source import BytesSource, Cursor
@@ -396,7 +398,29 @@ def test_sentences_cannot_leave_their_comments() -> None:
     assert checksum["doc"] == "a made-up number \\\\N{x} * / ''' U+202E </script> ${x} 'x' #"
 
 
-def test_what_cannot_be_said_is_an_error() -> None:
-    broken = Struct("n" / u8 * "a number", "name" / Bytes(this.nothing) * "nobody says how many")
-    with pytest.raises(NotImplementedError, match="there is no field nothing"):
-        as_kaitai(schema_of(dataclasses.replace(FORMATS["GLFT"], struct=broken)))
+N = "n" / u8 * "a number"
+ORDER = "order" / ByteOrderOf(u32) * "of the file"
+UNSAYABLE: dict[str, list[Any]] = {
+    "there is no field nothing": [N, "name" / Bytes(this.nothing) * "nobody says how many"],
+    'Kaitai Struct cannot say matches(n, "a")': [N, "x" / Bytes(matching("a")(this.n)) * "as many"],
+    "Kaitai Struct cannot compare order": [ORDER, "version" / u32 * "small", "x" / Bytes(this.order + 1) * "as many"],
+    "Kaitai Struct cannot name (n + 1)": [N, "x" / Bytes(len_(this.n + 1)) * "as many"],
+    "Kaitai Struct cannot say how long n is": [N, "x" / Bytes(len_(this.n)) * "as many"],
+    "n has no keys": [N, "x" / Bytes(Lookup(this.n, "k", 3)) * "as many"],
+    "a byte order that is told by one number at a fixed place can be said alone": [
+        ORDER,
+        "version" / u32 * "small",
+        "again" / ORDER,
+    ],
+    "a list of codes that can be one of several numbers has no enum": [
+        N,
+        "codes" / Array(3, TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES)) * "three",
+    ],
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_cannot_be_said_is_an_error(problem: str) -> None:
+    made = dataclasses.replace(FORMATS["GLFT"], struct=Struct(*UNSAYABLE[problem]))
+    with pytest.raises(NotImplementedError, match=re.escape(problem)):
+        as_kaitai(schema_of(made))
