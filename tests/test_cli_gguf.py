@@ -169,7 +169,8 @@ def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
     assert "all rules hold (spec)" in glft("verify", path).stdout
     assert_refused(glft("verify", path, "--rules", "ggml"), "expected a rule set of GLFT, found 'ggml'")
     assert_refused(glft("verify", path, "--exclude", "w"), "expected --against or --values with --exclude, found neither")
-    assert_refused(glft("view", path, "--exclude", "w"), "expected --against with --exclude, found none")
+    page = ("-o", tmp_path / "page.html")
+    assert_refused(glft("view", path, *page, "--exclude", "w"), "expected --against with --exclude, found none")
 
 
 def test_convert(gguf: Path, tmp_path: Path) -> None:
