@@ -292,12 +292,11 @@ class Strings(construct.Construct):
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
             write_all(stream, obj.stored())
             return obj
-        write_all(stream, b"".join(_with_length(texts, length, order, path) for texts in obj))
+        write_all(stream, b"".join(_with_length(encoded(text, path), length, order, path) for text in obj))
         return obj
 
 
-def _with_length(text: Any, length: Number, order: ByteOrder, path: str) -> bytes:
-    stored = encoded(text, path)
+def _with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
     return length.stored(len(stored), order, path) + stored
 
 
@@ -337,7 +336,7 @@ class Text(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         stored = encoded(obj, path)
         limits_of(context).check("text", len(stored), path, " bytes")
-        write_all(stream, self.length.pick(context).stored(len(stored), byte_order(context), path) + stored)
+        write_all(stream, _with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj
 
 

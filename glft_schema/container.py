@@ -7,8 +7,8 @@ says in which field, at which byte and for which tensor.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import construct
@@ -73,7 +73,8 @@ class ContainerConstruct(construct.Construct):
             TypeError: where it is a stream of text.
             OSError: from the system.
         """
-        return _parse_or_close(stream_source(stream, format_of, mmap))
+        with _closed_on_failure(stream_source(stream, format_of, mmap)) as source:
+            return parse_source(source)
 
     def parse_file(
         self, filename: StrPath, mmap: bool = True, offset: int = 0, size: int | None = None, **contextkw: Any
@@ -108,7 +109,7 @@ class ContainerConstruct(construct.Construct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> File:
         with inside(path):
-            return _parse_or_close(stream_source(stream, format_of))
+            return self.parse_stream(stream)
 
     def _build(self, obj: File | Mapping[str, Any], stream: Any, context: Any, path: str) -> Any:
         with inside(path), our_errors():
@@ -146,20 +147,18 @@ def open(
         FormatError: where it is no file of a known format; with field, offset and tensor.
         SchemeError: for an offset or a size below 0.
     """
-    source = open_source(path, mmap, offset, size)
-    try:
+    with _closed_on_failure(open_source(path, mmap, offset, size)) as source:
         file = parse_source(source, device)
         if not whole_set or offset or size is not None:
             return file
         return open_set(file, lambda shard: open(shard, device, mmap, whole_set=False))
-    except BaseException:
-        source.close()
-        raise
 
 
-def _parse_or_close(source: Source) -> File:
+@contextmanager
+def _closed_on_failure(source: Source) -> Iterator[Source]:
+    """Gives back what a source holds where whatever is done with it fails."""
     try:
-        return parse_source(source)
+        yield source
     except BaseException:
         source.close()
         raise

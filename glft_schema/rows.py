@@ -57,8 +57,8 @@ class Table(Interpreted, construct.Array):
         Raises:
             Located: after the one row that it looks for, where that one's start is known from a parse before.
         """
-        params, wanted = context["_params"], trace.row_in(plain_path(path))
-        if starts and wanted is not None and wanted < len(starts):
+        params = context["_params"]
+        if starts and (wanted := trace.row_in(plain_path(path))) is not None and wanted < len(starts):
             stream.seek(starts[wanted])
             self.subcon._parse(stream, context, f"{path} -> {wanted}")
             raise Located

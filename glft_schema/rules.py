@@ -61,6 +61,7 @@ class Check(construct.Construct):
         field: the field that it guards.
         expected: a sentence's end: what the field is expected to be.
         sets: the rule sets that hold it.
+        is_always_needed: whether no reader can do without it.
         building: whether building keeps to it, too, where one of its sets is asked for.
     """
 
@@ -72,7 +73,7 @@ class Check(construct.Construct):
         self.id = id
         self.field = field
         self.sets = sets
-        self._always = LENIENT in sets
+        self.is_always_needed = LENIENT in sets
         self.flagbuildnone = True
 
     def check(self, context: Any, path: str) -> None:
@@ -98,18 +99,13 @@ class Check(construct.Construct):
             offset = span.start
         context._params.findings.append(Finding(self.id, self.sets, where, problem, offset, self.building))
 
-    @property
-    def is_always_needed(self) -> bool:
-        """Whether no reader can do without it."""
-        return self._always
-
     def is_needed(self, context: Any) -> bool:
         """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
         asked_for = set(self.sets).intersection(context._params.get("rules", ()))
         return self.is_always_needed or (bool(asked_for) and self.building)
 
     def _parse(self, stream: Any, context: Any, path: str) -> None:
-        if self._always or "findings" in context["_params"]:
+        if self.is_always_needed or "findings" in context["_params"]:
             self.check(context, path)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> None:
