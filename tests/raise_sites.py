@@ -57,11 +57,18 @@ def reached() -> int:
 
 
 class Spoiled(ast.NodeTransformer):
-    """Replaces the sentences of errors by marks: what is said in a ``raise``, and whatever begins with "expected"."""
+    """Replaces sentences of errors by marks: those in a ``raise`` or a `problem`, and whatever begins with "expected".
 
-    def __init__(self, file: Path, sites: list[Site]) -> None:
+    Args:
+        file: the file.
+        sites: where each sentence that is found goes.
+        kept: the numbers of those that are left as they are.
+    """
+
+    def __init__(self, file: Path, sites: list[Site], kept: set[int]) -> None:
         self.file = file
         self.sites = sites
+        self.kept = kept
         self.raising = False
 
     def visit_Raise(self, node: ast.Raise) -> ast.AST:
@@ -70,12 +77,14 @@ class Spoiled(ast.NodeTransformer):
         self.raising = False
         return node
 
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        return self.visit_Raise(node) if ast.unparse(node.targets[0]) == "problem" else self.generic_visit(node)
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        first = node.values[0]
-        if not isinstance(first, ast.Constant) or not self.is_sentence(str(first.value)):
-            return node
         values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
-        return ast.copy_location(ast.JoinedStr([self.mark(node), *values]), node)
+        words = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        mark = self.mark(node) if self.is_sentence(words) else node
+        return mark if mark is node else ast.copy_location(ast.JoinedStr([mark, *values]), node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         return self.mark(node) if isinstance(node.value, str) and self.is_sentence(node.value) else node
@@ -83,31 +92,50 @@ class Spoiled(ast.NodeTransformer):
     def is_sentence(self, text: str) -> bool:
         return text.startswith("expected ") or (self.raising and " " in text.strip())
 
-    def mark(self, node: ast.expr) -> ast.Constant:
+    def mark(self, node: ast.expr) -> ast.expr:
+        number = len(self.sites)
         self.sites.append(Site(self.file, node.lineno, node.end_lineno or node.lineno, ast.unparse(node)))
-        return ast.copy_location(ast.Constant(MARK.format(len(self.sites) - 1)), node)
+        return node if number in self.kept else ast.copy_location(ast.Constant(MARK.format(number)), node)
+
+
+def spoiled(folder: Path, kept: set[int]) -> list[Site]:
+    """Writes the package into a folder with the sentences of errors spoiled, but for those kept, and returns all of them."""
+    sites: list[Site] = []
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = Spoiled(file, sites, kept).visit(ast.parse(file.read_text("utf-8")))
+        (folder / file.relative_to(PACKAGE.parent)).write_text(ast.unparse(module), "utf-8")
+    return sites
+
+
+def seen(folder: Path, options: list[str]) -> set[int]:
+    """Runs the tests in a folder, and returns the numbers of the marks that come up in failures."""
+    command = [sys.executable, "-m", "pytest", "-vv", "--tb=short", *options]
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        subprocess.run(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, check=False)
+        said.seek(0)
+        return {int(number) for line in said for number in re.findall(MARK.format(r"(\d+)"), line)}
 
 
 def texts(options: list[str]) -> int:
-    """Prints how many sentences of errors a test looks at, and which are not looked at."""
-    sites: list[Site] = []
-    with tempfile.TemporaryDirectory() as folder:
-        root = PACKAGE.parent
-        for part in ("tests", "docs", "README.md", "pyproject.toml"):
-            source, copy = root / part, Path(folder, part)
+    """Prints how many sentences of errors a test looks at, and which are not looked at.
+
+    A test ends at its first failure. So those that failed are run again with the sentences whole that were seen, until no more
+    come up.
+    """
+    looked_at: set[int] = set()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in ("tests", "docs", "README.md", "pyproject.toml", PACKAGE.name):
+            source, copy = PACKAGE.parent / part, folder / part
             shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
-        shutil.copytree(PACKAGE, Path(folder, PACKAGE.name))
-        for file in sorted(PACKAGE.rglob("*.py")):
-            spoiled = Spoiled(file, sites).visit(ast.parse(file.read_text("utf-8")))
-            Path(folder, file.relative_to(root)).write_text(ast.unparse(spoiled), "utf-8")
-        command = [sys.executable, "-m", "pytest", "-vv", "--tb=short", *options]
-        environment = {**os.environ, "PYTHONPATH": folder}
-        with tempfile.TemporaryFile("w+") as said:
-            subprocess.run(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, check=False)
-            said.seek(0)
-            seen = {int(number) for line in said for number in re.findall(MARK.format(r"(\d+)"), line)}
-    missed = [site for number, site in enumerate(sites) if number not in seen]
-    print(f"{len(seen)} of {len(sites)} texts of errors are looked at by a test")
+        sites, again = spoiled(folder, set()), list[str]()
+        while found := seen(folder, [*options, *again]) - looked_at:
+            looked_at |= found
+            spoiled(folder, looked_at)
+            again = ["--last-failed", "--last-failed-no-failures=none"]
+    missed = [site for number, site in enumerate(sites) if number not in looked_at]
+    print(f"{len(looked_at)} of {len(sites)} texts of errors are looked at by a test")
     print(*(f"not looked at: {site}" for site in missed), sep="\n", end="\n" if missed else "")
     return 1 if missed else 0
 
