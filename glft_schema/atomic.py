@@ -67,8 +67,6 @@ def _about(path: StrPath) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:
-            raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
 
 

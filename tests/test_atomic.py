@@ -310,6 +310,19 @@ def test_a_new_file_that_another_writer_takes_for_left_behind(path: Path, monkey
     os.close(opened[0])
 
 
+def test_a_lock_that_fails_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(b"old")
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output error") as caught, atomic_write(path):
+        pass
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+    assert_only(path, b"old")
+
+
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
 def test_file_systems_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Nothing is taken for left behind there, for nobody could tell."""

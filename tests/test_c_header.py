@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from construct import Default, this
+from construct import Bytes, Default, this
 
 from glft_schema.describe.as_c import as_c
 from glft_schema.describe.c_language import RESERVED
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import FormatError
+from glft_schema.expressions import matching
 from glft_schema.fields import Count, Picked, Struct
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
@@ -25,7 +26,7 @@ from glft_schema.numbers import f16, i64, u8, u32, u64
 from glft_schema.rules import Rule
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML
-from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.tensor_type import IN, OUT, TensorType
 from glft_schema.type_table import TypeTable
 from tests import gguf_reference
 from tests.golden import golden
@@ -260,6 +261,23 @@ def test_a_field_and_a_type_more_appear(tmp_path: Path) -> None:
     assert found["glft_header"] == (20, {**laid_out(Header)[1], "checksum": 16})
     assert found["glft_q4_more"] == (18, {"d": 0, "qs": 2})
     assert run(tmp_path, text, 'printf("%d\\n", (int)glft_payload_size(9, 3, 64));') == [["108"]]
+
+
+OF_BYTES = TensorType("OF_BYTES", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
+UNSAYABLE: dict[str, Format | TensorType] = {
+    "a payload's field is an array of numbers or blocks, not Bytes": OF_BYTES,
+    "expected an expression on out, in and dims, found (in - 1)": ONE_LESS,
+    'no name can be made of the expression matches(n, "a")': replace(
+        GLFT, struct=Struct("x" / Struct("n" / u8 * "x", "of" / Picked(matching("a")(this.n), u8, u32) * "x", title="x") * "x")
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_no_header_says_is_an_error(problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{re.escape(problem)}$"):
+        as_c(schema_of(UNSAYABLE[problem]))
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

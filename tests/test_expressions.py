@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from construct import Container, len_, obj_, this
 
+from glft_schema.describe.node_reader import Scope
+from glft_schema.describe.nodes import Schema
 from glft_schema.expressions import Lookup, matching, nbytes_, parts, read, reverse_
 
 CONTEXT = Container(n=3, name="aé", dims=[2, 5], metadata={"k": 7}, _=Container(m=4))
@@ -20,6 +22,7 @@ CONTEXT = Container(n=3, name="aé", dims=[2, 5], metadata={"k": 7}, _=Container
         (this.n == 3, "(n == 3)", True),
         ((this.n >= 1) & (this.n <= 2), "((n >= 1) & (n <= 2))", False),
         (this.n * 2 // 4, "((n * 2) // 4)", 1),
+        (this.n + 2 - 1, "((n + 2) - 1)", 4),
         (-this.n, "(0 - n)", -3),
         (this.name == b"GG", "(name == [71, 71])", False),
         (len_(this.dims), "len(dims)", 2),
@@ -36,6 +39,8 @@ def test_reading_and_computing(expression: Any, text: str, value: object) -> Non
     assert found in list(parts(found))
     computed = expression(CONTEXT)
     assert (bool(computed) if value is True else computed) == value
+    schema = Schema("none")
+    assert Scope(schema, CONTEXT, Scope(schema, CONTEXT._)).evaluate(found) == value
 
 
 def test_paths_from_the_root_and_parameters() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import runpy
+import sys
 
 import construct
 import pytest
 import torch
 from construct import GreedyBytes, Int8ul, Int16ul, PascalString, PrefixedArray, len_, this
 
-from glft_schema import Container, FormatError
+from glft_schema import Container, FormatError, tensor_bytes
 from glft_schema.fields import Count, Struct
 from glft_schema.formats.glft import GLFT, Descriptor
 from glft_schema.numbers import f16, u8
@@ -108,6 +110,12 @@ def test_errors_of_a_stream_are_the_systems() -> None:
 
     with pytest.raises(OSError, match="the stream takes no more bytes"):
         Container.build_stream({}, Stuck())
+
+
+def test_a_machine_of_the_other_byte_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(ImportError, match="views stored numbers as they are, and needs a little-endian machine"):
+        runpy.run_path(tensor_bytes.__file__)
 
 
 def test_a_mapping_with_other_fields_is_not_built() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ import typer
 from hypothesis import settings
 from typer.testing import CliRunner
 
-from glft_schema import Container, FormatError, fuzzing
+from glft_schema import Container, FormatError, TensorError, fuzzing
 from glft_schema.cli.fuzz import fuzz as verb
 from glft_schema.container import findings
 from glft_schema.corpora import MANIFEST, read_corpus, write_corpus
@@ -27,6 +28,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.fuzzing import CORRUPTED, DAMAGED, GIVEN, VALID, Case, PropertyError, bounded, check, corpus, fuzz
 from glft_schema.strategies import Corruption, rule_ids
+from glft_schema.tensors import Tensor
 from tests.golden import golden
 
 ROOT = Path(__file__).parents[1]
@@ -140,6 +142,15 @@ def test_what_is_said_of_a_broken_property(case: str, monkeypatch: pytest.Monkey
     assert str(caught.value).startswith(f"{caught.value.name}: expected ")
 
 
+def test_numbers_that_cannot_be_had_break_a_property(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dequantize(tensor: Tensor) -> None:
+        raise TensorError("no numbers", tensor.name)
+
+    monkeypatch.setattr(Tensor, "dequantize", dequantize)
+    with pytest.raises(PropertyError, match=r"^escaped: expected numbers, found tensor 'a': no numbers$"):
+        check(FOUR_TYPES)
+
+
 def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     bounded(lambda: None, 0)
     with pytest.raises(PropertyError, match=r"bounded: expected at most 16,777,216 bytes of memory for 0 bytes, found 33,\d"):
@@ -179,6 +190,18 @@ def test_bad_requests(tmp_path: Path) -> None:
     code, text = run(tmp_path / "x.json")
     assert code == 2
     assert "expected a manifest of files to try, found" in text
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where not even root makes a file")
+@pytest.mark.parametrize("option", ["--out", "--corpus"])
+def test_a_folder_that_cannot_be_written_to(option: str) -> None:
+    message = f"glft: expected a folder for {option}, found /proc, which cannot be written to\n"
+    assert run("glft", option, "/proc/new") == (2, message)
+
+
+def test_without_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis.configuration", None)
+    assert run("glft") == (2, "glft: fuzz needs hypothesis: pip install 'glft_schema[fuzz]'\n")
 
 
 def no_search(*arguments: object) -> None:
@@ -288,6 +311,27 @@ def test_a_hang_that_is_interrupted_is_a_failure(tmp_path: Path, monkeypatch: py
     assert re.match(r"failed: bounded: expected at most 0\.0 s, found no end after \d+\.\d s\n", text)
     (stored,) = (tmp_path / "out").glob("*.glft")
     assert stored.read_bytes() == golden("four_types")
+
+
+def test_an_interrupt_that_python_cannot_raise_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __del__(self) -> None:
+            raise KeyboardInterrupt
+
+    def parse(stored: bytes) -> object:
+        Interrupted()
+        return Container.parse(stored)
+
+    monkeypatch.setattr(fuzzing, "Container", Reader(parse))
+    code, text = run("gguf")
+    assert (code, text.startswith("gguf: interrupted; no failure in ")) == (130, True)
+
+
+def test_an_interrupt_while_a_corpus_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fuzzing, "corpus", lambda *arguments: signal.raise_signal(signal.SIGINT))
+    code, text = run("glft", "--examples", "1", "--corpus", tmp_path / "corpus")
+    assert (code, text.endswith("\ninterrupted\n")) == (130, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_where_the_user_is(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from construct import Array, Bytes, len_, this
+from construct import Array, Bytes, Switch, len_, this
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,13 +26,14 @@ from glft_schema.describe.schema import schema_of
 from glft_schema.expressions import Lookup, matching
 from glft_schema.fields import Derived, Picked, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
-from glft_schema.formats.gguf import VALUE_TYPES
+from glft_schema.formats.gguf import VALUE_TYPES, KeyValues
 from glft_schema.numbers import ByteOrderOf, f16, u8, u16, u32, u64
 from glft_schema.rows import Table
 from glft_schema.rules import Rule
 from glft_schema.source import BytesSource, Cursor
+from glft_schema.tensor_data import TensorData
 from glft_schema.tensor_types.blocks import block_type, columns
-from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.tensor_type import OUT, TensorType
 from glft_schema.type_table import TypeTable
 from tests import gguf_reference, gguf_strategies, strategies
 from tests.gguf_reference import ARRAY, STRING, File, Info
@@ -400,6 +401,26 @@ def test_sentences_cannot_leave_their_comments() -> None:
 
 N = "n" / u8 * "a number"
 ORDER = "order" / ByteOrderOf(u32) * "of the file"
+CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+
+
+def fields(**declared: Any) -> list[Any]:
+    return [name / field * name for name, field in declared.items()]
+
+
+def tensors(**declared: Any) -> list[Any]:
+    """Returns regions with payloads, of a table whose rows have some fields declared otherwise."""
+    row = {"shape": Array(2, u32), "dtype": TypeCode(u8, FORMATS["GLFT"].types), "offset": u64, **declared}
+    return fields(rows=Table(3, Struct(*fields(**row), title="row")), data=TensorData("rows"))
+
+
+def keys(**declared: Any) -> list[Any]:
+    """Returns regions of which one looks up a key, among rows of which some fields are declared otherwise."""
+    number = Switch(this.type, {VALUE_TYPES["uint8"]: u8})
+    row = {"key": Text(u8), "type": TypeCode(u8, VALUE_TYPES), "value": number, **declared}
+    return fields(metadata=KeyValues(Table(3, Struct(*fields(**row), title="row"))), x=Bytes(Lookup(this.metadata, "k", 3)))
+
+
 UNSAYABLE: dict[str, list[Any]] = {
     "there is no field nothing": [N, "name" / Bytes(this.nothing) * "nobody says how many"],
     'Kaitai Struct cannot say matches(n, "a")': [N, "x" / Bytes(matching("a")(this.n)) * "as many"],
@@ -416,11 +437,24 @@ UNSAYABLE: dict[str, list[Any]] = {
         N,
         "codes" / Array(3, TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES)) * "three",
     ],
+    "the rows of rows are no structs": fields(rows=Array(3, u8), data=TensorData("rows")),
+    "dtype is no code of a type": tensors(dtype=u8),
+    "Kaitai Struct cannot name an element of shape": tensors(shape=Text(u8)),
+    "no expression counts the bytes of CUT codes": tensors(dtype=TypeCode(u8, TypeTable[Any]("made up", CUT))),
+    "the keys of metadata are no texts": keys(key=u8),
+    "value is not decided by a field before": keys(value=u8),
+    "type is no code of a type": keys(type=u8, value=Switch(this.type, {0: u8})),
 }
 
 
 @pytest.mark.parametrize("problem", UNSAYABLE)
 def test_what_cannot_be_said_is_an_error(problem: str) -> None:
-    made = dataclasses.replace(FORMATS["GLFT"], struct=Struct(*UNSAYABLE[problem]))
+    types = TypeTable[Any]("made up", CUT) if "CUT" in problem else FORMATS["GLFT"].types
+    made = dataclasses.replace(FORMATS["GLFT"], struct=Struct(*UNSAYABLE[problem]), types=types)
     with pytest.raises(NotImplementedError, match=re.escape(problem)):
         as_kaitai(schema_of(made))
+
+
+def test_what_is_nearly_unsayable_is_said() -> None:
+    for regions in (tensors(), keys()):
+        assert yaml.safe_load(as_kaitai(schema_of(dataclasses.replace(FORMATS["GLFT"], struct=Struct(*regions)))))

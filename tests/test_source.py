@@ -82,6 +82,38 @@ def test_a_file_that_shrinks_while_open(path: Path) -> None:
                 file.get_tensor("fc2")
 
 
+def test_a_file_that_shrinks_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its size and the reading of its bytes."""
+    preadv = os.preadv
+
+    def cut_short(fd: int, buffers: list[memoryview], offset: int) -> int:
+        os.truncate(path, 150)
+        return preadv(fd, buffers, offset)
+
+    with glft_schema.open(path, mmap=False) as file:
+        monkeypatch.setattr(os, "preadv", cut_short)
+        with pytest.raises(TruncatedError, match=r"expected 32 bytes, found 14 .*at byte 136") as caught:
+            file.get_tensor("fc2")
+    assert caught.value.file == str(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at what it is and the opening."""
+    open_, before = os.open, set(os.listdir("/dev/fd"))
+
+    def replaced(name: str, flags: int, *more: int) -> int:
+        path.unlink()
+        os.mkfifo(path)
+        return open_(name, flags, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", replaced)
+        with pytest.raises(OSError, match="it is not a regular file") as caught:
+            glft_schema.open(path)
+    assert caught.value.filename == str(path)
+    assert set(os.listdir("/dev/fd")) == before
+
+
 def test_a_file_replaced_while_open_stays_the_old_one(path: Path) -> None:
     with glft_schema.open(path) as file:
         save_file({"a": torch.ones(3)}, path)

@@ -461,6 +461,19 @@ def test_what_nobody_has_taught_is_said_without_a_name_too(part: construct.Const
         find(from_construct(construct.Struct("a" / Int8ul, part)), lambda value: True)
 
 
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        (construct.StringEncoded(Bytes(3), "utf8"), "texts in Bytes have no strategy"),
+        (construct.FocusedSeq("a", "a" / Int8ul), "of construct's FocusedSeq only PrefixedArray has a strategy"),
+    ],
+    ids=["text", "sequence"],
+)
+def test_what_is_known_only_in_part_says_so(declared: construct.Construct, problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{problem}"):
+        find(from_construct(declared), lambda value: True)
+
+
 def test_keywords_have_names_of_their_own() -> None:
     names = ("most", "types", "max_bytes", "knobs", "declared", "update")
     sizes = construct.Struct("l" / PrefixedArray(Int8ul, Int8ul), *(name / Bytes(this._[name]) for name in names))

@@ -152,8 +152,10 @@ def _refuse_no_folder(path: Path, option: str) -> None:
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir():
         raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which is none")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to")
+    try:
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError:
+        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to") from None
 
 
 def _refuse_corpus(source: str, wanted: Wanted, corpus: Path) -> None:

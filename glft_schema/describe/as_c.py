@@ -391,7 +391,7 @@ class _Header:
         elif isinstance(node, s.BlockArray):
             size, dims = f"sizeof(struct {self.called(node.block)})", ["out", f"in / {node.weights}"]
         else:
-            raise NotImplementedError(f"a payload's field is an array of numbers or blocks, not {node}")
+            raise NotImplementedError(f"a payload's field is an array of numbers or blocks, not {type(node).__name__}")
         for dim in dims:
             size = f"{self.prefix}_times({size}, {dim})" if size != "1" else dim
         return size

@@ -7,6 +7,8 @@ of different sizes, such as texts: to find the first of them that is wanted, tho
 from __future__ import annotations
 
 import math
+import operator
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +39,7 @@ from glft_schema.source import Source
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements up to which a part's value is the list of them
 KINDS = {number.kind: number for number in vars(numbers).values() if isinstance(number, numbers.Number)}
-OPERATORS = {sign: operation for operation, sign in opnames.items()}
+OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
 
 
 @dataclass
@@ -71,7 +73,7 @@ class Scope:
             case ValueOfKey():
                 return self.evaluate(expression.mapping).get(expression.key, expression.default)
             case Matches():
-                raise NotImplementedError("patterns decide about no field")
+                return re.fullmatch(expression.pattern, self.evaluate(expression.of)) is not None
 
     def _field(self, reference: Reference) -> Any:
         scope = self

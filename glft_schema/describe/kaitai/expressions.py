@@ -181,10 +181,7 @@ def is_condition(expression: Expression) -> bool:
 def _sign(operation: Operation) -> str:
     if operation.sign in COMPARISONS:
         return operation.sign
-    signs = LOGIC if is_condition(operation) else ARITHMETIC
-    if operation.sign not in signs:
-        raise UnsayableError(f"Kaitai Struct has no {operation.sign}")
-    return signs[operation.sign]
+    return (LOGIC if is_condition(operation) else ARITHMETIC)[operation.sign]
 
 
 def _is_near(expression: Expression) -> bool:
