@@ -205,9 +205,20 @@ def test_slice_reads_only_its_bytes() -> None:
         assert source.asked == expected
 
 
-@pytest.mark.parametrize("index", [(0, 0, 0), (2,), (0, -4), (..., ...), slice(None, None, -1), None, True, "a", [0]])
-def test_indices_that_are_refused(index: object) -> None:
-    with pytest.raises(IndexError):
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ((0, 0, 0), "too many indices for tensor 'fc1' of 2 dims"),
+        ((2,), "index 2 is out of bounds for dim 0 of size 2"),
+        ((0, -4), "index -4 is out of bounds for dim 1 of size 3"),
+        ((..., ...), "an index can have a single ellipsis ('...')"),
+        *((part, f"expected integers, slices with a step above 0, and ..., found {part}") for part in (None, True, [0])),
+        (slice(None, None, -1), "expected integers, slices with a step above 0, and ..., found slice(None, None, -1)"),
+        ("a", "expected integers, slices with a step above 0, and ..., found 'a'"),
+    ],
+)
+def test_indices_that_are_refused(index: object, problem: str) -> None:
+    with pytest.raises(IndexError, match=f"^{re.escape(problem)}$"):
         Container.parse(FOUR_TYPES).tensors["fc1"][index]
 
 
