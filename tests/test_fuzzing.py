@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -328,7 +327,10 @@ def test_an_interrupt_that_python_cannot_raise_is_not_lost(monkeypatch: pytest.M
 
 
 def test_an_interrupt_while_a_corpus_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzzing, "corpus", lambda *arguments: signal.raise_signal(signal.SIGINT))
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fuzzing, "corpus", interrupted)
     code, text = run("glft", "--examples", "1", "--corpus", tmp_path / "corpus")
     assert (code, text.endswith("\ninterrupted\n")) == (130, True)
     assert list(tmp_path.iterdir()) == []
