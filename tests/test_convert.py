@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -233,21 +234,24 @@ def test_float8_is_widened(tmp_path: Path) -> None:
     assert load_file(tmp_path / "out.gguf")["w"].tolist() == [[1.5, -448.0]]
 
 
-def test_marked_text_that_is_none(tmp_path: Path) -> None:
-    for text in (
-        "no value",
-        "uint8",
-        "uint8 x",
-        "uint8 256",
-        'float32 "0x12"',
-        "array[int8] 3",
-        'float32 "zz"',
-        'float32 "0x7fa000017fa00001"',
-    ):
-        save_file({}, tmp_path / "in.glft", {"glft_schema.metadata": "typed", "k": text})
-        with pytest.raises(FormatError, match=r"metadata -> k: expected") as caught:
-            convert(tmp_path / "in.glft", tmp_path / "out.gguf")
-        assert not (tmp_path / "out.gguf").exists(), caught.value
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("no value", "expected a type and its value, such as uint32 5, found 'no value'"),
+        ("uint8", "expected a type and its value, such as uint32 5, found 'uint8'"),
+        ("uint8 x", "expected a type and its value, such as uint32 5, found 'uint8 x'"),
+        ("uint8 256", "expected a number that u8 can hold, found 256"),
+        ('float32 "0x12"', "expected the bits of a float32, found '0x12'"),
+        ("array[int8] 3", "expected a list, found 3"),
+        ('float32 "zz"', "expected the bits of a float32, found 'zz'"),
+        ('float32 "0x7fa000017fa00001"', "expected the bits of a float32, found '0x7fa000017fa00001'"),
+    ],
+)
+def test_marked_text_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
+    save_file({}, tmp_path / "in.glft", {"glft_schema.metadata": "typed", "k": text})
+    with pytest.raises(FormatError, match=f"metadata -> k: {re.escape(problem)}$"):
+        convert(tmp_path / "in.glft", tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
 
 
 def test_keys_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 
+from glft_schema import register_type
 from glft_schema.errors import TensorError
 from glft_schema.fields import Struct
 from glft_schema.numbers import f16, i8
@@ -326,14 +329,31 @@ for order in ("little", "big"):
     written = save_file({"w": weights}, "own.gguf", schemes={"*": "q8_x"}, **more)
     assert (written[0].type.name, written[0].nbytes) == ("Q8_X", 72)
     assert (load_file("own.gguf")["w"] - weights).abs().max() < 0.2
-taken = (("q8_x", 201), ("Q8_Y", 200), ("q4_0", 201), ("Q8_Y", 2), ("Q8_per_channel", 201))
-for name, code in (*taken, ("Q8_Y", -3), ("Q8_Y", "3")):
+for name, code in (("q8_x", 201), ("Q8_Y", 200)):
     try:
         register_type(name, code, 16, block, dequantize)
     except ValueError as error:
-        assert "expected a " in str(error), error
+        assert str(error) == "expected a code and a name that are free, found those of 200 Q8_X", error
     else:
         raise AssertionError(name)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "weights", "problem"),
+    [
+        ("q4_0", 201, 16, "expected a code and a name that are free, found those of 2 Q4_0"),
+        ("Q8_Y", 2, 16, "expected a code and a name that are free, found those of 2 Q4_0"),
+        ("Q8_per_channel", 201, 16, "expected a name that no other type has, found 'Q8_per_channel'"),
+        ("Q8_Y", -3, 16, "expected a code from 0 on and at least 1 weight in a block, found -3 and 16"),
+        ("Q8_Y", "3", 16, "expected a code from 0 on and at least 1 weight in a block, found '3' and 16"),
+        ("Q8_Y", 201, 0, "expected a code from 0 on and at least 1 weight in a block, found 201 and 0"),
+    ],
+)
+def test_types_that_are_not_registered(name: str, code: Any, weights: int, problem: str) -> None:
+    known = list(GGML)
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}$"):
+        register_type(name, code, weights, Struct("d" / f16[1] * "scale"), lambda d: d)
+    assert list(GGML) == known
