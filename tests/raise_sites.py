@@ -98,11 +98,11 @@ class Spoiled(ast.NodeTransformer):
         return node if number in self.kept else ast.copy_location(ast.Constant(MARK.format(number)), node)
 
 
-def spoiled(folder: Path, kept: set[int]) -> list[Site]:
+def spoiled(sources: dict[Path, str], folder: Path, kept: set[int]) -> list[Site]:
     """Writes the package into a folder with the sentences of errors spoiled, but for those kept, and returns all of them."""
     sites: list[Site] = []
-    for file in sorted(PACKAGE.rglob("*.py")):
-        module = Spoiled(file, sites, kept).visit(ast.parse(file.read_text("utf-8")))
+    for file, source in sources.items():
+        module = Spoiled(file, sites, kept).visit(ast.parse(source))
         (folder / file.relative_to(PACKAGE.parent)).write_text(ast.unparse(module), "utf-8")
     return sites
 
@@ -124,15 +124,16 @@ def texts(options: list[str]) -> int:
     come up.
     """
     looked_at: set[int] = set()
+    sources = {file: file.read_text("utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in ("tests", "docs", "README.md", "pyproject.toml", PACKAGE.name):
             source, copy = PACKAGE.parent / part, folder / part
             shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
-        sites, again = spoiled(folder, set()), list[str]()
+        sites, again = spoiled(sources, folder, set()), list[str]()
         while found := seen(folder, [*options, *again]) - looked_at:
             looked_at |= found
-            spoiled(folder, looked_at)
+            spoiled(sources, folder, looked_at)
             again = ["--last-failed", "--last-failed-no-failures=none"]
     missed = [site for number, site in enumerate(sites) if number not in looked_at]
     print(f"{len(looked_at)} of {len(sites)} texts of errors are looked at by a test")
