@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[1] / "glft_schema"
-MARK = "<text {}>"
+MARK = "<text-{}>"  # one word, so that tests that take lines apart leave it whole
 
 
 class Site(NamedTuple):
