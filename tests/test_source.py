@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -111,6 +112,23 @@ def test_a_file_that_is_replaced_while_it_is_opened(path: Path, monkeypatch: pyt
         with pytest.raises(OSError, match="it is not a regular file") as caught:
             glft_schema.open(path)
     assert caught.value.filename == str(path)
+    assert set(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's account of a process's memory")
+def test_a_file_that_there_is_no_room_to_map(path: Path) -> None:
+    os.truncate(path, 1 << 33)  # the rest is a hole
+    pages, before = int(Path("/proc/self/statm").read_text().split()[0]), set(os.listdir("/dev/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 31), hard))
+    try:
+        with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+            glft_schema.open(path)
+        with glft_schema.open(path, mmap=False) as file:
+            assert file.get_tensor("a").item() == -1.5
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOMEM, str(path))
     assert set(os.listdir("/dev/fd")) == before
 
 
