@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from glft_schema import Container, FormatError, fake_quantize, load_file, save_file
 from glft_schema.verify import max_error
 from tests import reference, strategies
+from tests.in_memory import IN_MEMORY
 from tests.reference import Row
 
 
@@ -76,7 +77,7 @@ matrices = st.tuples(st.integers(1, 3), st.sampled_from([64, 128])).flatmap(
 def test_tensors_to_file_to_tensors(made: dict[str, object], alignment: int) -> None:
     tensors = {name: torch.tensor(array) for name, array in made.items()}
     for scheme in ("f32", "q8_per_channel", "q4_per_group_64"):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
             path = Path(folder, "file.gguf-lite")
             written = save_file(tensors, path, schemes={"*": scheme} if tensors else {}, alignment=alignment)
             loaded = load_file(path)

@@ -23,9 +23,9 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.planned import WrittenTensor
 from glft_schema.tensors import Tensor
 from tests.gguf_strategies import same
+from tests.in_memory import IN_MEMORY
 
 EXAMPLES = settings(max_examples=settings.default.max_examples // 10)
-FOLDER = "/dev/shm" if Path("/dev/shm").is_dir() else None  # where a file is safe at once, and no disk is waited for
 DOCUMENTED = (FormatError, TensorError, SchemeError)
 pytestmark = pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning", "ignore::glft_schema.TiedWarning")
 
@@ -110,7 +110,7 @@ def refused(error: Exception, folder: str) -> None:
     alignments,
 )
 def test_glft(given: dict[str, torch.Tensor], metadata: dict[str, Any], schemes: dict[str, str], alignment: int | None) -> None:
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         path = Path(folder, "file.glft")
         try:
             written = save_file(given, path, metadata, schemes if given else {}, alignment)
@@ -154,7 +154,7 @@ def test_gguf(
     alignment: int | None,
     header: dict[str, Any] | None,
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         path = Path(folder, "file.gguf")
         try:
             written = save_file(given, path, metadata, schemes if given else {}, alignment, header=header)
@@ -182,7 +182,7 @@ def test_gguf(
 @EXAMPLES
 @given(tensors(), st.dictionaries(texts, texts, max_size=3))
 def test_safetensors(given: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         path = Path(folder, "file.safetensors")
         try:
             written = convert(Checkpoint(in_memory(given), metadata), path)
