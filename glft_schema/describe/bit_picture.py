@@ -64,11 +64,10 @@ def _is_ragged(bits: torch.Tensor) -> bool:
 
     So it is where a byte is an index into a table: what one bit of it changes depends much on the others.
     """
-    return any(
-        not bool((one == other).all()) and (bool((one & other).any()) or not bool(other.any()))
-        for one in bits
-        for other in bits
-    )
+    common = bits.float() @ bits.float().T  # how many weights two bits have in common
+    sizes = common.diag()
+    alike = (common == sizes) & (common == sizes.unsqueeze(1))
+    return bool((~alike & ((common > 0) | (sizes == 0))).any())
 
 
 def _apart(places: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
@@ -87,14 +86,15 @@ def _apart(places: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
 
 def _all_values(type_: TensorType, payload: torch.Tensor, group: list[int], touched: torch.Tensor) -> None:
     """Notes the weights that change when bits of the bytes of `group` are turned over, whatever else these bytes are."""
-    values = torch.arange(256)
     payloads = payload.repeat(256, 1)
-    payloads[:, group] = values.to(torch.uint8).unsqueeze(1)
-    numbers = _dequantized(type_, payloads, touched.shape[1])
+    payloads[:, group] = torch.arange(256, dtype=torch.uint8).unsqueeze(1)
+    numbers = _dequantized(type_, payloads, count := touched.shape[1])
+    changed = []
     for bit in range(8):
-        changed = _differ(numbers, numbers[values ^ 1 << bit]).any(0)
-        for i in group:
-            touched[8 * i + bit] |= changed & touched[8 * i : 8 * i + 8].any(0)
+        pairs = numbers.view(128 >> bit, 2, 1 << bit, count)  # by the bits above, the bit, and the bits below
+        changed.append(_differ(pairs[:, 0], pairs[:, 1]).flatten(0, 1).any(0))
+    bits = touched.view(-1, 8, count)
+    bits[group] |= torch.stack(changed) & bits[group].any(1, keepdim=True)
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
