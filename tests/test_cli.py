@@ -1,7 +1,12 @@
-"""The command line, run as a user runs it: what it prints, where, and its exit codes."""
+"""The command line, run as a user runs it: what it prints, where, and its exit codes.
+
+What a verb finds in files is looked at in this process: a process for each takes a second and more.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -14,6 +19,7 @@ import torch
 
 import glft_schema
 from glft_schema import load_file
+from glft_schema.cli import app
 from tests.golden import golden
 
 STATE = {"fc.weight": torch.randn(4, 128), "fc.bias": torch.randn(4), "tied": torch.zeros(0)}
@@ -22,6 +28,15 @@ STATE = {"fc.weight": torch.randn(4, 128), "fc.bias": torch.randn(4), "tied": to
 def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a verb; gives what a process would."""
+    out, err = io.StringIO(), io.StringIO()
+    command = [str(argument) for argument in arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        app(command)
+    return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
@@ -71,7 +86,7 @@ def test_export_inspect_verify(source: Path, tmp_path: Path) -> None:
 
 
 def test_inspect_as_json(four_types: Path) -> None:
-    data = json.loads(glft("inspect", "--json", four_types).stdout)
+    data = json.loads(in_this_process("inspect", "--json", four_types).stdout)
     assert (data["format"], data["bytes"], data["metadata"]) == ("GLFT", 168, {"arch": "toy", "note": "a=b üß"})
     assert data["tensors"][2] == {
         "name": "fc1",
@@ -87,62 +102,64 @@ def test_inspect_as_json(four_types: Path) -> None:
 
 def test_verify_tells_what_is_not_as_it_should_be(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.gguf-lite"
-    glft("export", source, out, "--scheme", "q8_per_channel", "--exclude", "tied")
+    in_this_process("export", source, out, "--scheme", "q8_per_channel", "--exclude", "tied")
     other = tmp_path / "other.safetensors"
     changed = {**STATE, "fc.weight": STATE["fc.weight"] + torch.eye(4, 128), "fc.bias": torch.zeros(5)}
     safetensors.torch.save_file(changed, other)
-    done = glft("verify", out, "--against", other)
+    done = in_this_process("verify", out, "--against", other)
     assert done.returncode == 1
     for part in ("differs", "[5] in the source, [4] in the file", "not in the file", "3 of 3 tensors are not what"):
         assert part in done.stdout
     changed = {"fc.weight": STATE["fc.weight"]}
     safetensors.torch.save_file(changed, other)
-    done = glft("verify", out, "--against", other)
+    done = in_this_process("verify", out, "--against", other)
     assert (done.returncode, "not in the source" in done.stdout) == (1, True)
 
 
 def test_verify_tolerance(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.gguf-lite"
-    glft("export", source, out)
+    in_this_process("export", source, out)
     nearly = {name: tensor + 1e-3 for name, tensor in STATE.items()}
     safetensors.torch.save_file(nearly, source)
-    assert glft("verify", out, "--against", source).returncode == 1
-    assert glft("verify", out, "--against", source, "--tolerance", 0.01).returncode == 0
+    assert in_this_process("verify", out, "--against", source).returncode == 1
+    assert in_this_process("verify", out, "--against", source, "--tolerance", 0.01).returncode == 0
 
 
 def test_verify_reports_bytes_of_no_tensor(tmp_path: Path) -> None:
     (tmp_path / "loose").write_bytes(golden("loose_layout"))
-    assert "5 bytes of padding and gaps, 2 of them after the last payload" in glft("verify", tmp_path / "loose").stdout
-    assert "2 bytes follow the last payload" in glft("inspect", tmp_path / "loose").stdout
+    assert (
+        "5 bytes of padding and gaps, 2 of them after the last payload" in in_this_process("verify", tmp_path / "loose").stdout
+    )
+    assert "2 bytes follow the last payload" in in_this_process("inspect", tmp_path / "loose").stdout
 
 
 def test_bad_files_are_one_line_with_file_field_and_offset(four_types: Path) -> None:
     four_types.write_bytes(golden("four_types")[:150])
     for verb in ("inspect", "verify"):
-        done = glft(verb, four_types)
+        done = in_this_process(verb, four_types)
         assert_refused(done, str(four_types), "data -> 'fc2' -> nibbles: expected 32 bytes, found 14", "at byte 136")
 
 
 def test_bad_requests_are_one_line(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert_refused(glft("inspect", tmp_path / "missing"), "missing: No such file or directory")
-    assert_refused(glft("inspect", tmp_path), "is not a regular file")
-    assert_refused(glft("inspect", tmp_path / "a\nglft: forged"), r"a\nglft: forged: No such file or directory")
-    assert_refused(glft("export", tmp_path / "missing", out), "missing: No such file or directory")
-    assert_refused(glft("export", source, tmp_path / "no" / "out"), "No such file or directory")
-    assert_refused(glft("export", source, out, "--scheme", "fc.wieght=f16"), "did you mean 'fc.weight'")
-    assert_refused(glft("export", source, out, "--scheme", "fc.*=q5"), "glft: expected one of f32, f16")
-    assert_refused(glft("export", source, out, "--metadata", "novalue"), "glft: expected K=V, found 'novalue'")
-    assert_refused(glft("export", source, out, "--metadata", "=v"), f"glft: {out}: metadata: expected a key")
+    assert_refused(in_this_process("inspect", tmp_path / "missing"), "missing: No such file or directory")
+    assert_refused(in_this_process("inspect", tmp_path), "is not a regular file")
+    assert_refused(in_this_process("inspect", tmp_path / "a\nglft: forged"), r"a\nglft: forged: No such file or directory")
+    assert_refused(in_this_process("export", tmp_path / "missing", out), "missing: No such file or directory")
+    assert_refused(in_this_process("export", source, tmp_path / "no" / "out"), "No such file or directory")
+    assert_refused(in_this_process("export", source, out, "--scheme", "fc.wieght=f16"), "did you mean 'fc.weight'")
+    assert_refused(in_this_process("export", source, out, "--scheme", "fc.*=q5"), "glft: expected one of f32, f16")
+    assert_refused(in_this_process("export", source, out, "--metadata", "novalue"), "glft: expected K=V, found 'novalue'")
+    assert_refused(in_this_process("export", source, out, "--metadata", "=v"), f"glft: {out}: metadata: expected a key")
     nan = tmp_path / "nan.safetensors"
     safetensors.torch.save_file({"w": torch.full((1, 64), float("nan"))}, nan)
-    assert_refused(glft("export", nan, out, "--scheme", "q8_per_channel"), f"glft: {nan}: tensor 'w' at [0, 0]: NaN")
+    assert_refused(in_this_process("export", nan, out, "--scheme", "q8_per_channel"), f"glft: {nan}: tensor 'w' at [0, 0]: NaN")
     assert_refused(
-        glft("inspect", nan),
+        in_this_process("inspect", nan),
         f"glft: {nan}: header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found",
         "a safetensors file",
     )
-    assert_refused(glft("verify", source, "--against", source), "header -> magic: expected")
+    assert_refused(in_this_process("verify", source, "--against", source), "header -> magic: expected")
     assert not out.exists()
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +12,12 @@ import torch
 
 import glft_schema
 from glft_schema import Container, load_file, save_file
-from glft_schema.cli import app
 from tests.gguf_cases import READ, REFUSED
 from tests.golden import golden
 from tests.test_cli import assert_refused
+from tests.test_cli import in_this_process as glft
 
 METADATA = {"general.architecture": "toy", "t.tokens": [f"token {i}" for i in range(30)], "t.scores": np.zeros(5000)}
-
-
-def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a verb; gives what a process would."""
-    out, err = io.StringIO(), io.StringIO()
-    command = [str(argument) for argument in arguments]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
-        app(command)
-    return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
