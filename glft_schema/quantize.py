@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.formats.glft import GLFT
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.scaled import Encoder
 from glft_schema.tensor_types.symmetric import (
     GROUP,
     Q4_MAX,
@@ -80,12 +82,15 @@ def _quantize(
         raise TensorError(f"expected rows that are whole groups of {size}, found {columns} weights", name)
     codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
     scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
-
-    def formula(chunk: torch.Tensor) -> dict[str, torch.Tensor]:
-        return symmetric_codes(chunk, size, largest, scales.dtype)
-
-    quantize_chunks(formula, w, {"scales": scales, "codes": codes}, torch.float32, scale_faults, name)
+    formula = _formula(size, largest, scales.dtype)
+    quantize_chunks(formula, w, {"scales": scales, "codes": codes}, True, scale_faults, name)
     return codes.reshape(w.shape), scales
+
+
+@lru_cache
+def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
+    """Returns `symmetric_codes` of weights alone, the same each time, so that a GPU's is compiled once."""
+    return partial(symmetric_codes, group=group, largest=largest, scale_dtype=scale_dtype)
 
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -15,9 +15,10 @@ from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.blocks import columns
+from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.chunks import CHUNK
 from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
+from glft_schema.upload import to_device
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
 
@@ -107,10 +108,11 @@ class Tensor:
 
         Unsigned words come as their bytes, the lowest first. Raises as `dequantize`.
         """
-        payload = self.payload
-        if self.dtype.block is None:
-            return dict(payload)
-        return columns(self.dtype.block, payload.blocks.reshape(-1, payload.blocks.shape[-1]))
+        payload = dict(self.payload)
+        for name, field in self.dtype.fields():
+            if isinstance(field, Blocks):
+                payload |= field.columns(payload.pop(name))
+        return payload
 
     @property
     def file(self) -> str:
@@ -255,5 +257,5 @@ class Tensor:
         if not dtype.is_floating_point and dtype != self.dtype.dtype:
             raise ValueError(f"expected a float dtype, found {dtype}")
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
-        fields = {name: field.to(device) for name, field in fields.items()}
+        fields = {name: to_device(field, device) for name, field in fields.items()}
         return self.dtype.decode(fields, len(columns), dtype)

@@ -17,7 +17,7 @@ from glft_schema.names import leave_out
 from glft_schema.numbers import LITTLE, TensorField
 from glft_schema.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.blocks import Blocks, columns
+from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.chunks import index_of
 from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved
 from glft_schema.tensors import Tensor
@@ -172,7 +172,7 @@ class _Found:
             numbers = tensor_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
             numbers = numbers if self._tensor.order == LITTLE else declared.swapped(numbers)
             rows = numbers.reshape(len(view) // pitch, -1)
-            fields = columns(declared.block, rows) if isinstance(declared, Blocks) else {name: rows}
+            fields = declared.columns(rows) if isinstance(declared, Blocks) else {name: rows}
             for look in looks:
                 self._look_at(look, fields[look.field], _Rows(at // pitch, nbytes // pitch, position + start + at, pitch))
 

@@ -32,7 +32,7 @@ from glft_schema.rows import Table
 from glft_schema.rules import Rule
 from glft_schema.source import BytesSource, Cursor
 from glft_schema.tensor_data import TensorData
-from glft_schema.tensor_types.blocks import block_type, columns
+from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.tensor_type import OUT, TensorType
 from glft_schema.type_table import TypeTable
 from tests import gguf_reference, gguf_strategies, strategies
@@ -267,7 +267,7 @@ def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
         sizes = () if given.block else (1, given.weights)
         read = reader(*sizes, KaitaiStream(BytesIO(raw)))
         fields = type_.parse(Cursor(BytesSource(raw)), [1, given.weights])
-        fields = columns(type_.block, fields.blocks.reshape(1, -1)) if type_.block else fields
+        fields = dict(type_.fields())["blocks"].columns(fields.blocks) if type_.block else fields
         for part in schema.structs[given.block or given.payload].fields:
             assert isinstance(part.node, s.Numbers)
             value = getattr(read, part.name)

@@ -245,7 +245,7 @@ class TypeOf:
     @property
     def formula(self) -> str:
         """What a weight is, in words: the first paragraph of the formula's docstring."""
-        return " ".join((inspect.getdoc(self.type.dequantize) or "").partition("\n\n")[0].split())
+        return " ".join((inspect.getdoc(self.type.formula) or "").partition("\n\n")[0].split())
 
 
 def _bytes(count: int) -> str:

@@ -1,6 +1,8 @@
-"""Numbers of one, two or four bits that share bytes, unpacked and packed. Lower bits come first."""
+"""Numbers of one, two or four bits that share bytes, unpacked and packed, and short rows looked up. Lower bits come first."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from glft_schema.lazy import torch
 
@@ -10,12 +12,56 @@ def split(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
 
     Of bytes [blocks, k], axis 2 gives each byte's fields one after another, axis 1 all first fields, then all second ones.
     """
-    return torch.stack([packed >> shift & (1 << width) - 1 for shift in range(0, 8, width)], axis)
+    if axis == packed.dim() and by_words(packed):  # to lay single bytes side by side is slow: they are looked up together
+        return looked_up(_fields_of_bytes(width), packed)
+    packed = packed.contiguous()
+    last, mask = 8 - width, (1 << width) - 1
+    fields = [packed & mask, *(packed >> shift & mask for shift in range(width, last, width)), packed >> last]
+    return torch.stack(fields, axis)
 
 
 def merge(codes: torch.Tensor, width: int, axis: int) -> torch.Tensor:
     """Packs what `split` unpacks: the 8 / `width` codes along `axis`, of `width` bits each, into one byte."""
     first, *others = codes.to(torch.uint8).unbind(axis)
     for place, code in enumerate(others, 1):
-        first = first | code << width * place
+        first = torch.add(first, code, alpha=1 << width * place)
     return first
+
+
+def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Returns rows of a table of bytes [entries, k], with k of 1, 2, 4 or 8: [blocks, n, k] for indices [blocks, n]."""
+    if not by_words(index):
+        return table[index.to(torch.int32)]
+    word = getattr(torch, f"int{8 * table.shape[1]}")  # a row is taken as one number
+    rows = table.view(word).squeeze(1).expand(len(index), -1).gather(1, index.to(torch.int64))
+    return rows.unsqueeze(-1).view(table.dtype)
+
+
+def as_words(bytes_: torch.Tensor) -> torch.Tensor:
+    """Takes four bytes for one number, the lowest first: u8 [blocks, 4 k] -> int32 [blocks, k]."""
+    if by_words(bytes_):
+        return bytes_.contiguous().view(torch.int32)
+    first, second, third, fourth = bytes_.to(torch.int32).reshape(len(bytes_), -1, 4).unbind(2)
+    return first | second << 8 | third << 16 | fourth << 24
+
+
+def as_bytes(words: torch.Tensor) -> torch.Tensor:
+    """Takes numbers apart again: int32 [blocks, k] -> u8 [blocks, 4 k]."""
+    if by_words(words):
+        return words.view(torch.uint8)
+    return torch.stack([(words >> shift & 255).to(torch.uint8) for shift in range(0, 32, 8)], 2).flatten(1)
+
+
+def by_words(tensor: torch.Tensor) -> bool:
+    """Tells whether a formula is run operation by operation on a processor, where several bytes are best moved as one word.
+
+    A compiler fuses plain operations, and would be stopped by such a view.
+    """
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+@lru_cache
+def _fields_of_bytes(width: int) -> torch.Tensor:
+    """Returns what `split` makes of each byte: u8 [256, 8 / `width`]."""
+    every = torch.arange(256, dtype=torch.uint8, device="cpu")
+    return torch.stack([every >> shift & (1 << width) - 1 for shift in range(0, 8, width)], 1)

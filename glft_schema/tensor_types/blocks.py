@@ -6,17 +6,17 @@ blocks at once, each field of theirs as one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import TensorField, u8, u16, u32
+from glft_schema.numbers import Number, TensorField, f16, u8, u16, u32
 from glft_schema.rules import Rule
+from glft_schema.tensor_types.bits import by_words
 from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.scaled import Encoder, Formula, Scaled
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType
-
-Formula = Callable[..., "torch.Tensor"]
-Encoder = Callable[["torch.Tensor"], Mapping[str, "torch.Tensor"]]
 
 
 def block_type(
@@ -36,7 +36,8 @@ def block_type(
         code: its number in a file.
         weights: how many a block holds.
         block: the fields of a block, each of constant dims, in file order.
-        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
+        dequantize: the block's fields as keywords, each [blocks, numbers] -> `Scaled`, or the weights, float32
+            [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
         scales: the fields of integers that stand for floats, and for which, where a check of values is to know them.
         reserved: stored numbers that stand for nothing.
@@ -45,8 +46,9 @@ def block_type(
     blocks_ = Blocks(block, weights)
     size = blocks_.size
 
-    def decode(blocks: torch.Tensor) -> torch.Tensor:
-        return dequantize(**columns(block, blocks.reshape(-1, size))).reshape(blocks.shape[0], -1)
+    def decode(blocks: torch.Tensor) -> torch.Tensor | Scaled:
+        made = dequantize(**blocks_.columns(blocks))
+        return made if isinstance(made, Scaled) else made.reshape(blocks.shape[0], -1)
 
     decode.__doc__ = dequantize.__doc__
 
@@ -57,9 +59,9 @@ def block_type(
         return {"blocks": torch.cat(parts, 1).reshape(numbers.shape[0], -1)}
 
     def faults(numbers: torch.Tensor, made: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
-        if not bool(numbers.isfinite().all()):
+        if not all(map(math.isfinite, torch.stack(numbers.aminmax()).tolist())):  # which NaN goes through; quicker than a mask
             yield True, "NaN and infinities cannot be quantized", ~numbers.isfinite()
-        for field in columns(block, made["blocks"].reshape(-1, size)).values():
+        for field in blocks_.columns(made["blocks"]).values():
             if field.is_floating_point() and not bool(field.isfinite().all()):
                 beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
                 yield True, "weights are too large for the scale of their block", beyond
@@ -92,29 +94,34 @@ class Blocks(TensorField):
         self.weights = weights
         self.size = int(block.sizeof())
         super().__init__(u8, (OUT, IN // weights, self.size))
+        self._places: list[tuple[str, slice, Number]] = []  # the fields: name, bytes, and the kind of their numbers
         self._swap: list[int] = []  # where each byte of a block comes from when its numbers change their byte order
         for field in block.subcons:
-            for _ in range(field.sizeof() // field.subcon.number.itemsize):
-                first = len(self._swap)
-                self._swap.extend(reversed(range(first, first + field.subcon.number.itemsize)))
+            number, start = field.subcon.number, len(self._swap)
+            for first in range(start, start + field.sizeof(), number.itemsize):
+                self._swap.extend(reversed(range(first, first + number.itemsize)))
+            self._places.append((field.name, slice(start, len(self._swap)), number))
+
+    def columns(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cuts u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of the field's type.
+
+        Unsigned words come as their bytes, the lowest first: torch computes with neither u16 nor u32.
+        """
+        rows = raw.reshape(-1, self.size)
+        return {name: _numbers(rows[:, place], number) for name, place, number in self._places}
 
     def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
 
 
-def columns(block: Struct, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Cuts blocks u8[blocks, size] into one tensor [blocks, numbers] per field, of the field's type.
-
-    Unsigned words come as their bytes, the lowest first: torch computes with neither u16 nor u32.
-    """
-    fields, start = {}, 0
-    for field in block.subcons:
-        declared: TensorField = field.subcon
-        stop = start + int(field.sizeof())
-        part = raw[:, start:stop]
-        fields[field.name] = part if declared.number in (u8, u16, u32) else part.contiguous().view(declared.number.dtype)
-        start = stop
-    return fields
+def _numbers(part: torch.Tensor, number: Number) -> torch.Tensor:
+    """Returns bytes [blocks, n] as numbers."""
+    if number in (u8, u16, u32):
+        return part
+    if number is f16 and not by_words(part):  # put together by arithmetic, which a compiler fuses with what comes after
+        low, high = part[:, 0::2].to(torch.int16), part[:, 1::2].to(torch.int16)
+        return (low | high << 8).view(torch.float16)
+    return part.view(number.dtype) if number.itemsize == 1 else part.contiguous().view(number.dtype)
 
 
 def _row(dims: Sequence[int]) -> int:

@@ -6,21 +6,36 @@ bit by bit. The formats of the scales: OCP Microscaling Formats v1.0 (E8M0), OCP
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16
-from glft_schema.tensor_types.bits import merge, split
+from glft_schema.tensor_types.bits import by_words, looked_up, merge, split
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.legacy import halves, joined
+from glft_schema.tensor_types.k_quants import product
+from glft_schema.tensor_types.legacy import halves, joined, less
+from glft_schema.tensor_types.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import Reserved
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value of each four-bit float
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
-def looked_up(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    """Returns the table's entries, float32, of the shape of `codes`."""
-    return torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.to(torch.int32)]
+def of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
+    """Returns the table's entries, int8, for codes of four bits: [blocks, k] for [blocks, k]."""
+    if by_words(codes):
+        return looked_up(_pairs(table), codes.contiguous().view(torch.int16)).flatten(1)
+    return torch.tensor(table, dtype=torch.int8, device=codes.device)[codes.to(torch.int32)]
+
+
+@lru_cache
+def _pairs(table: tuple[int, ...]) -> torch.Tensor:
+    """Returns the entries for two codes, each in a byte: int8 [256 * 16, 2], whose row 256 j + i is entries i and j."""
+    entries = torch.tensor(table, dtype=torch.int8, device="cpu")
+    pairs = torch.zeros(16, 256, 2, dtype=torch.int8, device="cpu")
+    pairs[:, :16] = torch.stack((entries.expand(16, 16), entries.unsqueeze(1).expand(16, 16)), 2)
+    return pairs.flatten(0, 1)
 
 
 def half_of_power(e: torch.Tensor) -> torch.Tensor:
@@ -32,9 +47,9 @@ def half_of_power(e: torch.Tensor) -> torch.Tensor:
     return torch.where(e < 2, 0x00200000 << e, (e - 1) << 23).view(torch.float32)
 
 
-def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """2^(e - 127) * value. No e is NaN: 255 stands for 2^128, too."""
-    return looked_up(halves(qs), E2M1_DOUBLED) * half_of_power(e)
+    return Scaled(of_table(halves(qs), E2M1_DOUBLED), half_of_power(e))
 
 
 def e8m0(e: torch.Tensor) -> torch.Tensor:
@@ -56,34 +71,38 @@ def ue4m3(d: torch.Tensor) -> torch.Tensor:
     return torch.where(d == 127, 0.0, value) * 0.5
 
 
-def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group, high ones the second."""
-    codes = split(qs.reshape(qs.shape[0], 4, 8), 4, 2).flatten(2)
-    return (looked_up(codes, E2M1_DOUBLED) * ue4m3(d).unsqueeze(-1)).flatten(1)
+    codes = split(qs.reshape(qs.shape[0], 4, 8), 4, 2).flatten(1)
+    return Scaled(of_table(codes, E2M1_DOUBLED), ue4m3(d))
 
 
-def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * value."""
-    return looked_up(halves(qs), IQ4_VALUES) * d.to(torch.float32)
+    return Scaled(of_table(halves(qs), IQ4_VALUES), d)
 
 
-def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * (scale - 32) * value, for groups of 32; the low four bits of a scale from scales_l, the high two from scales_h."""
     low, high = split(scales_l, 4, 2).flatten(1), split(scales_h, 2, 2).flatten(1)
-    scale = d.to(torch.float32) * ((low | high << 4).to(torch.float32) - 32)
-    codes = split(qs.reshape(qs.shape[0], 8, 16), 4, 2).flatten(2)
-    return (looked_up(codes, IQ4_VALUES) * scale.unsqueeze(-1)).flatten(1)
+    codes = split(qs.reshape(qs.shape[0], 8, 16), 4, 2).flatten(1)
+    return Scaled(of_table(codes, IQ4_VALUES), product(d, less(low | high << 4, 32)))
 
 
-def nearest(weights: torch.Tensor, scale: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    """Returns, as u8, which entry of the table times the scale is nearest to each weight, the first of equals."""
-    best = torch.zeros_like(weights, dtype=torch.uint8)
-    least = (table[0] * scale - weights).abs()
-    for code in range(1, len(table)):
-        error = (table[code] * scale - weights).abs()
-        better = error < least
-        best, least = torch.where(better, code, best), torch.where(better, error, least)
-    return best.to(torch.uint8)
+HALF_WAY = (0.5, 1.5, 2.5, 3.5, 5, 7, 10)  # between the numbers of E2M1_DOUBLED; there the smaller one is taken
+
+
+def nearest(weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Returns, as u8, the code of E2M1_DOUBLED that is nearest to each weight / scale; 0 where the scale is 0.
+
+    The products are exact: no scale has more than four bits. A weight beyond the last code gets that one, where the reference
+    takes the first if the weight is so large, from 2^25 scales on, that rounding makes all errors equal.
+    """
+    scale = torch.where(scale == 0, float("inf"), scale)
+    sizes, codes = weights.abs(), torch.zeros_like(weights, dtype=torch.uint8)
+    for border in HALF_WAY:
+        codes += (sizes > border * scale).view(torch.uint8)
+    return codes.bitwise_or_((weights < -HALF_WAY[0] * scale).view(torch.uint8) << 3)  # what rounds to 0 has no sign
 
 
 def to_mxfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -91,7 +110,7 @@ def to_mxfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     peak = weights.abs().amax(1, keepdim=True)
     exponent = torch.where(peak > 0, peak.log2().floor() - 2 + 127, 0.0)
     e = exponent.to(torch.int32).to(torch.uint8)
-    return {"e": e, "qs": joined(nearest(weights, half_of_power(e), E2M1_DOUBLED))}
+    return {"e": e, "qs": joined(nearest(weights, half_of_power(e)))}
 
 
 def to_ue4m3(numbers: torch.Tensor) -> torch.Tensor:
@@ -108,7 +127,7 @@ def to_nvfp4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     """The scale of 16 weights is max |w| / 6."""
     groups = weights.reshape(weights.shape[0], 4, 16)
     d = to_ue4m3(groups.abs().amax(2) / 6)
-    codes = nearest(groups, ue4m3(d).unsqueeze(-1), E2M1_DOUBLED)
+    codes = nearest(groups, ue4m3(d).unsqueeze(-1))
     return {"d": d, "qs": merge(codes.reshape(-1, 4, 2, 8), 4, 2).flatten(1)}
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from glft_schema.fields import Struct
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, plain, ternary
-from glft_schema.tensor_types.blocks import Encoder, Formula, block_type
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.scaled import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
 from glft_schema.type_table import TypeTable
 

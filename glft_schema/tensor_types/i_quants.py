@@ -14,9 +14,9 @@ from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
 from glft_schema.records import Record
-from glft_schema.tensor_types.bits import split
+from glft_schema.tensor_types.bits import looked_up, split
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.k_quants import scaled
+from glft_schema.tensor_types.scaled import Scaled
 
 # fmt: off
 Grids = Struct(
@@ -43,7 +43,7 @@ _LOADED: dict[tuple[str, str], torch.Tensor] = {}
 
 
 def grid(name: str, device: torch.device) -> torch.Tensor:
-    """Returns a grid as float32 [entries, values], made at its first use on a device.
+    """Returns a grid as int8 [entries, values], made at its first use on a device.
 
     torch.compile cannot trace the making: call a formula once before compiling it.
     """
@@ -51,7 +51,7 @@ def grid(name: str, device: torch.device) -> torch.Tensor:
         packed, values = _packed_grids()[name], VALUES[name]
         width = 2 if len(values) <= 4 else 4
         numbers = split(packed, width, 2).flatten(1)
-        _LOADED[name, str(device)] = torch.tensor(values, dtype=torch.float32)[numbers.to(torch.int32)].to(device)
+        _LOADED[name, str(device)] = torch.tensor(values, dtype=torch.int8, device="cpu")[numbers.to(torch.int32)].to(device)
     return _LOADED[name, str(device)]
 
 
@@ -62,8 +62,8 @@ def _packed_grids() -> Record:
 
 
 def entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns the grid's entries for indices [blocks, vectors], as float32 [blocks, 256]."""
-    return grid(name, index.device)[index.to(torch.int32)].flatten(1)
+    """Returns the grid's entries for indices [blocks, vectors], as int8 [blocks, 256]."""
+    return looked_up(grid(name, index.device), index).flatten(1)
 
 
 def words(fields: torch.Tensor, size: int) -> torch.Tensor:
@@ -76,8 +76,8 @@ def words(fields: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
-    """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> float32 [blocks, 8 vectors]."""
-    return 1 - 2 * split(bits, 1, 2).flatten(1).to(torch.float32)
+    """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
+    return 1 - (split(bits.to(torch.uint8), 1, 2).flatten(1) << 1).view(torch.int8)
 
 
 def even_signs(seven: torch.Tensor) -> torch.Tensor:
@@ -97,52 +97,61 @@ def nibbles(scales: torch.Tensor) -> torch.Tensor:
     return split(scales, 4, 2).flatten(1)
 
 
-def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * (scale + 1/2) / 4 * entry, signed: per 32 weights four indices of a byte, then 4 x 7 sign bits and a 4-bit scale."""
     pairs = qs.reshape(qs.shape[0], 8, 8)
     index, word = pairs[:, :, :4].flatten(1), words(pairs[:, :, 4:].flatten(1), 4)
     factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.25
-    return scaled(entries("iq2_xxs", index), factor) * signs(sevens(word))
+    return Scaled(entries("iq2_xxs", index) * signs(sevens(word)), factor)
 
 
-def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 9-bit index and 7 sign bits, per 16 weights a 4-bit scale."""
     word = words(qs, 2)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
-    return scaled(entries("iq2_xs", word & 511), factor) * signs(even_signs(word >> 9))
+    return Scaled(entries("iq2_xs", word & 511) * signs(even_signs(word >> 9)), factor)
 
 
-def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and a sign byte."""
     high = split(qh, 2, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
-    return scaled(entries("iq2_s", qs | high << 8), factor) * signs(sign_bits)
+    return Scaled(entries("iq2_s", qs | high << 8) * signs(sign_bits), factor)
 
 
-def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -> torch.Tensor:
+def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -> Scaled:
     """d * (scale + 1/2) / 2 * entry, signed: per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale."""
     word = words(scales_and_signs, 4)
     factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.5
-    return scaled(entries("iq3_xxs", qs), factor) * signs(sevens(word))
+    return Scaled(entries("iq3_xxs", qs) * signs(sevens(word)), factor)
 
 
-def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
     high = split(qh, 1, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
-    return scaled(entries("iq3_s", qs | high << 8), factor) * signs(sign_bits)
+    return Scaled(entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
 
 
-DELTA = 0.125  # by which all eight values of an i1-quant's vector are shifted, up or down
+def shifted_entries(index: torch.Tensor) -> torch.Tensor:
+    """Returns the entries of an i1-quant, int8 [blocks, 256], shifted by 1/8: in eighths, so that they stay integers.
+
+    Bit 11 of an index [blocks, vectors] says that the shift is downwards.
+    """
+    name, device = "iq1_s in eighths", index.device
+    if (name, str(device)) not in _LOADED:
+        eighths = grid("iq1_s", device) << 3
+        _LOADED[name, str(device)] = torch.cat((eighths + 1, eighths - 1))
+    return looked_up(_LOADED[name, str(device)], index).flatten(1)
 
 
-def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> torch.Tensor:
+def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
     """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
     word = words(qh, 2)
-    high = torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1)
+    down = word >> 12 & 8
+    high = torch.stack([word >> 3 * part & 7 | down for part in range(4)], 2).flatten(1)
     factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
-    shift = torch.where(word & 0x8000 != 0, -DELTA, DELTA).repeat_interleave(32, 1)
-    return scaled(entries("iq1_s", qs | high << 8) + shift, factor)
+    return Scaled(shifted_entries(qs | high << 8), factor * 0.125)
 
 
 def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
@@ -152,16 +161,14 @@ def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
     return bits.to(torch.int32).to(torch.int16).view(torch.float16).unsqueeze(1)
 
 
-def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the shift's sign.
 
     Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
     """
     word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
     factor = d * (2 * torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
-    high = nibbles(qh).to(torch.int32)
-    shift = torch.where(high & 8 != 0, -DELTA, DELTA).repeat_interleave(8, 1)
-    return scaled(entries("iq1_s", qs | (high & 7) << 8) + shift, factor)
+    return Scaled(shifted_entries(qs | nibbles(qh).to(torch.int16) << 8), factor * 0.125)
 
 
 # fmt: off

@@ -9,8 +9,10 @@ from __future__ import annotations
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, f32, i8, i16, u8
-from glft_schema.tensor_types.bits import split
+from glft_schema.tensor_types.bits import as_bytes, as_words, split
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.legacy import less
+from glft_schema.tensor_types.scaled import Scaled
 
 
 def planes(qs: torch.Tensor, width: int) -> torch.Tensor:
@@ -19,11 +21,6 @@ def planes(qs: torch.Tensor, width: int) -> torch.Tensor:
     With f = 8 / `width` fields in a byte, weight 32 (f j + s) + l of a block is field s of byte 32 j + l.
     """
     return split(qs.reshape(qs.shape[0], -1, 32), width, 2).flatten(1)
-
-
-def scaled(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Multiplies codes [blocks, 256] by scales [blocks, groups] of equal neighbours; both float32."""
-    return (codes.view(*scales.shape, -1) * scales.unsqueeze(-1)).flatten(1)
 
 
 def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,64 +32,61 @@ def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         byte g + 4  mmMMMMMM  MMMMMM is minimum g, mm the high bits of minimum g + 4
         byte g + 8  mmmmssss  the low bits of scale and minimum g + 4
     """
-    low, middle, high = scales[:, 0:4], scales[:, 4:8], scales[:, 8:12]
-    scale = torch.cat((low & 63, high & 15 | low >> 6 << 4), 1)
-    minimum = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), 1)
-    return scale, minimum
+    low, middle, high = as_words(scales).unbind(1)  # four groups at once
+    scale = torch.stack((low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030), 1)
+    minimum = torch.stack((middle & 0x3F3F3F3F, high >> 4 & 0x0F0F0F0F | middle >> 2 & 0x30303030), 1)
+    return as_bytes(scale), as_bytes(minimum)
 
 
-def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> torch.Tensor:
+def product(d: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Returns float16 d [blocks, 1] times small integers [blocks, groups], in float32."""
+    return d.to(torch.float32) * scales.to(torch.float32)
+
+
+def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> Scaled:
     """d * scale * code - dmin * minimum, for groups of 16; low nibbles of scales are scales, high ones minima."""
-    codes = planes(qs, 2).to(torch.float32)
-    scale = d.to(torch.float32) * (scales & 15).to(torch.float32)
-    minimum = dmin.to(torch.float32) * (scales >> 4).to(torch.float32)
-    return scaled(codes, scale) - minimum.repeat_interleave(16, 1)
+    return Scaled(planes(qs, 2), product(d, scales & 15), -product(dmin, scales >> 4))
 
 
-def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
     """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of hmask[l].
 
     The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high nibbles scales 8..15, and
     bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of byte 8 + g % 4.
     """
     low, high = split(scales[:, :8], 4, 1).flatten(1), split(scales[:, 8:], 2, 1).flatten(1)
-    factor = d.to(torch.float32) * ((low | high << 4).to(torch.float32) - 32)
-    third = planes(hmask, 1)
-    codes = (planes(qs, 2) | third << 2).to(torch.float32) - 4
-    return scaled(codes, factor)
+    codes = planes(qs, 2) | planes(hmask, 1) << 2
+    return Scaled(less(codes, 4), product(d, less(low | high << 4, 32)))
 
 
-def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * scale * code - dmin * minimum, for groups of 32."""
     return _with_minimum(planes(qs, 4), d, dmin, scales)
 
 
-def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
-    fifth = planes(qh, 1)
-    return _with_minimum(planes(qs, 4) | fifth << 4, d, dmin, scales)
+    return _with_minimum(planes(qs, 4) | planes(qh, 1) << 4, d, dmin, scales)
 
 
-def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> Scaled:
     scale, minimum = six_bits(scales)
-    scale, minimum = d.to(torch.float32) * scale.to(torch.float32), dmin.to(torch.float32) * minimum.to(torch.float32)
-    return scaled(codes.to(torch.float32), scale) - minimum.repeat_interleave(32, 1)
+    return Scaled(codes, product(d, scale), -product(dmin, minimum))
 
 
-def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
     """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two from qh.
 
     In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the 2-bit fields of byte l of
     32 in qh are weights l, 32 + l, 64 + l and 96 + l.
     """
     low = split(ql.reshape(ql.shape[0], 2, 64), 4, 2).flatten(1)
-    codes = (low | planes(qh, 2) << 4).to(torch.float32) - 32
-    return scaled(codes, d.to(torch.float32) * scales.to(torch.float32))
+    return Scaled(less(low | planes(qh, 2) << 4, 32), product(d, scales))
 
 
-def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> torch.Tensor:
+def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> Scaled:
     """d * code; bsums are there for products."""
-    return d * qs.to(torch.float32)
+    return Scaled(qs, d)
 
 
 # fmt: off

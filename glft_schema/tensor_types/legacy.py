@@ -9,8 +9,9 @@ from __future__ import annotations
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, i8, u8, u32
-from glft_schema.tensor_types.bits import merge, split
+from glft_schema.tensor_types.bits import by_words, merge, split
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.scaled import Scaled
 
 
 def halves(qs: torch.Tensor) -> torch.Tensor:
@@ -28,48 +29,54 @@ def bits(bytes_: torch.Tensor) -> torch.Tensor:
     return split(bytes_, 1, 2).flatten(1)
 
 
-def q1_0(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def less(codes: torch.Tensor, zero: int) -> torch.Tensor:
+    """Subtracts the code that stands for 0: u8 of at most seven bits -> int8."""
+    return codes.view(torch.int8) - zero
+
+
+def q1_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d where the bit is set, -d where not."""
-    d = d.to(torch.float32)
-    return torch.where(bits(qs) == 1, d, -d)
+    return Scaled(less(bits(qs) << 1, 1), d)
 
 
-def q2_0(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q2_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * (code - 1)."""
-    return (crumbs(qs).to(torch.float32) - 1) * d.to(torch.float32)
+    return Scaled(less(crumbs(qs), 1), d)
 
 
-def q4_0(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q4_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * (code - 8)."""
-    return (halves(qs).to(torch.float32) - 8) * d.to(torch.float32)
+    return Scaled(less(halves(qs), 8), d)
 
 
-def q4_1(d: torch.Tensor, m: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q4_1(d: torch.Tensor, m: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * code + m."""
-    return halves(qs).to(torch.float32) * d.to(torch.float32) + m.to(torch.float32)
+    return Scaled(halves(qs), d, m)
 
 
-def q5_0(d: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q5_0(d: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * (code - 16), the fifth bit of each code from qh."""
-    return ((halves(qs) | bits(qh) << 4).to(torch.float32) - 16) * d.to(torch.float32)
+    return Scaled(less(halves(qs) | bits(qh) << 4, 16), d)
 
 
-def q5_1(d: torch.Tensor, m: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q5_1(d: torch.Tensor, m: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * code + m, the fifth bit of each code from qh."""
-    return (halves(qs) | bits(qh) << 4).to(torch.float32) * d.to(torch.float32) + m.to(torch.float32)
+    return Scaled(halves(qs) | bits(qh) << 4, d, m)
 
 
-def q8_0(d: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q8_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * code."""
-    return qs.to(torch.float32) * d.to(torch.float32)
+    return Scaled(qs, d)
 
 
-def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> torch.Tensor:
+def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> Scaled:
     """d * code; s, which is d times the sum of the codes, is there for products."""
-    return q8_0(d, qs)
+    return Scaled(qs, d)
 
 
-# The encoders compute in float32, with the scale before it is rounded to float16, as the reference does.
+# The encoders compute in float32, with the scale before it is rounded to float16, as the reference does. Numbers become codes
+# by conversion to int8, which drops what is behind the point: torch does that many times faster than `trunc` or `where`. Of
+# blocks whose weights are all so small that 1 / d is infinite, d is stored as 0, and codes mean nothing.
 
 Fields = dict[str, "torch.Tensor"]
 
@@ -89,15 +96,25 @@ def inverse(d: torch.Tensor) -> torch.Tensor:
     return torch.where(d == 0, 0.0, 1 / d)
 
 
+BELOW_HALF = 0.5 - 2.0**-25  # the largest float32 below a half: its sum with 0.5 rounds up to 1, with any less it does not
+
+
 def away_from_zero(numbers: torch.Tensor) -> torch.Tensor:
-    """Rounds halves away from zero, as C's roundf does."""
-    whole = numbers.trunc()
-    return whole + torch.where((numbers - whole).abs() >= 0.5, numbers.sign(), 0.0)
+    """Rounds to int8, halves away from zero, as C's roundf does."""
+    return torch.add(numbers, numbers.sign(), alpha=BELOW_HALF).to(torch.int8)
 
 
 def farthest(weights: torch.Tensor) -> torch.Tensor:
     """Returns, with its sign, the first of the weights of each block that is farthest from zero: [blocks, 1]."""
-    return weights.gather(1, weights.abs().argmax(1, keepdim=True))
+    if not by_words(weights):
+        return weights.gather(1, weights.abs().argmax(1, keepdim=True))
+    low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
+    found = torch.where(high > -low, high, low)
+    tied = (high == -low).squeeze(1)
+    if bool(tied.any()):  # then the first of the two decides
+        rows = weights[tied]
+        found[tied] = rows.gather(1, rows.abs().argmax(1, keepdim=True))
+    return found
 
 
 def to_q1_0(weights: torch.Tensor) -> Fields:
@@ -111,44 +128,44 @@ def to_q1_0(weights: torch.Tensor) -> Fields:
 def to_q2_0(weights: torch.Tensor) -> Fields:
     """d is max |w|."""
     d = weights.abs().amax(1, keepdim=True)
-    codes = (away_from_zero(weights * inverse(d)) + 1).clamp(0, 3)
+    codes = (away_from_zero(weights * inverse(d)) + 1).clamp_(0, 3)
     return {"d": d.to(torch.float16), "qs": packed(codes, 2)}
 
 
 def to_q4_0(weights: torch.Tensor) -> Fields:
     """d puts the weight farthest from zero at code 0, which is -8."""
     d = farthest(weights) / -8
-    codes = (weights * inverse(d) + 8.5).trunc().clamp(max=15)
+    codes = (weights * inverse(d)).add_(8.5).to(torch.int8).clamp_(max=15)
     return {"d": d.to(torch.float16), "qs": joined(codes)}
 
 
 def to_q4_1(weights: torch.Tensor) -> Fields:
     """d and m put the least weight at code 0 and the greatest at 15."""
-    low, high = weights.aminmax(dim=1, keepdim=True)
+    low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
     d = (high - low) / 15
-    codes = ((weights - low) * inverse(d) + 0.5).trunc().clamp(max=15)
+    codes = (weights - low).mul_(inverse(d)).add_(0.5).to(torch.int8).clamp_(max=15)
     return {"d": d.to(torch.float16), "m": low.to(torch.float16), "qs": joined(codes)}
 
 
 def to_q5_0(weights: torch.Tensor) -> Fields:
     """d puts the weight farthest from zero at code 0, which is -16."""
     d = farthest(weights) / -16
-    codes = (weights * inverse(d) + 16.5).trunc().clamp(max=31).to(torch.uint8)
+    codes = (weights * inverse(d)).add_(16.5).to(torch.int8).clamp_(max=31)
     return {"d": d.to(torch.float16), "qh": packed(codes >> 4, 1), "qs": joined(codes & 15)}
 
 
 def to_q5_1(weights: torch.Tensor) -> Fields:
     """d and m put the least weight at code 0 and the greatest at 31."""
-    low, high = weights.aminmax(dim=1, keepdim=True)
+    low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
     d = (high - low) / 31
-    codes = ((weights - low) * inverse(d) + 0.5).trunc().clamp(max=31).to(torch.uint8)
+    codes = (weights - low).mul_(inverse(d)).add_(0.5).to(torch.int8).clamp_(max=31)
     return {"d": d.to(torch.float16), "m": low.to(torch.float16), "qh": packed(codes >> 4, 1), "qs": joined(codes & 15)}
 
 
 def to_q8_0(weights: torch.Tensor) -> Fields:
     """d is max |w| / 127."""
     d = weights.abs().amax(1, keepdim=True) / 127
-    return {"d": d.to(torch.float16), "qs": away_from_zero(weights * inverse(d)).to(torch.int8)}
+    return {"d": d.to(torch.float16), "qs": away_from_zero(weights * inverse(d))}
 
 
 # fmt: off

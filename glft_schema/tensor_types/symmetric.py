@@ -16,6 +16,7 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import f16, i8, u8
 from glft_schema.rules import Rule
 from glft_schema.tensor_types.chunks import Fault
+from glft_schema.tensor_types.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
@@ -40,7 +41,8 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
         codes int8 [rows, in] and scales [rows, in / group]. A scale that rounds to zero gives codes of zero.
     """
     groups = weights.reshape(weights.shape[0], -1, group)
-    scales = (groups.abs().amax(-1) / largest).to(scale_dtype)
+    peaks = groups.abs().amax(-1)
+    scales = (peaks / torch.full_like(peaks, largest)).to(scale_dtype)  # by a number a GPU would multiply with its inverse
     divisor = torch.where(scales == 0, 1.0, scales.to(torch.float32))
     codes = (groups / divisor.unsqueeze(-1)).round_()
     if largest > INT8_MAX / 1.5:  # a subnormal scale, rounded down by up to a third, can give codes that int8 does not have
@@ -49,10 +51,9 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
     return {"scales": scales, "codes": codes.reshape(weights.shape)}
 
 
-def symmetric_weights(scales: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """code * scale of its group: codes [rows, in], scales [rows, groups] -> float32 [rows, in]."""
-    groups = codes.reshape(*scales.shape, -1).to(torch.float32)
-    return groups.mul_(scales.to(torch.float32).unsqueeze(-1)).reshape(codes.shape)
+def symmetric_weights(scales: torch.Tensor, codes: torch.Tensor) -> Scaled:
+    """code * scale of its group: codes [rows, in], scales [rows, groups]."""
+    return Scaled(codes, scales)
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
@@ -86,9 +87,9 @@ def quantize_q4(weights: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"scales": made["scales"], "nibbles": pack_nibbles(made["codes"])}
 
 
-def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> torch.Tensor:
-    """code * scale of its group: scales f16 [rows, in / 64], nibbles u8 [rows, in / 2] -> float32 [rows, in]."""
-    return symmetric_weights(scales, unpack_nibbles(nibbles))
+def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> Scaled:
+    """code * scale of its group: scales f16 [rows, in / 64], nibbles u8 [rows, in / 2]."""
+    return Scaled(unpack_nibbles(nibbles), scales)
 
 
 def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:

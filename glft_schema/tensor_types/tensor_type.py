@@ -18,7 +18,8 @@ from glft_schema.numbers import LITTLE, ByteOrder, TensorField
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.chunks import Fault, dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.scaled import Encoder, Formula
 
 # What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
 DIMS = this._params.dims
@@ -88,7 +89,7 @@ class TensorType:
         name: as in the format's specification.
         code: the number on disk.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        dequantize: the payload's fields as keywords -> numbers [rows, in].
+        formula: the payload's fields as keywords -> numbers [rows, in], or codes and what scales them.
         quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name; None where there is
             no encoder.
         faults: (numbers, the fields made of them) -> what was lost.
@@ -101,8 +102,8 @@ class TensorType:
     name: str
     code: int
     payload: Struct
-    dequantize: Callable[..., torch.Tensor]
-    quantize: Callable[[torch.Tensor], dict[str, torch.Tensor]] | None
+    formula: Formula
+    quantize: Encoder | None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     exact: str | None = None
     block: Struct | None = None
@@ -194,11 +195,11 @@ class TensorType:
         for name, field in self.fields():
             yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
-    def encode(self, tensor: torch.Tensor, name: str) -> dict[str, torch.Tensor]:
+    def encode(self, tensor: torch.Tensor | Rows, name: str) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
 
         Args:
-            tensor: the numbers.
+            tensor: the numbers; or what gives its rows, some at a time.
             name: how errors and warnings call it.
 
         Raises:
@@ -207,32 +208,51 @@ class TensorType:
         """
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
-        self.nbytes(tensor.shape)
+        dims, device, rows = tensor.dims if isinstance(tensor, Rows) else tuple(tensor.shape), torch.device("cpu"), tensor
+        if isinstance(tensor, torch.Tensor):
+            device, rows = tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
+        self.nbytes(dims)
         if self.quantize is None:
             raise TensorError(f"there is no encoder for {self}", name)
-        rows, context = tensor.detach() if tensor.dim() > 1 else tensor.detach().reshape(1, -1), _context(tensor.shape)
-        fields = {}
-        for key, field in self.fields():
-            shape = matrix(tensor.shape)[0], _pitch(field, context)
-            fields[key] = torch.empty(shape, dtype=field.number.dtype, device=tensor.device)
-        dtype = None if self.exact else torch.float32
-        quantize_chunks(self.quantize, rows, fields, dtype, self.faults, name, tensor.shape)
+        fields = {
+            key: torch.empty(matrix(dims)[0], pitch, dtype=field.number.dtype, device=device)
+            for key, field, _, pitch in _layout(self, dims)
+        }
+        quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims)
         return fields
 
-    def decode(self, fields: Mapping[str, torch.Tensor], columns: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def decode(
+        self,
+        fields: Mapping[str, torch.Tensor],
+        columns: int,
+        dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Returns the numbers [rows, columns] of fields [rows, numbers per row], on their device.
 
         Args:
             fields: as `cut` and `encode` give them.
             columns: numbers in a row.
             dtype: a float dtype; the type's own unless given. Numbers that keep their dtype are the stored ones, not a copy.
+            out: where to write them, contiguous, of this shape, dtype and device; new memory unless given.
         """
-        if self.exact:
+        if self.exact and out is None:
             return self.dequantize(**fields).to(dtype or self.dtype)
-        first = next(iter(fields.values()))
-        out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
-        dequantize_chunks(self.dequantize, fields, out)
+        if out is None:
+            first = next(iter(fields.values()))
+            out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
+        if self.exact:
+            out.copy_(self.dequantize(**fields))
+        elif out.numel():
+            cell = columns if any(_per_row(field) for _, field in self.fields()) else self.unit([1, columns])
+            cells = {name: field.reshape(-1, field.shape[1] * cell // columns) for name, field in fields.items()}
+            dequantize_chunks(self.formula, cells, out.view(-1, cell))
         return out
+
+    def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
+        """Returns the numbers [rows, in] of fields [rows, numbers per row], all at once: plain torch, on any device."""
+        made = self.formula(**fields)
+        return made if isinstance(made, torch.Tensor) else made.weights().reshape(len(next(iter(fields.values()))), -1)
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Returns what a file gives back of `tensor`: its numbers after encoding and decoding. Raises as `encode` does."""
@@ -268,14 +288,12 @@ class TensorType:
             columns: in steps of 1, from a multiple of `unit` to one.
             order: the byte order of the numbers there.
         """
-        context, width, fields = _context(dims), matrix(dims)[1], {}
-        places = self.places(dims)
-        for name, field in self.fields():
-            pitch = _pitch(field, context)
+        width, fields = matrix(dims)[1], {}
+        for name, field, first, pitch in _layout(self, tuple(dims)):
             part = range(pitch)
             if not _per_row(field) and width:
                 part = range(columns.start * pitch // width, columns.stop * pitch // width)
-            read = _read_rows(source, start + places[name][0], field, rows, pitch, part)
+            read = _read_rows(source, start + first, field, rows, pitch, part)
             fields[name] = read if order == LITTLE else field.swapped(read)
         return fields
 
@@ -287,6 +305,13 @@ class TensorType:
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
 def _nbytes(type_: TensorType, dims: tuple[int, ...]) -> int:
     return int(type_.payload.sizeof(**_params(dims)))
+
+
+@lru_cache(maxsize=1 << 12)
+def _layout(type_: TensorType, dims: tuple[int, ...]) -> list[tuple[str, TensorField, int, int]]:
+    """Returns the fields of a payload: name, field, first byte, and how many numbers of it belong to each row."""
+    context, places = _context(dims), type_.places(dims)
+    return [(name, field, places[name][0], _pitch(field, context)) for name, field in type_.fields()]
 
 
 def _per_row(field: TensorField) -> bool:

@@ -14,7 +14,8 @@ from glft_schema.numbers import f16, u8
 from glft_schema.tensor_types.bits import merge
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
-from glft_schema.tensor_types.legacy import away_from_zero, inverse
+from glft_schema.tensor_types.legacy import away_from_zero, inverse, less
+from glft_schema.tensor_types.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import Reserved
 
 
@@ -24,29 +25,30 @@ def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
     A byte is its digits' number times 256 / 243, rounded up: a fixed-point fraction, of which multiplying by 3 pushes digit
     after digit out of the top.
     """
-    digits = []
-    for digit in range(count):
-        fraction = packed * 3**digit  # modulo 256
-        digits.append(fraction.to(torch.int16) * 3 >> 8)
+    digits, fraction = [], packed.to(torch.int16)
+    for _ in range(count):
+        tripled = fraction * 3
+        digits.append((tripled >> 8).to(torch.uint8))
+        fraction = tripled & 255
     return torch.stack(digits, 1)
 
 
-def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> Scaled:
     """d * (digit - 1): five digits a byte in qs, in runs of 32 and of 16 bytes, and four in qh."""
-    parts = (trits(qs[:, :32], 5), trits(qs[:, 32:], 5), trits(qh, 4))
-    codes = torch.cat([part.flatten(1) for part in parts], 1)
-    return (codes.to(torch.float32) - 1) * d.to(torch.float32)
+    digits = trits(qs, 5)
+    parts = digits[:, :, :32], digits[:, :, 32:], trits(qh, 4)
+    return Scaled(less(torch.cat([part.flatten(1) for part in parts], 1), 1), d)
 
 
-def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> Scaled:
     """d * (code - 1)."""
-    return (planes(qs, 2).to(torch.float32) - 1) * d.to(torch.float32)
+    return Scaled(less(planes(qs, 2), 1), d)
 
 
 def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns d, which is max |w|, and round(w / d) + 1 as u8."""
     d = weights.abs().amax(1, keepdim=True)
-    return d, (away_from_zero(weights * inverse(d)) + 1).to(torch.uint8)
+    return d, (away_from_zero(weights * inverse(d)) + 1).view(torch.uint8)
 
 
 def packed_trits(digits: torch.Tensor, count: int) -> torch.Tensor:

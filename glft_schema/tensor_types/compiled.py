@@ -1,0 +1,96 @@
+"""Formulas on a GPU, fused by torch.compile: uncompiled, each of their operations is a pass over the device's memory.
+
+A function compiled for one shape is several times faster than one for any shape. So a matrix is taken in chunks of few fixed
+sizes, of which the last goes back over rows that are done already; what is smaller than all of them is not compiled.
+
+Compiling takes seconds, once a process for each formula, dtype and shape of a chunk, of which a type of blocks has two: the
+logger ``glft_schema`` says how long. torch starts processes for it and keeps what it made in a folder of its own, as its
+documentation says. Where it is not possible, as without Triton, a `RuntimeWarning` says so once, and formulas are run operation
+by operation; ``TORCH_COMPILE_DISABLE=1`` asks for that.
+
+What is decoded is bit for bit what a processor decodes: products of codes and scales are exact, so that a GPU's fused addition
+rounds as two steps do. Codes made on a GPU may differ by one where a quotient lies half way, as it divides less exactly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+from glft_schema.lazy import torch
+
+Fields = Mapping[str, "torch.Tensor"]
+Step = Callable[[Any, Fields, Fields], None]  # formula, what it takes, where its results go
+
+SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: a large one pays for the call, a small one for tensors that are no larger
+ALIGNED = 16  # rows of which a chunk has a multiple, so that it begins where vectors of any of its fields may begin
+BACKEND = "inductor"
+LOG = logging.getLogger("glft_schema")
+
+_COMPILED: dict[Hashable, Step] = {}
+_FAILED: list[Exception] = []  # why nothing is compiled in this process
+_LOCK = threading.RLock()  # torch compiles in one thread at a time
+
+
+def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
+    """Yields slices that cover all rows, and whether each is of a fixed size; a last one may begin in the one before."""
+    wanted = (size // columns for size in SIZES)
+    steps = [step for size in wanted if 0 < (step := size - size % ALIGNED if size > ALIGNED else size) <= rows]
+    if not steps:
+        yield slice(0, rows), False
+        return
+    done = 0
+    while done < rows:
+        step = next((step for step in steps if step <= rows - done), steps[-1])
+        first = min(done, rows - step)
+        yield slice(first, first + step), True
+        done = first + step
+
+
+def run_compiled(step: Step, formula: Any, taken: Fields, made: Fields) -> None:
+    """Runs ``step(formula, taken, made)``, compiled for exactly such tensors."""
+    tensors = [*taken.values(), *made.values()]
+    key = step, formula, *(_kind(tensor) for tensor in tensors)
+    with _LOCK, torch.no_grad():
+        if key in _COMPILED:
+            _COMPILED[key](formula, taken, made)
+            return
+        first = [{name: tensor[:1] for name, tensor in given.items()} for given in (taken, made)]
+        step(formula, *first)  # what is made once, as grids are, cannot be made while compiling
+        _COMPILED[key] = step if _FAILED else _compile(step, formula, taken, made)
+        if _COMPILED[key] is step:
+            step(formula, taken, made)
+
+
+def _kind(tensor: torch.Tensor) -> Hashable:
+    """Returns what a compiled function is made for; of the address whether vectors may be loaded from it."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0
+
+
+def _compile(step: Step, formula: Any, taken: Fields, made: Fields) -> Step:
+    """Returns the step compiled, after a first run; or as it is where that is not possible."""
+    start = time.perf_counter()
+    try:
+        compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
+        compiled(formula, taken, made)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of torch, of the code generator, of the compilers that it starts
+        _FAILED.append(error)
+        reason = " ".join(str(error).split("\n")[:2])  # torch's own words, and what the code generator said
+        warnings.warn(f"formulas are not compiled, and slower for it: {reason}", RuntimeWarning, stacklevel=3)
+        return step
+    shapes = {name: list(tensor.shape) for name, tensor in {**taken, **made}.items()}
+    LOG.info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)
+    return compiled
+
+
+def _own(step: Step) -> Step:
+    """Returns a copy of a function with code of its own: torch keeps what it compiled, and a limit of how often, by code."""
+    assert isinstance(step, FunctionType)
+    return FunctionType(step.__code__.replace(), step.__globals__, step.__name__)

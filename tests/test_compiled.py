@@ -1,0 +1,174 @@
+"""How formulas are compiled for a GPU: what does not need one, on the processor; the rest where there is one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import QuantizationWarning, TensorError, quantize_symmetric_per_group, save_file
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types import TensorType, chunks, compiled
+from glft_schema.tensor_types.chunks import decode, encode
+from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+from glft_schema.upload import PIECE, to_device
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@given(rows=st.integers(1, 200), columns=st.integers(1, 40), sizes=st.sampled_from([(64, 16), (1000, 10), (1 << 30, 1 << 29)]))
+def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tuple[int, int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "SIZES", sizes)
+        parts = list(compiled.fixed_chunks(rows, columns))
+    assert parts[0][0].start == 0
+    assert parts[-1][0].stop == rows
+    assert all(one.stop >= two.start > one.start and two.stop > one.stop for (one, _), (two, _) in pairwise(parts))
+    allowed = {rows - rows % 16 if rows > 16 else rows for rows in (size // columns for size in sizes)} - {0}
+    if fixed := [part for part, is_fixed in parts if is_fixed]:
+        assert len(fixed) == len(parts)
+        assert {part.stop - part.start for part in fixed} <= allowed
+        assert sum(part.stop - part.start for part in fixed) < rows + min(allowed)  # only the last one goes back
+    else:
+        assert parts == [(slice(0, rows), False)]
+        assert not any(step <= rows for step in allowed)
+
+
+def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    return type_.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "w")
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Keeps the graphs that a code generator would get, and runs them as they are."""
+    graphs: list[object] = []
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(compiled, "SIZES", (16 * 256, 8 * 256))
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    return graphs
+
+
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64, GGML["Q4_1"]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_in_a_graph_for_each_size(type_: TensorType, dtype: torch.dtype, backend: list[object]) -> None:
+    fields, out = fields_of(type_, 40, 256), torch.empty(40, 256, dtype=dtype)
+    for _ in range(2):  # the second time nothing is compiled
+        for rows, is_fixed in compiled.fixed_chunks(40, 256):
+            assert is_fixed
+            cut = {name: field[rows] for name, field in fields.items()}
+            compiled.run_compiled(decode, type_.formula, cut, {"weights": out[rows]})
+    assert len(backend) == 2
+    assert torch.equal(out, type_.decode(fields, 256, dtype))
+
+
+def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk begins at any row, where its fields are aligned otherwise; faults are counted once."""
+    monkeypatch.setattr(chunks, "on_gpu", lambda tensor: True)
+    weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
+    expected = Q8_PER_CHANNEL.encode(weights, "w")
+    assert torch.equal(Q8_PER_CHANNEL.decode(expected, 256), expected["codes"] * expected["scales"].float())
+    assert len(backend) == 6  # both ways 16 rows, 8 rows, and 8 rows from row 35 on
+    weights[40] = 1e-12
+    with pytest.warns(QuantizationWarning, match="tensor 'w': 256 non-zero weights are stored as 0"):
+        Q8_PER_CHANNEL.encode(weights, "w")
+    weights[41, 7] = float("nan")
+    with pytest.raises(TensorError, match="NaN") as caught:
+        Q8_PER_CHANNEL.encode(weights, "w")
+    assert caught.value.index == (41, 7)
+
+
+@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML, *GLFT.types] if type_.quantize and not type_.exact], ids=str)
+def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
+    weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
+    compiled.run_compiled(encode, type_.quantize, {"weights": weights}, fields)
+    assert len(backend) == 1
+    assert all(torch.equal(field, fields[name]) for name, field in type_.encode(weights, "w").items())
+
+
+def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
+    for rows in range(1, 13):
+        fields, out = fields_of(Q4_PER_GROUP_64, rows, 64), torch.empty(rows, 64)
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
+        assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+    assert len(backend) == 12
+
+
+def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(graph: object, inputs: object) -> None:
+        raise RuntimeError("Cannot find a working triton installation\nand more")
+
+    monkeypatch.setattr(compiled, "BACKEND", missing)
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    monkeypatch.setattr(compiled, "_FAILED", [])
+    fields, out = fields_of(Q4_PER_GROUP_64, 4, 64), torch.empty(4, 64)
+    with pytest.warns(RuntimeWarning, match="not compiled, and slower for it: .* Cannot find a working triton"):
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
+    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+    fields, out = fields_of(Q4_PER_GROUP_64, 5, 64), torch.empty(5, 64)
+    compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})  # warnings are errors
+    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+
+
+def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*tensors: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: full)
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    fields = fields_of(Q4_PER_GROUP_64, 4, 64)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": torch.empty(4, 64)})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of what its code generator imports
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+def test_compiles_with_a_real_code_generator(caplog: pytest.LogCaptureFixture) -> None:
+    fields, out = fields_of(GGML["Q4_0"], 4, 256), torch.empty(4, 256)
+    blocks = {"blocks": fields["blocks"].reshape(-1, 18)}
+    with caplog.at_level(logging.INFO, "glft_schema"):
+        compiled.run_compiled(decode, GGML["Q4_0"].formula, blocks, {"weights": out.view(-1, 32)})
+    assert torch.equal(out, GGML["Q4_0"].decode(fields, 256))
+    assert caplog.messages[0].startswith("compiled a formula for {'blocks': [32, 18], 'weights': [32, 32]} in ")
+
+
+@on_gpu
+@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML, *GLFT.types] if not type_.exact], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
+    rows, columns = 5001, 1024  # in the last chunk scales begin at odd places
+    if type_.quantize:
+        fields = fields_of(type_, rows, columns)
+    else:
+        size = type_.nbytes([rows, columns]) // rows
+        fields = {"blocks": torch.randint(0, 256, (rows, size), dtype=torch.uint8)}
+    expected = type_.decode(fields, columns, dtype)
+    found = type_.decode({name: to_device(field, "cuda") for name, field in fields.items()}, columns, dtype).cpu()
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@on_gpu
+def test_encodes_on_a_gpu() -> None:
+    weights = torch.randn(5001, 1024, generator=torch.Generator().manual_seed(0))
+    expected, found = quantize_symmetric_per_group(weights), quantize_symmetric_per_group(weights.cuda())
+    differing = (found.codes.cpu() - expected.codes).abs()
+    assert differing.max() <= 1
+    assert differing.float().mean() < 1e-3
+    assert torch.allclose(found.scales.cpu().float(), expected.scales.float(), rtol=2**-10)
+
+
+@on_gpu
+def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
+    weights = torch.randn(3, PIECE // 4)
+    save_file({"w": weights, "v": weights[0] + 1}, tmp_path / "m.glft")
+    loaded = glft_schema.load_file(tmp_path / "m.glft", device="cuda")
+    assert torch.equal(loaded["w"].cpu(), weights)
+    assert torch.equal(loaded["v"].cpu(), weights[0] + 1)
