@@ -7,8 +7,7 @@ import math
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,13 +21,19 @@ from glft_schema.file import File
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.shards import KEYS
-from glft_schema.source import StrPath, open_regular, read_regular
+from glft_schema.source import Source, StrPath, open_regular, open_source, read_regular
+from glft_schema.tensor_bytes import tensor_over
+from glft_schema.tensor_types.chunks import Rows
+from glft_schema.tensor_types.tensor_type import matrix
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Metadata
 
 INDEX_SUFFIX = ".safetensors.index.json"
-TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02")  # a zip archive; a pickle of protocol 2, as torch wrote before 1.6
+# A zip archive; and a pickle that begins with torch's own number, as before 1.6. With fewer of its bytes one could not tell it
+# from a safetensors file, which begins with the length of its header.
+TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 REPEATED = 1 << 24  # bytes up to which a tensor of a file may repeat what is stored of it
+SAFETENSORS_METADATA = "__metadata__"  # the entry of a header that is no tensor
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 # What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
@@ -54,6 +59,7 @@ class StoredTensor:
         load: gives its numbers; called when they are written, and not kept.
         identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
         packed: the tensor in the weights file that it comes from, or None.
+        rows: the same numbers as a matrix [out, in] of which some rows are loaded at a time; None where they come all at once.
     """
 
     shape: tuple[int, ...]
@@ -61,6 +67,7 @@ class StoredTensor:
     load: Callable[[], torch.Tensor]
     identity: Hashable = None
     packed: Tensor | None = None
+    rows: Rows | None = None
 
     @property
     def numel(self) -> int:
@@ -166,7 +173,7 @@ def _open_any(path: StrPath) -> Checkpoint:
         if isinstance(metadata, Metadata):
             metadata = metadata.without(*(key for key in KEYS if key in metadata))
         return Checkpoint(tensors, metadata, file)
-    return Checkpoint(_open_safetensors(path), _safetensors_metadata(path))
+    return _open_safetensors(path)
 
 
 def _in_file(tensor: Tensor) -> StoredTensor:
@@ -184,64 +191,69 @@ class _Unreadable:
         return f"a dtype that torch does not have, {self.code}"
 
 
-def _open_safetensors(path: StrPath) -> dict[str, StoredTensor | _Unreadable]:
+def _open_safetensors(path: StrPath) -> Checkpoint:
+    """Opens a file that the format's own library accepts. Numbers are read here: of some rows the library is slow to do so."""
+    names, source = _names_in_safetensors(path), open_source(path, mmap=False)
+    length = int.from_bytes(source.read(0, 8), "little")
+    header = json.loads(bytes(source.read(8, length)))
     stored: dict[str, StoredTensor | _Unreadable] = {}
-    with _reading_safetensors(path) as file:
-        for name in list(file.keys()):
-            part = file.get_slice(name)
-            dtype = getattr(torch, SAFETENSORS_DTYPES.get(part.get_dtype(), ""), None)
-            if isinstance(dtype, torch.dtype):
-                stored[name] = StoredTensor(tuple(part.get_shape()), dtype, partial(_load_safetensor, file, name, path))
-            else:
-                stored[name] = _Unreadable(part.get_dtype())
-    return stored
+    for name in names:
+        code, shape, start = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"][0]
+        dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
+        if isinstance(dtype, torch.dtype):
+            numbers = _Numbers(source, 8 + length + start, dtype, name)
+            rows = Rows(shape, matrix(shape), dtype, numbers)
+            stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=rows)
+        else:
+            stored[name] = _Unreadable(code)
+    return Checkpoint(stored, header.get(SAFETENSORS_METADATA) or {})
 
 
-def _safetensors_metadata(path: StrPath) -> dict[str, str]:
-    """Returns the metadata of a file that the library has accepted, which gives them in no order."""
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    metadata: dict[str, str] = header.get("__metadata__") or {}
-    return metadata
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers one after another in a file, from byte `start` on."""
+
+    source: Source
+    start: int
+    dtype: torch.dtype
+    name: str
+
+    def __call__(self, first: int, shape: Sequence[int]) -> torch.Tensor:
+        """Returns a tensor of those from number `first` on."""
+        size = self.dtype.itemsize
+        try:
+            return tensor_over(self.source.private(self.start + first * size, math.prod(shape) * size), self.dtype, shape)
+        except FormatError as error:  # of a file that was cut since it was opened
+            error.tensor = self.name
+            raise
 
 
-@contextmanager
-def _reading_safetensors(path: StrPath) -> Iterator[Any]:
-    """Gives the library's handle on a file, and words its errors."""
+def _names_in_safetensors(path: StrPath) -> list[str]:
+    """Returns the names of tensors in a file; raises FormatError, with what the library says, where it does not accept it."""
     from safetensors import SafetensorError, safe_open
 
     os.close(open_regular(path))
     try:
-        yield safe_open(os.fspath(path), framework="pt", backend="pread")
+        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
+        return list(opened.keys())
     except SafetensorError as error:
         found = one_line(str(error))
         raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error
 
 
-def _load_safetensor(file: Any, name: str, path: StrPath) -> torch.Tensor:
-    from safetensors import SafetensorError
-
-    try:
-        tensor = file.get_tensor(name)
-    except SafetensorError as error:  # of a file that was changed since it was opened
-        raise FormatError(f"expected to read it, found {one_line(str(error))}", tensor=name, file=os.fspath(path)) from error
-    assert isinstance(tensor, torch.Tensor)
-    return tensor
-
-
-def _open_folder(folder: Path) -> dict[str, StoredTensor | _Unreadable]:
+def _open_folder(folder: Path) -> Mapping[str, Any]:
     indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if not indices:
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
-        return _open_safetensors(files[0])
+        return _open_safetensors(files[0]).tensors
     if len(indices) > 1:
         raise FormatError(f"expected one index in the folder, found {', '.join(safe(index.name) for index in indices)}")
     return _open_index(indices[0])
 
 
-def _open_index(index: Path) -> dict[str, StoredTensor | _Unreadable]:
+def _open_index(index: Path) -> Mapping[str, Any]:
     stored = read_regular(index)
     try:
         places = json.loads(stored.decode("utf-8"))["weight_map"]
@@ -254,7 +266,7 @@ def _open_index(index: Path) -> dict[str, StoredTensor | _Unreadable]:
     for shard in sorted(shards, key=str):
         if not isinstance(shard, str) or not is_file_name(shard):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
-        opened[shard] = _open_safetensors(index.parent / shard)
+        opened[shard] = _open_safetensors(index.parent / shard).tensors
     missing = [name for name, shard in places.items() if name not in opened[shard]]
     if missing:
         raise FormatError(f"expected tensor {shown(missing[0])} in {safe(places[missing[0]])}, found none", "weight_map")

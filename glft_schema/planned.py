@@ -11,7 +11,7 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.schemes import Choice
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import row_chunks
+from glft_schema.tensor_types.chunks import Rows, row_chunks
 from glft_schema.tensor_types.tensor_type import matrix
 from glft_schema.tensors import Tensor
 from glft_schema.verify import max_error
@@ -102,26 +102,35 @@ class Planned:
             self.progress(self.name, self.nbytes)
 
     def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
-        tensor = self.stored.load()
-        check_dense(self.name, tensor)
-        if (tuple(tensor.shape), tensor.dtype) != (self.stored.shape, self.stored.dtype):
-            planned, found = f"{self.stored.dtype} {list(self.stored.shape)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
+        source = self.stored.rows or self._loaded()
         if self.is_kept:
             self.error = 0.0
-            yield from self.type.pieces({"weights": tensor}, order)
+            for part in (source[rows] for rows in self._row_chunks()) if isinstance(source, Rows) else (source,):
+                yield from self.type.pieces({"weights": part}, order)
         else:
-            fields = self.type.encode(tensor, self.name)
+            fields = self.type.encode(source, self.name)
             if self.measure:
-                self.error = self._error(fields, tensor)
-            del tensor
+                self.error = self._error(fields, source)
+            del source
             yield from self.type.pieces(fields, order)
 
-    def _error(self, fields: Mapping[str, torch.Tensor], tensor: torch.Tensor) -> float:
+    def _loaded(self) -> torch.Tensor:
+        """Returns the tensor. Raises TensorError where it is not what was planned."""
+        tensor, dims = self.stored.load(), self.stored.shape
+        check_dense(self.name, tensor)
+        if (tuple(tensor.shape), tensor.dtype) != (dims, self.stored.dtype):
+            planned, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
+        return tensor
+
+    def _row_chunks(self) -> Iterator[slice]:
+        return row_chunks(*matrix(self.stored.shape))
+
+    def _error(self, fields: Mapping[str, torch.Tensor], source: torch.Tensor | Rows) -> float:
         """Returns max |stored - source|, a few rows at a time."""
-        rows, columns = matrix(tensor.shape)
-        source, error = tensor.reshape(rows, columns), 0.0
-        for part in row_chunks(rows, columns, whole=False):
+        rows, columns = matrix(self.stored.shape)
+        source, error = source if isinstance(source, Rows) else source.reshape(rows, columns), 0.0
+        for part in self._row_chunks():
             stored = self.type.decode({name: field[part] for name, field in fields.items()}, columns)
             error = max(error, max_error(stored, source[part]))
         return error

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from glft_schema.atomic import atomic_write
 from glft_schema.bulk import is_utf8
-from glft_schema.checkpoints import SAFETENSORS_DTYPES, StoredTensor, in_memory
+from glft_schema.checkpoints import SAFETENSORS_DTYPES, SAFETENSORS_METADATA, StoredTensor, in_memory
 from glft_schema.errors import FormatError, LimitError, TensorError, shown
 from glft_schema.fields import Struct
 from glft_schema.names import leave_out
@@ -47,7 +47,6 @@ ONLY_KEPT = [
     )
 ]
 TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *ONLY_KEPT)
-METADATA = "__metadata__"
 MAX_HEADER = 100_000_000  # bytes, of which readers take no more
 
 
@@ -66,13 +65,13 @@ def save_safetensors(
     Tensors that are one and the same are stored once for each name: the format does not let them share bytes.
     """
     stored = in_memory(leave_out(tensors, exclude))
-    if METADATA in stored:
-        raise TensorError("expected a name that the format does not use itself", METADATA)
+    if SAFETENSORS_METADATA in stored:
+        raise TensorError("expected a name that the format does not use itself", SAFETENSORS_METADATA)
     choices = choose_types(stored, schemes or {}, TYPES)
     planned = {name: Planned(name, stored[name], choice, progress, measure) for name, choice in choices.items()}
     codes = {torch_name: code for code, torch_name in SAFETENSORS_DTYPES.items()}
     ordered = sorted(planned.values(), key=lambda tensor: (-tensor.type.dtype.itemsize, tensor.name))
-    header: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
+    header: dict[str, object] = {SAFETENSORS_METADATA: dict(metadata)} if metadata else {}
     end = 0
     for tensor in ordered:
         start, end = end, end + tensor.nbytes
