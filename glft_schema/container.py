@@ -6,6 +6,7 @@ says in which field, at which byte and for which tensor.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -233,10 +234,25 @@ def findings(file: File, rules: str | Iterable[str]) -> list[Finding]:
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
     context = new_context(True, trace=trace, limits=current(), **params)
-    with our_errors():
+    with our_errors(), _without_collecting():
         record = struct._parse(Cursor(source), context, "(parsing)")
     assert isinstance(record, Record)
     return record
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Keeps Python's collector of cycles from looking through ever more rows again and again: they are in no cycle.
+
+    It is the process's: where another thread switches it meanwhile, what this one found is put back at the end.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _located(known: FormatError, format: Format, source: Source, **params: Any) -> FormatError:

@@ -1,7 +1,7 @@
 """torch, imported when it is first used.
 
 Looking into a file (`glft inspect`, `Container.parse_file`) needs no tensor, and importing torch takes most of a second.
-Type checkers see the real module; at run time the name stands for a module that fetches each attribute from torch.
+Type checkers see the real module; at run time the name stands for a module that fetches each attribute from torch, once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ else:
 
     class _Deferred(ModuleType):
         def __getattr__(self, attribute: str) -> object:
-            return getattr(import_module(self.__name__), attribute)
+            found = getattr(import_module(self.__name__), attribute)
+            setattr(self, attribute, found)  # so that it is asked for once
+            return found
 
     torch = _Deferred("torch")
 

@@ -6,6 +6,7 @@ import io
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import construct
@@ -31,11 +32,18 @@ class TensorFits(Check):
     expected = "what the type can hold, of bytes that 64 bits can count"
 
     def check(self, context: Any, path: str) -> None:
-        if math.prod(max(size, 1) for size in context.shape) >= COUNTABLE:
+        dtype, shape = context["dtype"], tuple(context["shape"])
+        if not is_countable(shape):
             found = shown(list(context[self.field]))
             self.broken(context, f"expected bytes that 64 bits can count, found {found}", f"{path} -> {self.field}")
-        if refusal := context.dtype.refusal(context.shape):
-            self.broken(context, f"{context.dtype}: {refusal}", f"{path} -> {self.field}")
+        if refusal := dtype.refusal(shape):
+            self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
+
+
+@lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
+def is_countable(shape: tuple[int, ...]) -> bool:
+    """Tells whether 64 bits can count the bytes of a tensor of this shape, were none of its sizes 0."""
+    return math.prod(max(size, 1) for size in shape) < COUNTABLE
 
 
 class NamesOnce(Check):
