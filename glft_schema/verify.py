@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -54,7 +55,12 @@ def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparis
 
 def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Returns max |found - expected|, where equal numbers, infinities and NaN of both sides included, count 0."""
+    if not found.numel():
+        return 0.0
     found, expected = found.double(), expected.double()  # which hold every number of a file, but for integers beyond 2^53
+    errors = found - expected
+    low, high = (float(extreme) for extreme in errors.aminmax())  # NaN, where there is one
+    if math.isfinite(low) and math.isfinite(high):
+        return max(0.0, -low, high)
     same = (found == expected) | (found.isnan() & expected.isnan())
-    errors = (found - expected).abs().masked_fill(same, 0.0)
-    return float(errors.nan_to_num(float("inf"), float("inf")).max()) if errors.numel() else 0.0
+    return float(errors.abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
