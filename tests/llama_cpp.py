@@ -40,14 +40,27 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
     return array.ctypes.data_as(ctypes.c_void_p)
 
 
+def row_function(type_name: str) -> Any:
+    """Returns the C function (blocks, out, weights) that dequantizes a type. Raises AttributeError where there is none."""
+    function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
+    function.restype = None
+    return function
+
+
+def quantize_function() -> Any:
+    """Returns the C function (type's code, weights, out, first, rows, weights of a row, importance or None) -> bytes."""
+    function = library().ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    return function
+
+
 def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
     """Returns float32 [blocks, weights] of u8 [blocks, size]; `type_name` as in ``Q4_K``.
 
     Raises:
         AttributeError: where C has no such function.
     """
-    function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
-    function.restype = None
+    function = row_function(type_name)
     out = np.empty((len(blocks), weights), np.float32)
     function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
     return out
@@ -55,8 +68,7 @@ def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
 
 def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
     """Quantizes float32 [rows, weights of a block] to u8 [rows, `size`], without an importance matrix."""
-    function = library().ggml_quantize_chunk
-    function.restype = ctypes.c_size_t
+    function = quantize_function()
     rows, length = (ctypes.c_int64(number) for number in weights.shape)
     out = np.zeros((len(weights), size), np.uint8)
     written = function(ctypes.c_int(code), pointer(weights), pointer(out), ctypes.c_int64(0), rows, length, None)

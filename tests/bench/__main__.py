@@ -1,0 +1,54 @@
+"""``python -m tests.bench [opening dequantizing quantizing loading exporting gpu] [--json | --markdown]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from dataclasses import asdict
+from importlib import import_module
+from importlib.metadata import version
+
+import torch
+
+from tests.bench.measure import table
+
+GROUPS = ("opening", "dequantizing", "quantizing", "loading", "exporting", "gpu")
+PACKAGES = ("torch", "numpy", "construct", "gguf", "safetensors", "transformers", "xllamacpp")
+
+
+def machine() -> str:
+    """Returns what this runs on."""
+    cpu = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            cpu = next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), cpu)
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ", no GPU"
+    return f"{os.cpu_count()} cores of {cpu}{gpu}, {platform.system()}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    about = {"machine": machine(), "threads": given.threads, "versions": {name: version(name) for name in PACKAGES}}
+    if not given.json:
+        print(about["machine"], "; ".join(f"{name} {found}" for name, found in about["versions"].items()), sep="\n", flush=True)
+    measured = []
+    for group in given.groups or GROUPS:
+        rows = list(import_module(f"tests.bench.{group}").rows())
+        measured.extend(rows)
+        if not given.json and rows:
+            print(f"\n{group}\n\n{table(rows, given.markdown)}", flush=True)
+    if given.json:
+        print(json.dumps({**about, "rows": [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in measured]}))
+
+
+if __name__ == "__main__":
+    main()

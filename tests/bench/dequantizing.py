@@ -1,0 +1,74 @@
+"""Payloads into float32, type by type."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+
+import gguf
+import numpy as np
+import torch
+
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.ggml import GGML
+from tests import llama_cpp
+from tests.bench.measure import Row, in_turn, once
+
+ROWS, COLUMNS = 8192, 4096  # 128 MiB as float32: more than any cache holds
+AGAINST_MEMORY = ("Q8_0", "Q8_per_channel", "Q4_per_group_64")
+
+
+def payload(type_: TensorType) -> dict[str, torch.Tensor]:
+    """Returns the fields of a tensor of random weights, or of random bytes where there is no encoder."""
+    if type_.quantize:
+        weights = torch.randn(256, COLUMNS, generator=torch.Generator().manual_seed(0))
+        fields = type_.encode(weights, "w")
+        return {name: field.repeat(ROWS // 256, 1) for name, field in fields.items()}
+    size = type_.nbytes([ROWS, COLUMNS]) // ROWS
+    blocks = np.random.default_rng(0).integers(0, 256, (ROWS, size), dtype=np.uint8)
+    return {"blocks": torch.from_numpy(blocks)}
+
+
+def by_c(type_: TensorType, blocks: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
+    """Returns what llama.cpp does, on one thread; None where it has no function for the type."""
+    try:
+        function = llama_cpp.row_function(type_.name)
+    except AttributeError:
+        return None
+    return lambda: function(llama_cpp.pointer(blocks), llama_cpp.pointer(out), ctypes.c_int64(out.size))
+
+
+def by_gguf_py(type_: TensorType, blocks: np.ndarray) -> float | None:
+    """Returns how long gguf-py takes; None where it does not know the type."""
+    try:
+        with np.errstate(all="ignore"):
+            return once(lambda: gguf.dequantize(blocks, getattr(gguf.GGMLQuantizationType, type_.name)))
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def rows() -> Iterator[Row]:
+    """Yields what is measured."""
+    weights = ROWS * COLUMNS * 4e-9  # GB that come out
+    threads = torch.get_num_threads()
+    memory = torch.empty(ROWS, COLUMNS)
+    for type_ in [*GGML, *GLFT.types]:
+        if type_.exact:
+            continue
+        fields, what = payload(type_), f"dequantize {type_}, {threads} threads"
+        out = np.zeros((ROWS, COLUMNS), np.float32)
+        runs: dict[str, Callable[[], object]] = {
+            "ours": lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory),
+            "fill": lambda: memory.fill_(1.0),
+        }
+        blocks = fields["blocks"].numpy() if "blocks" in fields else np.empty(0, np.uint8)
+        if len(blocks) and (c := by_c(type_, blocks, out)):
+            runs["C"] = c
+        times = in_turn(runs)
+        if "C" in times:
+            yield Row(what, weights / times["ours"], "llama.cpp's C, 1 thread", weights / times["C"], "GB/s", at_least=1.0)
+        if len(blocks) and (seconds := by_gguf_py(type_, blocks)):
+            yield Row(what, weights / times["ours"], "gguf-py", weights / seconds, "GB/s", at_least=20.0)
+        if type_.name in AGAINST_MEMORY:
+            yield Row(what, weights / times["ours"], "torch.fill_", weights / times["fill"], "GB/s", at_least=0.6)

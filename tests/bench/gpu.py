@@ -1,0 +1,94 @@
+"""What a GPU adds: the formulas on it, and whole files onto it. Nothing where there is none."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
+
+from glft_schema import load_file, save_file
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types.ggml import GGML
+from tests.bench.measure import Row, in_turn
+
+ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
+TYPES = [*GLFT.types, *(GGML[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"))]
+
+
+def waited(run: Callable[[], object]) -> Callable[[], None]:
+    """Returns what runs and waits until the device is done."""
+
+    def run_and_wait() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    return run_and_wait
+
+
+def formulas() -> Iterator[Row]:
+    """Measures both ways on the device, against what it can copy."""
+    weights = torch.randn(ROWS, COLUMNS, device="cuda")
+    other = torch.empty_like(weights)
+    copied = 2 * weights.nbytes * 1e-9
+    for type_ in TYPES:
+        if type_.exact:
+            continue
+        packed = type_.nbytes([ROWS, COLUMNS])
+        if type_.quantize:
+            fields = type_.encode(weights, "w")
+        else:
+            fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}
+        for dtype in (torch.bfloat16, torch.float32):
+            out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
+            runs = {
+                "ours": waited(lambda type_=type_, fields=fields, out=out: type_.decode(fields, COLUMNS, out.dtype, out)),
+                "copy": waited(lambda: other.copy_(weights)),
+            }
+            times, moved = in_turn(runs, 10), (packed + out.nbytes) * 1e-9
+            what = f"dequantize {type_} to {str(dtype).removeprefix('torch.')} on the device, bytes moved"
+            yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.85)
+        if type_ in list(GLFT.types):
+            runs = {
+                "ours": waited(lambda type_=type_: type_.encode(weights, "w")),
+                "copy": waited(lambda: other.copy_(weights)),
+            }
+            times, moved = in_turn(runs, 10), (packed + weights.nbytes) * 1e-9
+            what = f"quantize {type_} on the device, bytes moved"
+            yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.5)
+
+
+def files_to_the_device(folder: Path) -> Iterator[Row]:
+    """Measures whole files from the page cache to the device as bfloat16."""
+    pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    host = pinned.nbytes / in_turn({"copy": waited(lambda: there.copy_(pinned, non_blocking=True))}, 10)["copy"] * 1e-9
+    weights = torch.randn(8192, 8192)
+    tensors = {f"blk.{number}.weight": weights.clone() for number in range(24)}
+    plain = folder / "plain.safetensors"
+    save_safetensors({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, plain)
+    for scheme, path in (
+        ("q4_per_group_64", folder / "m.glft"),
+        ("q8_per_channel", folder / "m.glft"),
+        ("q4_0", folder / "m.gguf"),
+    ):
+        save_file(tensors, path, schemes={"*": scheme})
+        runs = {
+            "ours": waited(lambda path=path: load_file(path, "cuda", torch.bfloat16)),
+            "safetensors": waited(lambda: load_safetensors(plain, device="cuda")),
+        }
+        times, what = in_turn(runs, 3), f"load {path.stat().st_size / 1e9:.1f} GB of {scheme} to the device as bfloat16"
+        yield Row(what, path.stat().st_size * 1e-9 / times["ours"], "pinned memory to the device", host, "GB/s", at_least=0.85)
+        yield Row(what, times["ours"], "safetensors of the bfloat16 model", times["safetensors"], "s", at_most=1 / 5)
+
+
+def rows() -> Iterator[Row]:
+    """Yields what is measured."""
+    if not torch.cuda.is_available():
+        return
+    yield from formulas()
+    with tempfile.TemporaryDirectory() as name:
+        yield from files_to_the_device(Path(name))

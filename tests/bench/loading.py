@@ -1,0 +1,101 @@
+"""Whole files into state dicts, and one row out of a large tensor."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import gguf
+import torch
+from safetensors.torch import load_file as load_safetensors
+from safetensors.torch import save_file as save_safetensors
+
+import glft_schema
+from glft_schema import load_file, save_file
+from tests.bench import files
+from tests.bench.measure import Row, in_turn, once
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def by_gguf_py(path: Path) -> dict[str, torch.Tensor]:
+    """Returns all tensors, one by one."""
+    reader = gguf.GGUFReader(path)
+    return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors}
+
+
+def by_transformers(path: Path) -> dict[str, torch.Tensor]:
+    """Returns the state dict that transformers loads into a model; for the model itself it would ask for more packages."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
+    tensors: dict[str, torch.Tensor] = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    return tensors
+
+
+def touched(tensors: Mapping[str, torch.Tensor]) -> float:
+    """Reads a number of each page: a mapped file is not loaded before."""
+    return sum(float(tensor.view(-1)[:: PAGE // tensor.itemsize].sum()) for tensor in tensors.values() if tensor.numel())
+
+
+def bytes_of_a_row(folder: Path) -> Iterator[Row]:
+    """Reads one row of a 2 GB tensor, and counts the bytes that the process asks the system for."""
+    rows, columns = 1 << 16, 1 << 13
+    for scheme, stored in (("f32", 4 * columns), ("q8_0", columns // 32 * 34)):
+        path = folder / "large.gguf"
+        piece = torch.zeros(rows // 16, columns)
+        save_file({"w": piece.repeat(16, 1)}, path, schemes={"w": scheme})
+        with glft_schema.open(path, mmap=False) as file:
+            before = _bytes_read()
+            _ = file.tensors["w"][rows // 2]
+            read = _bytes_read() - before
+        yield Row(
+            f"one row of {path.stat().st_size / 1e9:.1f} GB of {scheme}, bytes read",
+            read,
+            "the row and two pages",
+            stored + 2 * PAGE,
+            "B",
+            at_most=1.0,
+        )
+        path.unlink()
+
+
+def _bytes_read() -> int:
+    with open("/proc/self/io", encoding="ascii") as file:
+        return int(file.readline().split()[1])
+
+
+def rows() -> Iterator[Row]:
+    """Yields what is measured."""
+    model = files.smollm2()
+    ours = in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
+    yield Row(
+        "load SmolLM2 as a state dict", ours, "gguf-py, tensor by tensor", once(lambda: by_gguf_py(model)), "s", at_most=1 / 20
+    )
+    yield Row(
+        "load SmolLM2 as a state dict",
+        ours,
+        "transformers, gguf_file=",
+        once(lambda: by_transformers(model)),
+        "s",
+        at_most=1 / 50,
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tensors = {name: tensor for name, tensor in load_safetensors(files.minilm()).items() if tensor.is_floating_point()}
+        for dtype in (torch.float32, torch.float16):
+            converted = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+            save_file(converted, folder / "m.glft", alignment=64)
+            save_safetensors(converted, folder / "m.safetensors")
+            runs = {
+                "ours": lambda: touched(load_file(folder / "m.glft")),
+                "theirs": lambda: touched(load_safetensors(folder / "m.safetensors")),
+            }
+            times = in_turn(runs, 10)
+            what = f"load MiniLM from GLFT, {str(dtype).removeprefix('torch.')}, a number of each page read"
+            yield Row(what, times["ours"], "safetensors.load_file", times["theirs"], "s", at_most=1.2)
+        yield from bytes_of_a_row(folder)

@@ -1,0 +1,108 @@
+"""Measures things in turn, and holds the ratio of two against a goal."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        what: what was measured.
+        ours: how long it took, or how fast it was, in `unit`.
+        peer: what it is compared with.
+        theirs: the same of the peer.
+        unit: a time or amount, of which less is better where the goal is `at_most`; or a rate.
+        at_most: what ours / theirs should not exceed.
+        at_least: what it should reach.
+    """
+
+    what: str
+    ours: float
+    peer: str
+    theirs: float
+    unit: str
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None where there is none."""
+        if self.at_most is not None:
+            return self.ratio <= self.at_most
+        return None if self.at_least is None else self.ratio >= self.at_least
+
+    @property
+    def goal(self) -> str:
+        if self.at_most is not None:
+            return f"<= {ratio(self.at_most)}"
+        return "" if self.at_least is None else f">= {ratio(self.at_least)}"
+
+    def cells(self) -> list[str]:
+        """Returns what the row says, for a table."""
+        met = {None: "", True: "yes", False: "NO"}[self.met]
+        return [
+            self.what,
+            quantity(self.ours, self.unit),
+            self.peer,
+            quantity(self.theirs, self.unit),
+            ratio(self.ratio),
+            self.goal,
+            met,
+        ]
+
+
+HEADS = ["what", "ours", "against", "theirs", "ratio", "goal", "met"]
+
+
+def ratio(number: float) -> str:
+    """Writes a ratio; one far below 1 as a fraction."""
+    return f"{number:.3g}" if number > 0.09 else f"1/{1 / number:.0f}"
+
+
+def quantity(number: float, unit: str) -> str:
+    """Writes a number with its unit."""
+    if unit == "s" and number < 1:
+        return f"{number * 1e3:.3g} ms"
+    return f"{number:.3g} {unit}"
+
+
+def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
+    """Returns the shortest time in seconds of each, run one after another, `repeats` times, after one that is not counted."""
+    best = dict.fromkeys(runs, float("inf"))
+    gc.collect()
+    for number in range(repeats + 1):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            made = run()
+            taken = time.perf_counter() - start
+            del made
+            if number or repeats == 0:
+                best[name] = min(best[name], taken)
+    return best
+
+
+def once(run: Callable[[], object]) -> float:
+    """Returns how long one run takes, of what is too slow to be run more often."""
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def table(rows: Iterable[Row], markdown: bool = False) -> str:
+    """Returns the rows as lines."""
+    cells = [HEADS, *(row.cells() for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(HEADS))]
+    if markdown:
+        cells.insert(1, ["---"] * len(HEADS))
+        return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells)
