@@ -198,6 +198,14 @@ def trace_fields(file: File) -> list[Span]:
     return spans
 
 
+def region_starts(file: File) -> dict[str, int]:
+    """Returns where each region of `file` begins, in file order: the file is parsed again."""
+    starts: dict[str, int | None] = {field.name: None for field in file.format.struct.subcons if field.name}
+    with file.limits:
+        _run(file.format.struct, file.source, Trace(starts=starts))
+    return {name: start for name, start in starts.items() if start is not None}
+
+
 def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
     """Returns the place of each field as far as `source` can be parsed, and why it cannot any further."""
     trace = FullTrace()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, SchemeError
 from glft_schema.container import parse_source
+from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
 from glft_schema.fields import Struct, TypeCode
 from glft_schema.formats.format import Format
@@ -77,6 +79,22 @@ def check(stored: bytes) -> None:
         payload = [s for s in found.of_tensor(tensor.name) if s.path.startswith("data -> ")]
         assert sum(s.nbytes for s in payload) == tensor.nbytes
         assert not payload or payload[0].start == tensor.position
+    assert byte_counts(file) == summed(found, file)
+
+
+def summed(found: ByteMap, file: File) -> dict[str, int]:
+    """Returns the bytes of each region, of each field of each type, and of gaps, added up from the map."""
+    counts: Counter[str] = Counter()
+    gaps = 0
+    for stretch in found:
+        region = stretch.path.partition(" -> ")[0]
+        if region != "data":
+            counts[region] += stretch.nbytes
+        elif stretch.tensor is not None:
+            counts[f"{file.tensors[stretch.tensor].dtype} {stretch.name if stretch.node else 'bytes'}"] += stretch.nbytes
+        else:
+            gaps += stretch.nbytes
+    return dict(counts) | {"gaps": gaps}
 
 
 @settings(max_examples=150)

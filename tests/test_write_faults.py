@@ -245,12 +245,20 @@ Container.build_file(made, sys.argv[1])
 """
 
 
+def signals_have_effect() -> None:
+    """Lets a process be ended, also where the tests were started with nohup, or in the background of a shell."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(writers: Writers, path: Path, number: signal.Signals) -> None:
     """An interrupt is an exception, after which nothing is left; SIGTERM ends Python at once, and the next writer cleans up."""
     path.write_bytes(OLD)
     command = [sys.executable, "-c", HALF_WAY, path]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect
+    )
     assert process.stdout
     assert process.stdout.readline() == "half way\n"
     process.send_signal(number)
@@ -286,12 +294,8 @@ def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: i
     Container.build_file({"format": "GGUF", "metadata": numbers, "tensor_infos": rows, "data": {"w": bytes(4)}}, only)
     out.write_bytes(b"old")
     command = [sys.executable, "-c", COMMAND_LINE_HALF_WAY, "merge", only, out]
-
-    def hanging_up_ends() -> None:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also where the tests were started with nohup
-
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hanging_up_ends, env=unmeasured()
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect, env=unmeasured()
     )
     assert process.stdout
     assert process.stdout.readline() == "half way\n"

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
-from glft_schema.describe.byte_map import STEP, UNCLAIMED, byte_map
+from glft_schema.container import region_starts
 from glft_schema.file import File
+from glft_schema.tensor_data import TensorMap
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.tensors import Place
+
+PAYLOADS = "data"
 
 
 def byte_counts(file: File) -> dict[str, int]:
@@ -17,13 +23,24 @@ def byte_counts(file: File) -> dict[str, int]:
     counts: Counter[str] = Counter()
     gaps = 0
     for shard in file.shards:
-        for stretch in byte_map(shard):
-            region = stretch.path.partition(STEP)[0]
-            if region != "data":
-                counts[region or UNCLAIMED] += stretch.nbytes
-            elif stretch.tensor is not None:
-                field = stretch.name if stretch.node else "bytes"
-                counts[f"{shard.tensors[stretch.tensor].dtype} {field}"] += stretch.nbytes
-            else:
-                gaps += stretch.nbytes
-    return dict(counts) | {"gaps": gaps}
+        starts, tensors = region_starts(shard), shard.tensors
+        assert isinstance(tensors, TensorMap)
+        ends = [*starts.values(), shard.nbytes][1:]
+        sizes = {name: end - start for (name, start), end in zip(starts.items(), ends, strict=True)}
+        payloads = _payloads(sorted(set(tensors.places().values()), key=lambda place: place.offset))
+        gaps += sizes.pop(PAYLOADS) - payloads.total()
+        counts.update(sizes)
+        counts.update(payloads)
+    return {name: count for name, count in counts.items() if count} | {"gaps": gaps}
+
+
+def _payloads(places: Sequence[Place]) -> Counter[str]:
+    """Returns the bytes of payloads by type and field."""
+    counts: Counter[str] = Counter()
+    of_kind = Counter((place.dtype, place.shape, place.nbytes) for place in places)  # a model has many tensors of few shapes
+    for (dtype, shape, nbytes), number in of_kind.items():
+        if isinstance(dtype, OpaqueType):
+            counts[f"{dtype} bytes"] += number * nbytes
+        else:
+            counts.update({f"{dtype} {field}": number * size for field, (_, size) in dtype.places(shape).items()})
+    return counts
