@@ -12,8 +12,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
@@ -53,13 +52,11 @@ class Source:
             TruncatedError: where the bytes are not all there (any more).
             OSError: from the system, with the file's name.
         """
-        with self._reading(start, nbytes):
-            return self._view(start, nbytes)
+        return self._guarded(self._view, start, nbytes)
 
     def private(self, start: int, nbytes: int) -> memoryview:
         """Like `view`, but may be written to: that changes no file, nothing that `view` shows, and no caller's bytes."""
-        with self._reading(start, nbytes):
-            return self._private(start, nbytes)
+        return self._guarded(self._private, start, nbytes)
 
     def read(self, start: int, nbytes: int) -> memoryview:
         """Like `view`, but in memory that no change of the file can take away: of a mapped file a copy."""
@@ -77,8 +74,8 @@ class Source:
             if not ended and not self._readers:
                 self._release()
 
-    @contextmanager
-    def _reading(self, start: int, nbytes: int) -> Iterator[None]:
+    def _guarded(self, give: Callable[[int, int], memoryview], start: int, nbytes: int) -> memoryview:
+        """Returns what `give` does of bytes that are there, in a file that stays open meanwhile."""
         with self._lock:
             self.check_open()
             self._readers += 1
@@ -86,7 +83,7 @@ class Source:
             left = max(self._size_now() - start, 0)
             if nbytes > left:
                 raise TruncatedError(f"expected {nbytes} bytes, found {left}", offset=start, file=self.name)
-            yield
+            return give(start, nbytes)
         except OSError as error:
             error.filename = error.filename or self.name
             raise
@@ -166,8 +163,7 @@ class FileSource(Source):
             raise TruncatedError(f"expected {size} bytes from byte {start} of the file on, found {left}", offset=0, file=name)
 
     def read(self, start: int, nbytes: int) -> memoryview:
-        with self._reading(start, nbytes):
-            return self._read(start, nbytes)
+        return self._guarded(self._read, start, nbytes)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)
