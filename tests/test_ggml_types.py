@@ -383,3 +383,22 @@ for type_ in GGML:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@by_type
+def test_a_block_alone_is_what_it_is_among_others(type_: TensorType) -> None:
+    """Wherever in memory it begins."""
+    blocks = torch.from_numpy(random_blocks(type_)[:5])
+    expected = type_.dequantize(blocks=blocks)
+    for i in range(5):
+        assert_bit_equal(type_.dequantize(blocks=blocks[i : i + 1]), expected[i : i + 1].numpy())
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "F16", "BF16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_into_memory_that_is_given(name: str, dtype: torch.dtype) -> None:
+    type_ = GGML[name]
+    fields = type_.encode(torch.randn(5, 64, generator=torch.Generator().manual_seed(0)), "w")
+    out = torch.zeros(5, 64, dtype=dtype)
+    assert type_.decode(fields, 64, dtype, out) is out
+    assert torch.equal(out, type_.decode(fields, 64, dtype))

@@ -37,18 +37,22 @@ def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return rows.unsqueeze(-1).view(table.dtype)
 
 
-def as_words(bytes_: torch.Tensor) -> torch.Tensor:
-    """Takes four bytes for one number, the lowest first: u8 [blocks, 4 k] -> int32 [blocks, k]."""
-    if by_words(bytes_):
-        return bytes_.contiguous().view(torch.int32)
-    first, second, third, fourth = bytes_.to(torch.int32).reshape(len(bytes_), -1, 4).unbind(2)
-    return first | second << 8 | third << 16 | fourth << 24
+def words(fields: torch.Tensor, size: int) -> torch.Tensor:
+    """Reads little-endian integers of `size` bytes, 2 or 4: u8 [blocks, size k] -> int64 [blocks, k], none below 0."""
+    if by_words(fields):
+        copied = fields.clone(memory_format=torch.contiguous_format)  # a field of one block is in place, but begins anywhere
+        return copied.view(getattr(torch, f"int{8 * size}")).to(torch.int64) & (1 << 8 * size) - 1
+    parts = fields.to(torch.int64).reshape(fields.shape[0], -1, size)
+    word = parts[..., 0]
+    for i in range(1, size):
+        word = word | parts[..., i] << 8 * i
+    return word
 
 
 def as_bytes(words: torch.Tensor) -> torch.Tensor:
-    """Takes numbers apart again: int32 [blocks, k] -> u8 [blocks, 4 k]."""
+    """Takes words of four bytes, below 2^31, apart again: int64 [blocks, k] -> u8 [blocks, 4 k]."""
     if by_words(words):
-        return words.view(torch.uint8)
+        return words.to(torch.int32).view(torch.uint8)
     return torch.stack([(words >> shift & 255).to(torch.uint8) for shift in range(0, 32, 8)], 2).flatten(1)
 
 

@@ -14,7 +14,7 @@ from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
 from glft_schema.records import Record
-from glft_schema.tensor_types.bits import looked_up, split
+from glft_schema.tensor_types.bits import looked_up, split, words
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.scaled import Scaled
 
@@ -64,15 +64,6 @@ def _packed_grids() -> Record:
 def entries(name: str, index: torch.Tensor) -> torch.Tensor:
     """Returns the grid's entries for indices [blocks, vectors], as int8 [blocks, 256]."""
     return looked_up(grid(name, index.device), index).flatten(1)
-
-
-def words(fields: torch.Tensor, size: int) -> torch.Tensor:
-    """Reads little-endian integers of `size` bytes: u8 [blocks, size k] -> int64 [blocks, k]."""
-    parts = fields.to(torch.int64).reshape(fields.shape[0], -1, size)
-    word = parts[..., 0]
-    for i in range(1, size):
-        word = word | parts[..., i] << 8 * i
-    return word
 
 
 def signs(bits: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, f32, i8, i16, u8
-from glft_schema.tensor_types.bits import as_bytes, as_words, split
+from glft_schema.tensor_types.bits import as_bytes, split, words
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.legacy import less
 from glft_schema.tensor_types.scaled import Scaled
@@ -32,7 +32,7 @@ def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         byte g + 4  mmMMMMMM  MMMMMM is minimum g, mm the high bits of minimum g + 4
         byte g + 8  mmmmssss  the low bits of scale and minimum g + 4
     """
-    low, middle, high = as_words(scales).unbind(1)  # four groups at once
+    low, middle, high = words(scales, 4).unbind(1)  # four groups at once
     scale = torch.stack((low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030), 1)
     minimum = torch.stack((middle & 0x3F3F3F3F, high >> 4 & 0x0F0F0F0F | middle >> 2 & 0x30303030), 1)
     return as_bytes(scale), as_bytes(minimum)
