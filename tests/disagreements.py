@@ -168,24 +168,28 @@ def is_outside_numpy(tensor: Weights) -> bool:
     return not tensor.dims and tensor.code not in NUMPY
 
 
+OUR_LIMITS = (
+    Row(
+        "an alignment above 2^20",
+        "refuse it, as a limit",
+        "reads it",
+        "padding would make a file of a few bytes one of gigabytes when it is written again",
+        refused(rule="gguf-limit-alignment"),
+        REFUSED["alignment 2^21"].stored,
+    ),
+    Row(
+        "a tensor without numbers, whose other dims have a product of 2^59 or more",
+        "refuse it",
+        "reads it",
+        "torch and numpy cannot hold such a shape",
+        has_large_shape_without_numbers,
+        REFUSED["dims of 0 and 2^60"].stored,
+    ),
+)
+
 ROWS: dict[str, tuple[Row, ...]] = {
     LLAMA_CPP: (
-        Row(
-            "an alignment above 2^20",
-            "refuse it, as a limit",
-            "reads it",
-            "padding would make a file of a few bytes one of gigabytes when it is written again",
-            refused(rule="gguf-limit-alignment"),
-            REFUSED["alignment 2^21"].stored,
-        ),
-        Row(
-            "a tensor without numbers, whose other dims have a product of 2^59 or more",
-            "refuse it",
-            "reads it",
-            "torch and numpy cannot hold such a shape",
-            has_large_shape_without_numbers,
-            REFUSED["dims of 0 and 2^60"].stored,
-        ),
+        *OUR_LIMITS,
         Row(
             "a NUL in a key, name or string",
             "keep it",
@@ -308,22 +312,7 @@ ROWS: dict[str, tuple[Row, ...]] = {
             refused("LimitError", start="metadata -> ", end="elements -> 0"),
             REFUSED["arrays nested 17 deep"].stored,
         ),
-        Row(
-            "an alignment above 2^20",
-            "refuse it, as a limit",
-            "reads it",
-            "as of llama.cpp",
-            refused(rule="gguf-limit-alignment"),
-            REFUSED["alignment 2^21"].stored,
-        ),
-        Row(
-            "a tensor without numbers, whose other dims have a product of 2^59 or more",
-            "refuse it",
-            "reads it",
-            "as of llama.cpp",
-            has_large_shape_without_numbers,
-            REFUSED["dims of 0 and 2^60"].stored,
-        ),
+        *(row._replace(why="as of llama.cpp") for row in OUR_LIMITS),
         Row(
             "payloads that overlap, or begin outside of the file",
             "refuse it",
