@@ -24,7 +24,6 @@ from glft_schema.shards import KEYS
 from glft_schema.source import Source, StrPath, open_regular, open_source, read_regular
 from glft_schema.tensor_bytes import tensor_over
 from glft_schema.tensor_types.chunks import Rows
-from glft_schema.tensor_types.tensor_type import matrix
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Metadata
 
@@ -193,7 +192,8 @@ class _Unreadable:
 
 def _open_safetensors(path: StrPath) -> Checkpoint:
     """Opens a file that the format's own library accepts. Numbers are read here: of some rows the library is slow to do so."""
-    names, source = _names_in_safetensors(path), open_source(path, mmap=False)
+    source = open_source(path, mmap=False)  # first: it refuses what is no regular file without waiting on it
+    names = _names_in_safetensors(path)
     length = int.from_bytes(source.read(0, 8), "little")
     header = json.loads(bytes(source.read(8, length)))
     stored: dict[str, StoredTensor | _Unreadable] = {}
@@ -202,8 +202,7 @@ def _open_safetensors(path: StrPath) -> Checkpoint:
         dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
         if isinstance(dtype, torch.dtype):
             numbers = _Numbers(source, 8 + length + start, dtype, name)
-            rows = Rows(shape, matrix(shape), dtype, numbers)
-            stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=rows)
+            stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=Rows(shape, dtype, numbers))
         else:
             stored[name] = _Unreadable(code)
     return Checkpoint(stored, header.get(SAFETENSORS_METADATA) or {})
@@ -232,7 +231,6 @@ def _names_in_safetensors(path: StrPath) -> list[str]:
     """Returns the names of tensors in a file; raises FormatError, with what the library says, where it does not accept it."""
     from safetensors import SafetensorError, safe_open
 
-    os.close(open_regular(path))
     try:
         opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
         return list(opened.keys())

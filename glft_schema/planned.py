@@ -11,8 +11,7 @@ from glft_schema.lazy import torch
 from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.schemes import Choice
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import Rows, row_chunks
-from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensor_types.chunks import Rows, matrix, row_chunks
 from glft_schema.tensors import Tensor
 from glft_schema.verify import max_error
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.formats.glft import GLFT
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.chunks import dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.chunks import dequantize_chunks, matrix, quantize_chunks
 from glft_schema.tensor_types.scaled import Encoder
 from glft_schema.tensor_types.symmetric import (
     GROUP,
@@ -19,7 +19,7 @@ from glft_schema.tensor_types.symmetric import (
     symmetric_codes,
     symmetric_weights,
 )
-from glft_schema.tensor_types.tensor_type import is_float, matrix
+from glft_schema.tensor_types.tensor_type import is_float
 
 
 class Quantized(NamedTuple):

@@ -16,8 +16,8 @@ from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
-from glft_schema.tensor_types.chunks import CHUNK
-from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
+from glft_schema.tensor_types.chunks import CHUNK, matrix
+from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.upload import to_device
 
 PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is

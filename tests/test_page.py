@@ -29,7 +29,7 @@ from glft_schema.describe.page.samples import BINS, describe, histogram, parts, 
 from glft_schema.describe.page.text import as_json, visible
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
-from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensor_types.chunks import matrix
 from tests import reference
 from tests.gguf_cases import READ
 from tests.gguf_reference import File as Written

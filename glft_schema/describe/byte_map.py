@@ -29,7 +29,7 @@ from glft_schema.numbers import LITTLE
 from glft_schema.source import Source
 from glft_schema.tensor_data import TensorMap
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.tensor_type import matrix
+from glft_schema.tensor_types.chunks import matrix
 from glft_schema.trace import Span
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"

@@ -29,7 +29,8 @@ from glft_schema.strategies.sites import Site
 from glft_schema.strategies.structs import drawing_context
 from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
+from glft_schema.tensor_types.chunks import matrix
+from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.typed_values import Metadata, Stored
 
 PLACE = ("dims", "dtype", "offset")  # of a row: two rows that share a payload agree in them

@@ -25,21 +25,29 @@ CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 LARGEST_KEPT = 31 << 20  # bytes of a block of memory that glibc can be made to keep; its own limit is 32 MiB
 
 
+def matrix(dims: Sequence[int]) -> tuple[int, int]:
+    """Returns `dims` as [out, in]: the first dim and the product of the rest. With fewer than two dims there is one row."""
+    return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
+
+
 @dataclass(frozen=True)
 class Rows:
     """A matrix of numbers that are elsewhere, of which some rows are read at a time. It is cut as a tensor is.
 
     Attributes:
         dims: the sizes of the tensor that they are.
-        shape: rows and columns.
         dtype: of the numbers.
         read: (the number of the first one, a shape) -> so many from there on, as a tensor.
     """
 
     dims: tuple[int, ...]
-    shape: tuple[int, int]
     dtype: torch.dtype
     read: Callable[[int, Sequence[int]], torch.Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return matrix(self.dims)
 
     def __len__(self) -> int:
         return self.shape[0]

@@ -18,18 +18,13 @@ from glft_schema.numbers import LITTLE, ByteOrder, TensorField
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, quantize_chunks
+from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks
 from glft_schema.tensor_types.scaled import Encoder, Formula
 
 # What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
-
-
-def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Returns `dims` as [out, in]: the first dim and the product of the rest. With fewer than two dims there is one row."""
-    return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
 
 
 _NAMED: dict[str, TensorType] = {}  # for pickle and copy, which hand on the name
@@ -268,9 +263,7 @@ class TensorType:
 
     def unit(self, dims: Sequence[int]) -> int:
         """Returns how many neighbours in a row share a stored number: a cut may begin only at a multiple of it."""
-        columns, context = matrix(dims)[1], _context(dims)
-        across = [field.shape(context)[1] for _, field in self.fields() if len(field.dims) > 1]
-        return math.lcm(*(columns // parts for parts in across if parts)) or 1
+        return _unit(self, tuple(dims))
 
     def cut(
         self, source: Source, start: int, dims: Sequence[int], rows: range, columns: range, order: ByteOrder = LITTLE
@@ -305,6 +298,13 @@ class TensorType:
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
 def _nbytes(type_: TensorType, dims: tuple[int, ...]) -> int:
     return int(type_.payload.sizeof(**_params(dims)))
+
+
+@lru_cache(maxsize=1 << 12)
+def _unit(type_: TensorType, dims: tuple[int, ...]) -> int:
+    columns, context = matrix(dims)[1], _context(dims)
+    across = [field.shape(context)[1] for _, field in type_.fields() if len(field.dims) > 1]
+    return math.lcm(*(columns // parts for parts in across if parts)) or 1
 
 
 @lru_cache(maxsize=1 << 12)

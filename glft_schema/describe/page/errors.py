@@ -11,7 +11,8 @@ from glft_schema.describe.page.samples import Part, describe, parts, stored_part
 from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
+from glft_schema.tensor_types.chunks import matrix
+from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors import Tensor
 
 AT_ONCE = 1 << 22  # numbers compared in one step

@@ -10,7 +10,8 @@ import numpy as np
 from glft_schema.describe.page.text import number
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.tensor_type import OpaqueType, matrix
+from glft_schema.tensor_types.chunks import matrix
+from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about
