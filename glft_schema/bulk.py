@@ -6,7 +6,6 @@ lies where, and what it says, is found out at the first access.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -133,11 +132,11 @@ class StoredStrings(Sequence[str]):
             raise IndexError(f"index {index} is out of range for {self._count} strings")
         at, ends = index % self._count, self.ends()
         first, end = (int(ends[at - 1]) if at else 0) + self.length.itemsize, int(ends[at])
-        return _text(self._source.read(self._start + first, end - first))
+        return decoded(self._source.read(self._start + first, end - first))
 
     def __iter__(self) -> Iterator[str]:
         stored = self.stored()
-        return (_text(stored[first:end]) for first, end in self._walk(stored))
+        return (decoded(stored[first:end]) for first, end in self._walk(stored))
 
     def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
         """Yields the first byte and the end of each string, without its length.
@@ -145,7 +144,7 @@ class StoredStrings(Sequence[str]):
         Raises:
             FormatError: where they are not those any more that were there when the file was parsed.
         """
-        unpack, size, end, last = _unpacker(self.length, self.order), self.length.itemsize, 0, len(stored)
+        unpack, size, end, last = self.length.unpacker(self.order), self.length.itemsize, 0, len(stored)
         for i in range(self._count):
             first = end + size
             if first > last or (end := first + unpack(stored, end)[0]) > last:
@@ -164,7 +163,8 @@ class StoredStrings(Sequence[str]):
         return _beginning([shown(text) for text in islice(self, _edge(len(self)))], len(self))
 
 
-def _text(stored: memoryview) -> str:
+def decoded(stored: bytes | memoryview) -> str:
+    """Returns the text of a string's bytes, those that are not UTF-8 as lone surrogates."""
     return str(stored, "utf-8", "surrogateescape")
 
 
@@ -177,11 +177,6 @@ def _beginning(first: list[str], count: int) -> str:
     return f"[{', '.join(first)}{f', ... {count:,} in all' if count > len(first) else ''}]"
 
 
-def _unpacker(length: Number, order: ByteOrder) -> Any:
-    letter = {1: "B", 2: "H", 4: "I", 8: "Q"}[length.itemsize]
-    return struct.Struct(("<" if order == "little" else ">") + letter).unpack_from
-
-
 def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
     """Walks over `count` strings that begin at `start`, each after its `length`, and returns where they end.
 
@@ -189,7 +184,7 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
         TruncatedError: where one of them reaches past the end of the source.
     """
     position, done, nbytes, jumps = start, 0, WINDOW, 0
-    unpack, size, in_runs = _unpacker(length, order), length.itemsize, count >= MANY
+    unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MANY
     while done < count:
         window = source.read(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
@@ -215,7 +210,7 @@ def _walk_in_runs(
 
     Returns how many strings these were, where the last one ends, in the window or beyond, and how many jumps that took.
     """
-    unpack, size, position, walked = _unpacker(length, order), length.itemsize, 0, 0
+    unpack, size, position, walked = length.unpacker(order), length.itemsize, 0, 0
     starts, ends, breaks = _short_strings(window, size, order)
     while position <= len(window) - size and done + walked < count and jumps <= FEW + (done + walked) // MANY:
         first, jumps = int(starts.searchsorted(position)), jumps + 1
@@ -331,7 +326,7 @@ class Text(construct.Construct):
         if nbytes > (left := bytes_left(stream)):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
         limits_of(context).check("text", nbytes, path, " bytes")
-        return str(read_exactly(stream, nbytes, path), "utf-8", "surrogateescape")
+        return decoded(read_exactly(stream, nbytes, path))
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         stored = encoded(obj, path)

@@ -23,7 +23,7 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.expressions import compiled
+from glft_schema.expressions import compiled, read
 from glft_schema.limits import A_LIMIT, DEFAULTS, limits_of
 from glft_schema.numbers import Number, byte_order
 from glft_schema.records import Record, record_class
@@ -75,6 +75,8 @@ class Struct(Interpreted, construct.Struct):
 
     Attributes:
         title: what descriptions call it; the field that it is, where it has none.
+        needed: what a parse has to look at: name, field, and where its value goes in a record.
+        record: the class of its records.
     """
 
     def __init__(self, *fields: construct.Construct, title: str = "") -> None:
@@ -82,16 +84,16 @@ class Struct(Interpreted, construct.Struct):
         self.title = title
         named = [field for field in self.subcons if field.name]
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
-        self._record = record_class(*names)
-        slots = {**self._record._names, **self._record._count_names}
+        self.record = record_class(*names)
+        slots = {**self.record._names, **self.record._count_names}
         self._all = [(field.name, field, slots.get(field.name)) for field in self.subcons]
-        needed = [field for field in self.subcons if not isinstance(field, Check) or field.is_always_needed]
-        self._plan = [(field.name, _parser(field), slots.get(field.name)) for field in needed]
+        self.needed = [field for field in self._all if not isinstance(field[1], Check) or field[1].is_always_needed]
+        self._plan = [(name, _parser(field), slot) for name, field, slot in self.needed]
 
     def _parse(self, stream: Any, context: Any, path: str) -> Record:
         if context["_params"].get("trace") is not None:
             return self._parse_traced(stream, context, path)
-        context, record = self._nested(context, stream), object.__new__(self._record)
+        context, record = self._nested(context, stream), object.__new__(self.record)
         for name, parse, slot in self._plan:
             if slot is None:
                 parse(stream, context, path)
@@ -104,7 +106,7 @@ class Struct(Interpreted, construct.Struct):
     def _parse_traced(self, stream: Any, context: Any, path: str) -> Record:
         params = context._params
         trace: Trace = params.trace
-        context, record = self._nested(context, stream), object.__new__(self._record)
+        context, record = self._nested(context, stream), object.__new__(self.record)
         for name, field, slot in self._all:
             if slot is None:
                 field._parsereport(stream, context, path)
@@ -186,16 +188,20 @@ class Derived(construct.Construct):
 
     Args:
         of: the context -> the value.
+
+    Attributes:
+        of: as given.
+        value: the same, quicker.
     """
 
     def __init__(self, of: Callable[[Any], Any]) -> None:
         super().__init__()
         self.of = of
-        self._value = compiled(of)
+        self.value = compiled(of)
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
-        return self._value(context)
+        return self.value(context)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
         follows_ = self.of(context)
@@ -257,11 +263,13 @@ class Picked(construct.Construct):
         condition: an expression that decides.
         then: where it holds; the shorter one.
         otherwise: where it does not.
+        can_be_read: whether it is known what `condition` looks at: of a function it is not.
     """
 
     def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
         super().__init__()
         self.condition = condition
+        self.can_be_read = read(condition) is not None
         self._holds = compiled(condition)
         self.then = self.least = then
         self.otherwise = otherwise

@@ -30,7 +30,7 @@ class Limit(NamedTuple):
 # fmt: off
 LIMITS = {
     "objects":   Limit(200_000, "tensors, entries of the metadata and arrays in it, all together",
-                       "each takes 7 to 15 us and up to 600 bytes. The largest models known have 70,000 tensors, twice as "
+                       "each takes 4 to 8 us and up to 600 bytes. The largest models known have 70,000 tensors, twice as "
                        "many where scales are tensors, too; a vocabulary is one entry"),
     "nesting":   Limit(16,      "levels of arrays in arrays", "each takes room on Python's stack"),
     "dims":      Limit(64,      "dims of a tensor", "numpy's own limit"),

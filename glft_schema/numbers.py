@@ -7,6 +7,9 @@ handed out in the machine's order whatever the file's is.
 from __future__ import annotations
 
 import math
+import struct
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
 import construct
@@ -19,6 +22,7 @@ from glft_schema.source import Cursor, read_exactly
 from glft_schema.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
 
 ByteOrder = Literal["little", "big"]
+packed = lru_cache(maxsize=256)(struct.Struct)  # which takes longer to make than to use
 LITTLE: ByteOrder = "little"
 BIG: ByteOrder = "big"
 
@@ -72,6 +76,11 @@ class Number(construct.Construct):
         """What arrays of it are in numpy, in a byte order."""
         dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
         return dtype
+
+    def unpacker(self, order: ByteOrder, count: int = 1) -> Callable[[bytes | memoryview, int], tuple[int, ...]]:
+        """Returns what reads `count` of them, integers, from bytes at a position. Raises struct.error where they end before."""
+        letters, sign = "bhiq" if self.is_signed else "BHIQ", "<" if order == LITTLE else ">"
+        return packed(f"{sign}{count}{letters[self.itemsize.bit_length() - 1]}").unpack_from
 
     def _parse(self, stream: Any, context: Any, path: str) -> Any:
         stored = read_exactly(stream, self.itemsize, path)
@@ -133,6 +142,10 @@ class TensorField(construct.Construct):
     def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy whose numbers have their bytes in the other order, of any shape that keeps numbers whole."""
         return tensor if self.number.itemsize == 1 else swapped_bytes(tensor)
+
+    def columns(self, name: str, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns what a formula takes of this field, `name`: one tensor, unless the field is cut into others."""
+        return {name: numbers}
 
     def _parse(self, stream: Any, context: Any, path: str) -> torch.Tensor:
         nbytes = self._sizeof(context, path)

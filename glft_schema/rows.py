@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import construct
@@ -19,8 +20,9 @@ from construct.core import evaluate
 from glft_schema.errors import LimitError, TruncatedError
 from glft_schema.fields import Interpreted
 from glft_schema.limits import limits_of
+from glft_schema.quick import read_ahead, row_reader
 from glft_schema.rules import Check
-from glft_schema.source import bytes_left
+from glft_schema.source import Cursor, bytes_left
 from glft_schema.trace import Located, Trace, plain_path
 
 SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
@@ -30,7 +32,8 @@ class Table(Interpreted, construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
     Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed, and
-    so is one that is above the limit on objects, with all rows of tables before.
+    so is one that is above the limit on objects, with all rows of tables before. Rows with nothing unusual go a short way, see
+    `glft_schema.quick`.
     """
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
@@ -42,34 +45,36 @@ class Table(Interpreted, construct.Array):
             count_objects(context, count, path)
         trace: Trace | None = params.get("trace")
         starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
-        if trace is not None:
-            return self._parse_traced(stream, context, path, count, trace, starts)
-        rows, parse = [], self.subcon._parse
-        for i in range(count):
-            if starts is not None:
-                starts.append(stream.tell())
-            rows.append(parse(stream, context, f"{path} -> {i}"))
-        return rows
-
-    def _parse_traced(self, stream: Any, context: Any, path: str, count: int, trace: Trace, starts: Any) -> list[Any]:
-        """Parses the rows, with the trace only where it looks for something in them.
-
-        Raises:
-            Located: after the one row that it looks for, where that one's start is known from a parse before.
-        """
-        params = context["_params"]
+        if trace is None:
+            return self._parse_rows([], count, stream, context, path, starts)
         if starts and (wanted := trace.row_in(plain_path(path))) is not None and wanted < len(starts):
             stream.seek(starts[wanted])
             self.subcon._parse(stream, context, f"{path} -> {wanted}")
-            raise Located
-        rows = []
-        for i in range(count):
-            params["trace"] = trace if trace.looks_into(plain_path(f"{path} -> {i}")) else None
+            raise Located  # there is no need for those after it
+        rows: list[Any] = []
+        for traced in chain(trace.rows_in(plain_path(path), count), (count,)):
+            params["trace"] = None
             try:
-                rows.append(self.subcon._parse(stream, context, f"{path} -> {i}"))
+                self._parse_rows(rows, traced, stream, context, path)
             finally:
                 params["trace"] = trace
+            if traced < count:
+                rows.append(self.subcon._parse(stream, context, f"{path} -> {traced}"))
         return rows
+
+    def _parse_rows(
+        self, rows: list[Any], until: int, stream: Any, context: Any, path: str, starts: array[int] | None = None
+    ) -> list[Any]:
+        """Adds to `rows` until there are so many, the unusual ones by the long way; where each begins is put into `starts`."""
+        read = row_reader(self.subcon, context) if len(rows) < until and isinstance(stream, Cursor) else None
+        while True:
+            if read is not None:
+                read_ahead(read, stream, context, rows, until, starts)
+            if len(rows) >= until:
+                return rows
+            if starts is not None:
+                starts.append(stream.tell())
+            rows.append(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> list[Any]:
         count_objects(context, len(obj), path)

@@ -345,6 +345,11 @@ class Cursor:
         self._position += size
         return self._window[start : start + size]
 
+    def ahead(self) -> tuple[bytes, int]:
+        """Returns bytes that are in memory already, and where in them the next one is; that may be none of them."""
+        at = self._position - self._window_start
+        return (self._window, at) if at >= 0 else (b"", 0)
+
     def private(self, nbytes: int) -> memoryview:
         """Returns the next bytes to be written to, see `Source.private`."""
         view = self.source.private(self._position, nbytes)

@@ -5,7 +5,7 @@ A plain parse keeps no positions: it is run again with a `Trace` when they are w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,8 +46,11 @@ class Trace:
     def __init__(self, wanted: str | None = None, starts: dict[str, int | None] | None = None) -> None:
         self._starts = starts
         self._wanted_parent = _parent(wanted) if wanted else None
-        looked_for = [wanted] if wanted else list(starts or ())
-        self._looks_into = {part for path in looked_for for part in _with_parents(path)}
+        self._looked_for = [wanted] if wanted else list(starts or ())
+        self._rows: dict[str, list[int]] = {}  # that what is looked for is in, by table
+        rows = (path.rpartition(" -> ") for path in {part for path in self._looked_for for part in _with_parents(path)})
+        for row, table in sorted((int(name), table) for table, _, name in rows if name.isdecimal()):
+            self._rows.setdefault(table, []).append(row)
         self._last_parent = ""
         self._last: dict[str, Span] = {}
         self._kept: dict[str, Span] = {}
@@ -73,14 +76,14 @@ class Trace:
             self._last_parent, self._last = parent, {}
         self._last[span.path] = span
 
+    def rows_in(self, table: str, count: int) -> Sequence[int]:
+        """Returns the numbers of the rows of a table that what is looked for is in; where that is not known, of all `count`."""
+        return [row for row in self._rows.get(table, ()) if row < count] if self._looked_for else range(count)
+
     def row_in(self, table: str) -> int | None:
         """Returns the number of the one row of a table that what is looked for is in; None where there is none, or not one."""
-        found = [int(path[len(table) + 4 :]) for path in self._looks_into if path.rpartition(" -> ")[0] == table]
+        found = self._rows.get(table, ())
         return found[0] if len(found) == 1 else None
-
-    def looks_into(self, path: str) -> bool:
-        """Tells whether the field at `path` is, or has in it, one that is looked for; where that is not known, all may be."""
-        return not self._looks_into or path in self._looks_into
 
     def label(self, name: str, path: str) -> Any:
         """Returns the field `name`, one of `LABELS`, of the row that `path` is in, or None where there is none."""

@@ -49,10 +49,11 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     safetensors.torch.save_file(model.state_dict(), "model.safetensors")
     names: dict[str, object] = {"model": model, "torch": torch, "received": b"GGML"}
     examples = blocks(ROOT / "docs" / "recipes.md", "python")
-    export, checkpoint, write, change, rules, into_model, load, check, quantize, build, package = examples
+    export, checkpoint, write, change, weighted, rules, into_model, load, check, quantize, build, package = examples
     for example in (
         write,
         change,
+        weighted,
         rules,
         export,
         into_model,

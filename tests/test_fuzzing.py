@@ -435,7 +435,7 @@ def test_a_rule_that_a_reader_does_not_hold_is_found(monkeypatch: pytest.MonkeyP
             parsed(self, stream, context, path)
 
     monkeypatch.setattr(Check, "_parse", forgetful)
-    failure = fuzz(golden_gguf(), 1000).failure
+    failure = fuzz(golden_gguf(), 10_000).failure
     assert failure is not None
     assert failure.error.name == "reported"
     assert failure.case.corruption is not None
