@@ -42,15 +42,18 @@ def choose_types(
         vectors_stay: patterns leave tensors of fewer than two dims as they are.
 
     Raises:
-        SchemeError: for a scheme that names no type or matches no tensor.
+        SchemeError: for a scheme that names no type or matches no tensor, and for a type that needs to know the importance of
+            columns where none is known.
         TensorError: for an exact name whose type cannot hold the tensor, and for a tensor of no type of the format.
     """
     if not isinstance(schemes, Mapping):
         raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
     wanted: dict[str, list[tuple[str, TensorType]]] = {}
     for key, scheme in schemes.items():
-        type_ = _type(scheme, types)
-        for name in matching(key, tensors):
+        type_, names = _type(scheme, types), matching(key, tensors)
+        if type_.needs_importance and all(tensors[name].importance is None for name in names):
+            raise SchemeError(f"expected an importance matrix, which {type_.scheme} needs, found none for {shown(key)}")
+        for name in names:
             wanted.setdefault(name, []).append((key, type_))
     return {name: _choose(name, tensor, wanted.get(name, []), types, vectors_stay) for name, tensor in tensors.items()}
 
@@ -58,10 +61,10 @@ def choose_types(
 def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
     for type_ in types:
         if isinstance(scheme, str) and type_.scheme == scheme.lower():
-            if type_.quantize is None:
+            if not type_.has_encoder:
                 raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
-    names = ", ".join(type_.scheme for type_ in types if type_.quantize)
+    names = ", ".join(type_.scheme for type_ in types if type_.has_encoder)
     raise SchemeError(f"expected one of {names}, found {scheme!r}")
 
 
@@ -80,6 +83,8 @@ def _choose(
         if type_ == packed:
             return Choice(type_, "; ".join(refusals))
         refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
+        if refusal is None and type_.needs_importance and tensor.importance is None:
+            refusal = "the importance of its columns is not known"
         if refusal is None and vectors_stay and key != name and len(tensor.shape) < 2:
             refusal = "it has fewer than two dims, and no scheme of its own"
         if refusal is None:

@@ -17,7 +17,8 @@ def tensor_over(view: memoryview, dtype: torch.dtype, shape: Sequence[int]) -> t
     """Returns a tensor of `shape` over the bytes of a writable `view`, in C order."""
     if math.prod(shape) == 0:
         return torch.empty(list(shape), dtype=dtype)
-    return torch.frombuffer(view, dtype=dtype).view(list(shape))
+    flat = torch.frombuffer(view, dtype=dtype)
+    return flat if len(shape) == 1 else flat.view(list(shape))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:

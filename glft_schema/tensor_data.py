@@ -19,7 +19,7 @@ from glft_schema.numbers import ByteOrder, byte_order
 from glft_schema.rules import Check
 from glft_schema.source import BytesSource, Cursor, Source
 from glft_schema.tensor_bytes import write_all
-from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
 from glft_schema.tensors import Place, Tensor
 
 GAP_PIECE = 1 << 20  # bytes of a gap that are read at a time
@@ -33,6 +33,8 @@ class TensorFits(Check):
 
     def check(self, context: Any, path: str) -> None:
         dtype, shape = context["dtype"], tuple(context["shape"])
+        if fits(dtype, shape):
+            return
         if not is_countable(shape):
             found = shown(list(context[self.field]))
             self.broken(context, f"expected bytes that 64 bits can count, found {found}", f"{path} -> {self.field}")
@@ -41,6 +43,11 @@ class TensorFits(Check):
 
 
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
+def fits(dtype: TensorType, shape: tuple[int, ...]) -> bool:
+    """Tells whether a type can hold a tensor of this shape, and 64 bits count its bytes."""
+    return is_countable(shape) and dtype.refusal(shape) is None
+
+
 def is_countable(shape: tuple[int, ...]) -> bool:
     """Tells whether 64 bits can count the bytes of a tensor of this shape, were none of its sizes 0."""
     return math.prod(max(size, 1) for size in shape) < COUNTABLE
@@ -174,14 +181,13 @@ class TensorData(construct.Construct):
         size, end, gaps = source.size - start, 0, []
         places = self._in_order(rows, self._extents(rows, size), path)
         for i, place in places:
-            where = self._offset_path(path, i)
-            if place.offset > size:
-                raise TruncatedError(f"expected at most {size}, the bytes of the region, found {place.offset}", where)
-            if place.offset + place.nbytes > size:
-                raise self._cut_off(rows[i].name, place, start, size, path)
-            if place.offset > end and place.nbytes:
-                gaps.append(Gap(end, place.offset - end))
-            end = max(end, place.offset + place.nbytes) if place.nbytes else end
+            after = place.offset + place.nbytes
+            if after > size:
+                raise self._reaches_out(i, rows[i].name, place, start, size, path)
+            if place.nbytes:
+                if place.offset > end:
+                    gaps.append(Gap(end, place.offset - end))
+                end = max(end, after)
         stream.seek(source.size)
         gaps = [*gaps, Gap(end, size - end)] if size > end else gaps
         return TensorMap(rows, dict(places), source, start, gaps, byte_order(context))
@@ -214,8 +220,11 @@ class TensorData(construct.Construct):
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _cut_off(self, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
-        """Returns the error for a payload that goes past the end, naming the first field of it that does."""
+    def _reaches_out(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
+        """Returns the error for a payload that goes past the end of the region, naming the first field of it that does."""
+        if payload.offset > size:
+            problem = f"expected at most {size}, the bytes of the region, found {payload.offset}"
+            return TruncatedError(problem, self._offset_path(path, row))
         left = size - payload.offset
         places = payload.dtype.places(payload.shape).items()
         field, (at, nbytes) = next((field, place) for field, place in places if sum(place) > left)

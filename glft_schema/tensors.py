@@ -15,7 +15,6 @@ from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.chunks import CHUNK, matrix
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.upload import to_device
@@ -108,11 +107,7 @@ class Tensor:
 
         Unsigned words come as their bytes, the lowest first. Raises as `dequantize`.
         """
-        payload = dict(self.payload)
-        for name, field in self.dtype.fields():
-            if isinstance(field, Blocks):
-                payload |= field.columns(payload.pop(name))
-        return payload
+        return self.dtype.columns(self.payload)
 
     @property
     def file(self) -> str:

@@ -18,6 +18,8 @@ PIECE = 1 << 25  # bytes of a buffer
 def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
     """Returns a tensor of the processor's memory on a device; on a GPU as soon as the current stream gets to it."""
     target = torch.device(device)
+    if target == tensor.device:
+        return tensor
     if target.type != "cuda" or tensor.is_cuda or not tensor.numel():
         return tensor.to(target)
     index = torch.cuda.current_device() if target.index is None else target.index

@@ -172,7 +172,7 @@ class _Found:
             numbers = tensor_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
             numbers = numbers if self._tensor.order == LITTLE else declared.swapped(numbers)
             rows = numbers.reshape(len(view) // pitch, -1)
-            fields = declared.columns(rows) if isinstance(declared, Blocks) else {name: rows}
+            fields = declared.columns(name, rows)
             for look in looks:
                 self._look_at(look, fields[look.field], _Rows(at // pitch, nbytes // pitch, position + start + at, pitch))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import xllamacpp
 
 from tests.gguf_reference import ARRAY, NUMBERS, STRING
 
+FOR_PRODUCTS = {9: "quantize_row_q8_1_ref", 15: "quantize_row_q8_K_ref"}  # types that C makes by a function of their own
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -47,11 +49,19 @@ def row_function(type_name: str) -> Any:
     return function
 
 
-def quantize_function() -> Any:
-    """Returns the C function (type's code, weights, out, first, rows, weights of a row, importance or None) -> bytes."""
+def quantizing(code: int, weights: np.ndarray, out: np.ndarray, importance: np.ndarray | None = None) -> Callable[[], Any]:
+    """Returns a call that quantizes float32 [rows, weights of a row] into `out`, by the importance of columns, if given."""
+    weights = np.ascontiguousarray(weights)
+    given, taken = pointer(weights), pointer(out)
+    if code in FOR_PRODUCTS:
+        function, size = library()[FOR_PRODUCTS[code]], ctypes.c_int64(weights.size)
+        function.restype = None
+        return lambda: function(given, taken, size)
     function = library().ggml_quantize_chunk
     function.restype = ctypes.c_size_t
-    return function
+    counts = [ctypes.c_int64(number) for number in (0, *weights.shape)]
+    matters = None if importance is None else pointer(importance)
+    return lambda: function(ctypes.c_int(code), given, taken, *counts, matters)
 
 
 def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
@@ -66,13 +76,14 @@ def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
     return out
 
 
-def quantize(code: int, weights: np.ndarray, size: int) -> np.ndarray:
-    """Quantizes float32 [rows, weights of a block] to u8 [rows, `size`], without an importance matrix."""
-    function = quantize_function()
-    rows, length = (ctypes.c_int64(number) for number in weights.shape)
+def quantize(code: int, weights: np.ndarray, size: int, importance: np.ndarray | None = None) -> np.ndarray:
+    """Quantizes float32 [rows, weights of a row] to u8 [rows, `size`], with the importance of each column, if there is one.
+
+    What C leaves as it is in memory is 0.
+    """
     out = np.zeros((len(weights), size), np.uint8)
-    written = function(ctypes.c_int(code), pointer(weights), pointer(out), ctypes.c_int64(0), rows, length, None)
-    assert written == out.nbytes
+    written = quantizing(code, weights, out, importance)()
+    assert written in (None, out.nbytes)
     return out
 
 

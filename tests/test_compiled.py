@@ -17,6 +17,7 @@ from glft_schema import QuantizationWarning, TensorError, quantize_symmetric_per
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType, chunks, compiled
 from glft_schema.tensor_types.chunks import decode, encode
+from glft_schema.tensor_types.compiled import compile_formulas
 from glft_schema.tensor_types.ggml import GGML
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.upload import PIECE, to_device
@@ -58,24 +59,30 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64, GGML["Q4_1"]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_decodes_in_a_graph_for_each_size(type_: TensorType, dtype: torch.dtype, backend: list[object]) -> None:
-    fields, out = fields_of(type_, 40, 256), torch.empty(40, 256, dtype=dtype)
+def test_decodes_in_a_graph_for_each_size(
+    type_: TensorType, dtype: torch.dtype, backend: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = fields_of(type_, 40, 256)
+    expected = type_.decode(fields, 256, dtype)
+    assert not backend
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [False])
+    compile_formulas()
     for _ in range(2):  # the second time nothing is compiled
-        for rows, is_fixed in compiled.fixed_chunks(40, 256):
-            assert is_fixed
-            cut = {name: field[rows] for name, field in fields.items()}
-            compiled.run_compiled(decode, type_.formula, cut, {"weights": out[rows]})
+        assert torch.equal(type_.decode(fields, 256, dtype), expected)
     assert len(backend) == 2
-    assert torch.equal(out, type_.decode(fields, 256, dtype))
+    compile_formulas(False)
+    assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype), expected[:16])
+    assert len(backend) == 2
 
 
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk begins at any row, where its fields are aligned otherwise; faults are counted once."""
-    monkeypatch.setattr(chunks, "on_gpu", lambda tensor: True)
+    for name in ("compiles_decoding", "compiles_encoding"):
+        monkeypatch.setattr(chunks, name, lambda tensor: True)
     weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
     expected = Q8_PER_CHANNEL.encode(weights, "w")
     assert torch.equal(Q8_PER_CHANNEL.decode(expected, 256), expected["codes"] * expected["scales"].float())
-    assert len(backend) == 6  # both ways 16 rows, 8 rows, and 8 rows from row 35 on
+    assert len(backend) == 4  # both ways for 16 rows and for 8, of which the last go back to row 35
     weights[40] = 1e-12
     with pytest.warns(QuantizationWarning, match="tensor 'w': 256 non-zero weights are stored as 0"):
         Q8_PER_CHANNEL.encode(weights, "w")
@@ -85,13 +92,24 @@ def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monke
     assert caught.value.index == (41, 7)
 
 
-@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML, *GLFT.types] if type_.quantize and not type_.exact], ids=str)
+@pytest.mark.parametrize(
+    "type_", [type_ for type_ in [*GGML, *GLFT.types] if type_.quantize and not (type_.exact or type_.searches)], ids=str
+)
 def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
     weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
     fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
     compiled.run_compiled(encode, type_.quantize, {"weights": weights}, fields)
     assert len(backend) == 1
     assert all(torch.equal(field, fields[name]) for name, field in type_.encode(weights, "w").items())
+
+
+def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
+    expected = {name: GGML[name].encode(weights, "w")["blocks"] for name in ("Q3_K", "Q4_K", "IQ4_XS")}
+    monkeypatch.setattr(chunks, "compiles_encoding", lambda tensor: True)
+    for name, blocks in expected.items():
+        assert torch.equal(GGML[name].encode(weights, "w")["blocks"], blocks)
+    assert not backend
 
 
 def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
@@ -108,7 +126,7 @@ def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(compiled, "BACKEND", missing)
     monkeypatch.setattr(compiled, "_COMPILED", {})
-    monkeypatch.setattr(compiled, "_FAILED", [])
+    monkeypatch.setattr(compiled, "_FAILED", {})
     fields, out = fields_of(Q4_PER_GROUP_64, 4, 64), torch.empty(4, 64)
     with pytest.warns(RuntimeWarning, match="not compiled, and slower for it: .* Cannot find a working triton"):
         compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
@@ -129,15 +147,20 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
         compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": torch.empty(4, 64)})
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's, of what its code generator imports
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
-def test_compiles_with_a_real_code_generator(caplog: pytest.LogCaptureFixture) -> None:
-    fields, out = fields_of(GGML["Q4_0"], 4, 256), torch.empty(4, 256)
-    blocks = {"blocks": fields["blocks"].reshape(-1, 18)}
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiles_with_a_real_code_generator(
+    type_: TensorType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = fields_of(type_, 40, 256)
+    expected = type_.decode(fields, 256, dtype)
+    monkeypatch.setattr(compiled, "SIZES", (32 * 256,))
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    monkeypatch.setattr(compiled, "_COMPILED", {})
     with caplog.at_level(logging.INFO, "glft_schema"):
-        compiled.run_compiled(decode, GGML["Q4_0"].formula, blocks, {"weights": out.view(-1, 32)})
-    assert torch.equal(out, GGML["Q4_0"].decode(fields, 256))
-    assert caplog.messages[0].startswith("compiled a formula for {'blocks': [32, 18], 'weights': [32, 32]} in ")
+        assert torch.equal(type_.decode(fields, 256, dtype), expected)
+    assert caplog.messages[0].startswith("compiled a formula for {'scales': [")
 
 
 @on_gpu
@@ -172,3 +195,18 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
     loaded = glft_schema.load_file(tmp_path / "m.glft", device="cuda")
     assert torch.equal(loaded["w"].cpu(), weights)
     assert torch.equal(loaded["v"].cpu(), weights[0] + 1)
+
+
+def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
+    fields, out = {"scales": torch.ones(64, 1), "codes": torch.ones(64, 64, dtype=torch.int8)}, torch.empty(64, 64)
+    parts = list(chunks.in_chunks(decode, Q8_PER_CHANNEL.formula, fields, {"weights": out}, 64, 64, compiles=True))
+    assert [len(made["weights"]) for _, _, made in parts] == [16] * 4
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    assert compiled.compiles_decoding(out)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert not compiled.compiles_decoding(out)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE")
+    monkeypatch.setattr(compiled, "_FAILED", {"cpu": RuntimeError("no compiler")})
+    assert not compiled.compiles_decoding(out)
+    assert not compiled.compiles_decoding(torch.empty(1, device="meta"))

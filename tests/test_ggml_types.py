@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +25,7 @@ from glft_schema.tensor_types import TensorType, compiled
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.chunks import decode
 from glft_schema.tensor_types.ggml import GGML
-from glft_schema.tensor_types.i_quants import VALUES, grid
+from glft_schema.tensor_types.grids import VALUES, grid
 from tests import llama_cpp
 
 BLOCKS = 4000
@@ -130,13 +132,44 @@ def test_rows_are_whole_blocks(type_: TensorType) -> None:
 
 
 @by_type
+def test_blocks_may_begin_at_any_byte(type_: TensorType) -> None:
+    blocks = random_blocks(type_)[:40]
+    expected = type_.dequantize(blocks=torch.from_numpy(blocks)).numpy()
+    for start in (1, 2, 3):
+        raw = torch.zeros(start + blocks.size, dtype=torch.uint8)
+        raw[start:] = torch.from_numpy(blocks.reshape(-1))
+        moved = raw[start:].view(blocks.shape)  # at an odd place of what torch holds
+        assert_bit_equal(type_.dequantize(blocks=moved), expected)
+        elsewhere = torch.frombuffer(bytearray(raw.numpy().tobytes()), dtype=torch.uint8, offset=start)
+        assert_bit_equal(type_.dequantize(blocks=elsewhere.view(blocks.shape)), expected)
+        every_other = torch.from_numpy(blocks).repeat_interleave(2, 0)[::2]
+        assert_bit_equal(type_.dequantize(blocks=every_other), expected)
+
+
+# One for each kind of expression: halves of bytes, computed scales, offsets, a table, a grid, digits, a type of scale.
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+@pytest.mark.parametrize("name", ["Q5_1", "Q3_K", "Q4_K", "Q8_K", "IQ4_XS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4"])
+def test_compiled_by_a_real_code_generator(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    type_, blocks = GGML[name], torch.from_numpy(random_blocks(GGML[name])[:BLOCKS])
+    expected = type_.dequantize(blocks=blocks).numpy()
+    out = torch.empty(len(blocks), weights_in(type_))
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "glft_schema"):
+        patch.setattr(compiled, "SIZES", (2048 * out.shape[1],))
+        patch.setattr(compiled, "_ON_PROCESSORS", [True])
+        patch.setattr(compiled, "_COMPILED", {})
+        type_.decode({"blocks": blocks}, out.shape[1], out=out)
+    assert_bit_equal(out, expected)
+    assert [message.partition(" for ")[0] for message in caplog.messages] == ["compiled a formula"]
+
+
+@by_type
 def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one graph, which is run without a code generator here."""
     graphs = []
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
     blocks = torch.from_numpy(random_blocks(type_)[:8])
     out = torch.empty(8, weights_in(type_))
-    compiled.run_compiled(decode, type_.formula, {"blocks": blocks}, {"weights": out})
+    compiled.run_compiled(decode, type_.formula, type_.columns({"blocks": blocks}), {"weights": out})
     assert len(graphs) == 1
     assert_bit_equal(out, type_.dequantize(blocks=blocks).numpy())
 
@@ -149,20 +182,31 @@ def test_grids_are_gguf_pys(name: str) -> None:
 
 
 def test_a_type_of_ones_own_is_one_declaration() -> None:
-    own = block_type(
-        "PAIR",
-        200,
-        2,
-        Struct("d" / f16[1] * "scale", "q" / i8[2] * "codes"),
-        lambda d, q: d.float() * q.float(),
-        lambda w: {"d": torch.ones(len(w), 1).half(), "q": w.to(torch.int8)},
-    )
+    def block() -> Struct:
+        return Struct("d" / f16[1] * "scale", "q" / i8[2] * "codes")
+
+    def dequantize(d: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return d.float() * q.float()
+
+    own = block_type("PAIR", 200, 2, block(), dequantize, lambda w: {"d": torch.ones(len(w), 1).half(), "q": w.to(torch.int8)})
     w = torch.tensor([[1.0, -2.0, 3.0, 4.0]])
+    with pytest.raises(TensorError, match="tensor 'w': there is no encoder for READ_PAIR"):
+        block_type("READ_PAIR", 201, 2, block(), dequantize).encode(w, "w")
     assert own.nbytes([1, 4]) == 8
     assert torch.equal(own.round_trip(w, "w"), w)
 
 
-ENCODERS = ["Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4"]
+# fmt: off
+SEARCHING = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+ON_GRIDS = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which test_grid_searches.py compares with C
+ENCODERS = [
+    "Q1_0", "Q2_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q8_K", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+    *SEARCHING,
+]
+# The largest weight that is compared. Scales of NVFP4 end at 448: of weights far beyond the reference takes the code 0. The
+# sums of others overflow: then the reference takes blocks for zeros, or stores NaN, where here the scale is infinite.
+LARGEST = {"NVFP4": 1e8} | dict.fromkeys(("Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS"), 1e11)
+# fmt: on
 
 
 def awkward_weights(length: int) -> np.ndarray:
@@ -183,8 +227,8 @@ def awkward_weights(length: int) -> np.ndarray:
 def test_quantizes_as_llama_cpp(name: str) -> None:
     type_ = GGML[name]
     weights = awkward_weights(weights_in(type_))
-    if name == "NVFP4":  # whose scale ends at 448: of weights far beyond the reference takes the code 0
-        weights = weights[np.abs(weights).max(1) < 1e8]
+    weights = weights[np.abs(weights).max(1) < LARGEST.get(name, np.inf)]
+    weights = weights[: len(weights) // 2 * 2]
     expected = llama_cpp.quantize(type_.code, weights, type_.block.sizeof())
     blocks = type_.quantize(torch.from_numpy(weights))["blocks"]
     assert np.array_equal(blocks.numpy(), expected)
@@ -192,13 +236,118 @@ def test_quantizes_as_llama_cpp(name: str) -> None:
     assert torch.equal(again.reshape(blocks.shape), blocks)
 
 
+def odd_weights() -> np.ndarray:
+    """Returns float32 [blocks, 256] of what searches may trip over."""
+    random = np.random.default_rng(1)
+    normal = random.standard_normal((300, 256))
+    outliers = np.where(random.random((300, 256)) < 0.004, 1, 1e-4)
+    by_group = np.repeat(random.standard_normal((300, 16)), 16, 1)
+    parts = [
+        np.zeros((1, 256)), -np.zeros((1, 256)), by_group, np.repeat(by_group[:, :1], 256, 1),
+        np.abs(normal), -np.abs(normal), normal * 1e-3 + 5, normal * 1e-3 - 5, normal * 1e-4 + 5000, normal * 1e-4 - 5000,
+        normal * outliers, outliers > 0.5, normal * (outliers > 0.5), random.integers(-1, 2, (300, 256)),
+        random.choice([-1.0, 1.0, 0.5], (300, 256)), random.standard_cauchy((300, 256)),
+        normal * np.repeat(10.0 ** random.integers(-12, 1, (300, 16)), 16, 1),
+        normal * 10.0 ** random.integers(-20, 2, (300, 256)),
+        *(normal * 10.0**power for power in (-40, -38, -20, -15, -13, -9, -7, 4, 9)),
+    ]  # fmt: skip
+    return np.concatenate(parts).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", [*SEARCHING, "Q8_1", "Q8_K"])
+def test_quantizes_odd_blocks_as_llama_cpp(name: str) -> None:
+    type_ = GGML[name]
+    weights = odd_weights().reshape(-1, weights_in(type_))
+    expected = llama_cpp.quantize(type_.code, weights, type_.block.sizeof())
+    kept = weights.copy()
+    assert np.array_equal(type_.quantize(torch.from_numpy(weights))["blocks"].numpy(), expected)
+    assert np.array_equal(weights, kept)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_a_block_is_encoded_alone_as_among_others(name: str) -> None:
+    """Of one block, columns lie in memory as rows do: it must not be written to for that."""
+    weights = torch.randn(6, weights_in(GGML[name]), generator=torch.Generator().manual_seed(0))
+    kept, blocks = weights.clone(), GGML[name].quantize(weights)["blocks"]
+    for i in range(6):
+        assert torch.equal(GGML[name].quantize(weights[i : i + 1])["blocks"], blocks[i : i + 1])
+    assert torch.equal(weights, kept)
+
+
+WITH_IMPORTANCE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", *SEARCHING]
+
+
+def encoded(name: str, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
+    """Returns u8 [rows, bytes of a row] of float32 [rows, n], with the importance of each column."""
+    return GGML[name].weighted(torch.from_numpy(weights), torch.from_numpy(importance).expand(weights.shape))["blocks"].numpy()
+
+
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_quantizes_by_importance_as_llama_cpp(name: str) -> None:
+    type_ = GGML[name]
+    odd, awkward = odd_weights(), awkward_weights(512)[::9]
+    awkward = np.ascontiguousarray(awkward[np.abs(awkward).max(1) < 1e9])
+    random = np.random.default_rng(2)
+    for weights in (odd + 0.0, awkward):  # without -0, which may be the minimum of Q4_1, where 0 is as good
+        for importance in (random.random(weights.shape[1]), np.exp(3 * random.standard_normal(weights.shape[1]))):
+            counts = importance.astype(np.float32)
+            expected = llama_cpp.quantize(type_.code, weights, type_.nbytes([1, weights.shape[1]]), counts)
+            assert np.array_equal(encoded(name, weights, counts), expected)
+
+
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_one_row_by_importance(name: str) -> None:
+    weights = np.random.default_rng(5).standard_normal((3, 256)).astype(np.float32)
+    importance = np.random.default_rng(6).random(256).astype(np.float32)
+    kept = weights.copy(), importance.copy()
+    rows = [encoded(name, weights[i : i + 1], importance) for i in range(3)]
+    assert np.array_equal(np.concatenate(rows), encoded(name, weights, importance))
+    assert np.array_equal(weights, kept[0])
+    assert np.array_equal(importance, kept[1])
+
+
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_columns_that_do_not_matter(name: str) -> None:
+    """Few blocks differ from the reference's, and are no worse: noise makes scales below 0, for which it stores 255."""
+    type_, random = GGML[name], np.random.default_rng(3)
+    weights = random.standard_normal((4000, 256)).astype(np.float32)
+    weights[random.random(weights.shape) < 0.9] = 0
+    importance = ((random.random(256) < 0.6) * random.random(256)).astype(np.float32)
+    expected = llama_cpp.quantize(type_.code, weights, type_.nbytes([1, 256]), importance)
+    found = encoded(name, weights, importance)
+    other = (found != expected).any(1)
+    assert other.sum() <= 8 * (name in ("Q2_K", "Q4_K"))
+    for ours, theirs, block in zip(found[other], expected[other], weights[other], strict=True):
+        errors = [
+            (importance * (type_.dequantize(blocks=torch.from_numpy(one[None])).numpy()[0] - block) ** 2).sum()
+            for one in (ours, theirs)
+        ]
+        assert errors[0] <= errors[1]
+
+
+@pytest.mark.parametrize("name", WITH_IMPORTANCE)
+def test_no_column_matters(name: str) -> None:
+    """Of that the reference makes NaN in IQ4."""
+    weights = np.random.default_rng(4).standard_normal((20, 256)).astype(np.float32)
+    blocks = encoded(name, weights, np.zeros(256, np.float32)).reshape(-1, GGML[name].block.sizeof())
+    assert GGML[name].dequantize(blocks=torch.from_numpy(blocks)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_sums_that_overflow_are_no_zeros(name: str) -> None:
+    weights = torch.ones(1, 512)
+    weights[0, -1] = -1e30
+    with pytest.raises(TensorError, match="weights are too large for the scale of their block"):
+        GGML[name].encode(weights, "w")
+
+
 def test_the_encoders_are_all_there_are() -> None:
     for type_ in BLOCK_TYPES:
         row = torch.zeros(1, weights_in(type_))
-        if type_.name in ENCODERS:
+        if type_.name in ENCODERS + ON_GRIDS:
             assert not type_.round_trip(row, "w").any()
         else:
-            with pytest.raises(TensorError, match=f"tensor 'w': there is no encoder for {type_}"):
+            with pytest.raises(TensorError, match=f"tensor 'w': {type_} needs the importance of its columns"):
                 type_.encode(row, "w")
 
 
@@ -208,11 +357,11 @@ def test_tensors_without_numbers(type_: TensorType) -> None:
         assert type_.nbytes(dims) == 0
         fields = type_.cut(BytesSource(b""), 0, dims, range(dims[0] if len(dims) > 1 else 1), range(0))
         assert type_.decode(fields, 0).numel() == 0
-        if type_.name in ENCODERS:
+        if type_.name in ENCODERS + ON_GRIDS:
             assert type_.round_trip(torch.zeros(dims), "w").shape == tuple(dims)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ENCODERS + ON_GRIDS)
 def test_what_cannot_be_quantized_is_refused(name: str) -> None:
     type_ = GGML[name]
     weights = torch.ones(2, 2 * weights_in(type_))
@@ -220,7 +369,7 @@ def test_what_cannot_be_quantized_is_refused(name: str) -> None:
     with pytest.raises(TensorError, match="NaN and infinities cannot be quantized") as caught:
         type_.encode(weights, "w")
     assert caught.value.index == (1, weights.shape[1] - 1)
-    if any(field.subcon.number is f16 for field in type_.block.subcons):
+    if type_.name == "IQ1_M" or any(field.subcon.number is f16 for field in type_.block.subcons):
         weights[1, -1] = 1e9
         with pytest.raises(TensorError, match="weights are too large for the scale of their block") as caught:
             type_.encode(weights, "w")

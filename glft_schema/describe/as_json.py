@@ -72,7 +72,8 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
         "nbytes": type_.nbytes,
         "row_nbytes": type_.row_nbytes,
         "formula": type_.formula,
-        "has_encoder": type_.type.quantize is not None,
+        "has_encoder": type_.type.has_encoder,
+        "needs_importance": type_.type.needs_importance,
     }
 
 

@@ -78,7 +78,7 @@ def types_table(schema: s.Schema) -> str:
     rows = []
     for type_ in schema.types:
         bits = 8 * type_.nbytes / type_.weights
-        encoder = "yes" if type_.type.quantize else ""
+        encoder = "by importance" if type_.type.needs_importance else "yes" if type_.type.has_encoder else ""
         rows.append((f"{type_.type.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
     return _table(("code", "name", "weights", "bytes", "bits a weight", "encoder"), rows, "-:---:")
 
@@ -91,7 +91,8 @@ def types_reference(schema: s.Schema) -> str:
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
     head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
-    sizes = f"{type_.sizes}; there is {'an' if type_.type.quantize else 'no'} encoder."
+    by_importance = ", by importance alone" if type_.type.needs_importance else ""
+    sizes = f"{type_.sizes}; there is {'an' if type_.type.has_encoder else 'no'} encoder{by_importance}."
     struct = schema.structs[type_.block or type_.payload]
     weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row
     places = type_.type.places([1, weights]) if type_.block is None else {}

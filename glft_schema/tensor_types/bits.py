@@ -1,21 +1,35 @@
-"""Numbers of one, two or four bits that share bytes, unpacked and packed, and short rows looked up. Lower bits come first."""
+"""Numbers of one, two or four bits that share bytes, unpacked and packed, and short rows looked up. Lower bits come first.
+
+Each comes in two forms that give the same. Run operation by operation on a processor, several bytes are best moved as one word
+(`by_words`). A compiler wants one expression for each number, in the same shape for all of them, of which it makes one loop; it
+would be stopped by words, and by parts that are laid side by side.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from glft_schema.lazy import torch
 
 
+def by_words(tensor: torch.Tensor) -> bool:
+    """Tells whether a formula is run operation by operation on a processor."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def split(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
-    """Unpacks bytes into their 8 / `width` fields of `width` bits, along a new `axis`.
+    """Unpacks bytes into their 8 / `width` fields of `width` bits, along a new `axis`: u8, or int32 for a compiler.
 
     Of bytes [blocks, k], axis 2 gives each byte's fields one after another, axis 1 all first fields, then all second ones.
     """
-    if axis == packed.dim() and by_words(packed):  # to lay single bytes side by side is slow: they are looked up together
+    mask = (1 << width) - 1
+    if not by_words(packed):
+        shifts = along(axis, torch.arange(0, 8, width, dtype=torch.int32, device=packed.device), packed.dim() + 1)
+        return packed.unsqueeze(axis).to(torch.int32) >> shifts & mask
+    if axis == packed.dim():  # to lay single bytes side by side is slow: they are looked up together
         return looked_up(_fields_of_bytes(width), packed)
-    packed = packed.contiguous()
-    last, mask = 8 - width, (1 << width) - 1
+    packed, last = packed.contiguous(), 8 - width
     fields = [packed & mask, *(packed >> shift & mask for shift in range(width, last, width)), packed >> last]
     return torch.stack(fields, axis)
 
@@ -28,13 +42,34 @@ def merge(codes: torch.Tensor, width: int, axis: int) -> torch.Tensor:
     return first
 
 
+def signed(codes: torch.Tensor) -> torch.Tensor:
+    """Returns codes of at most seven bits, as `split` gives them, as numbers of a signed type."""
+    return codes.view(torch.int8) if codes.dtype == torch.uint8 else codes
+
+
+def stack(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """Lays tensors of equal shape one after another along a new axis."""
+    if by_words(parts[0]):
+        return torch.stack(list(parts), axis)
+    place = along(axis, torch.arange(len(parts), device=parts[0].device), parts[0].dim() + 1)
+    *others, chosen = (part.unsqueeze(axis) for part in parts)
+    for number, part in enumerate(others):
+        chosen = torch.where(place == number, part, chosen)
+    return chosen
+
+
+def along(axis: int, numbers: torch.Tensor, dims: int) -> torch.Tensor:
+    """Returns a vector as a tensor of so many dims that lies along `axis`."""
+    return numbers.view([-1 if dim == axis else 1 for dim in range(dims)])
+
+
 def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns rows of a table of bytes [entries, k], with k of 1, 2, 4 or 8: [blocks, n, k] for indices [blocks, n]."""
+    """Returns rows of a table of bytes [entries, k], with k of 1, 2, 4 or 8: [blocks, ..., k] for indices [blocks, ...]."""
     if not by_words(index):
         return table[index.to(torch.int32)]
     word = getattr(torch, f"int{8 * table.shape[1]}")  # a row is taken as one number
-    rows = table.view(word).squeeze(1).expand(len(index), -1).gather(1, index.to(torch.int64))
-    return rows.unsqueeze(-1).view(table.dtype)
+    rows = table.view(word).squeeze(1).expand(len(index), -1).gather(1, index.flatten(1).to(torch.int64))
+    return rows.view(*index.shape, 1).view(table.dtype)
 
 
 def words(fields: torch.Tensor, size: int) -> torch.Tensor:
@@ -49,19 +84,11 @@ def words(fields: torch.Tensor, size: int) -> torch.Tensor:
     return word
 
 
-def as_bytes(words: torch.Tensor) -> torch.Tensor:
-    """Takes words of four bytes, below 2^31, apart again: int64 [blocks, k] -> u8 [blocks, 4 k]."""
+def as_bytes(words: torch.Tensor, size: int) -> torch.Tensor:
+    """The inverse of `words`: integers below 2^(8 `size`) [blocks, k] -> u8 [blocks, size k]."""
     if by_words(words):
-        return words.to(torch.int32).view(torch.uint8)
-    return torch.stack([(words >> shift & 255).to(torch.uint8) for shift in range(0, 32, 8)], 2).flatten(1)
-
-
-def by_words(tensor: torch.Tensor) -> bool:
-    """Tells whether a formula is run operation by operation on a processor, where several bytes are best moved as one word.
-
-    A compiler fuses plain operations, and would be stopped by such a view.
-    """
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+        return words.to(getattr(torch, f"int{8 * size}")).contiguous().view(torch.uint8)
+    return stack([(words >> shift & 255).to(torch.uint8) for shift in range(0, 8 * size, 8)], 2).flatten(1)
 
 
 @lru_cache

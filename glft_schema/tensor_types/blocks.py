@@ -6,16 +6,15 @@ blocks at once, each field of theirs as one tensor.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import Number, TensorField, f16, u8, u16, u32
+from glft_schema.numbers import Number, TensorField, u8, u16, u32
 from glft_schema.rules import Rule
 from glft_schema.tensor_types.bits import by_words
 from glft_schema.tensor_types.chunks import Fault
-from glft_schema.tensor_types.scaled import Encoder, Formula, Scaled
+from glft_schema.tensor_types.scaled import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType
 
 
@@ -28,6 +27,8 @@ def block_type(
     quantize: Encoder | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
+    searches: bool = False,
+    weighted: Encoder | None = None,
 ) -> TensorType:
     """Declares a type.
 
@@ -39,30 +40,33 @@ def block_type(
         dequantize: the block's fields as keywords, each [blocks, numbers] -> `Scaled`, or the weights, float32
             [blocks, weights].
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
+        weighted: the same of weights and how much each of them matters, float32 [rows, in], row by row of the tensor; None
+            where that makes no difference.
         scales: the fields of integers that stand for floats, and for which, where a check of values is to know them.
         reserved: stored numbers that stand for nothing.
+        searches: whether `quantize` searches, see `TensorType`.
     """
     block.title = name.lower()
     blocks_ = Blocks(block, weights)
     size = blocks_.size
 
-    def decode(blocks: torch.Tensor) -> torch.Tensor | Scaled:
-        made = dequantize(**blocks_.columns(blocks))
-        return made if isinstance(made, Scaled) else made.reshape(blocks.shape[0], -1)
+    def of_blocks(encoder: Encoder | None) -> Encoder | None:
+        def encode(numbers: torch.Tensor, *importance: torch.Tensor) -> dict[str, torch.Tensor]:
+            assert encoder
+            fields = encoder(numbers.reshape(-1, weights), *importance)
+            parts = [fields[field.name].contiguous() for field in block.subcons]
+            word, blocks = blocks_.word if by_words(parts[0]) else torch.uint8, len(parts[0])
+            made = torch.cat([part.flatten().view(word).view(blocks, -1) for part in parts], 1)
+            return {"blocks": made.view(torch.uint8).reshape(len(numbers), -1)}
 
-    decode.__doc__ = dequantize.__doc__
-
-    def encode(numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        assert quantize
-        fields = quantize(numbers.reshape(-1, weights))
-        parts = [fields[field.name].contiguous().view(torch.uint8) for field in block.subcons]
-        return {"blocks": torch.cat(parts, 1).reshape(numbers.shape[0], -1)}
+        return encode if encoder else None
 
     def faults(numbers: torch.Tensor, made: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
-        if not all(map(math.isfinite, torch.stack(numbers.aminmax()).tolist())):  # which NaN goes through; quicker than a mask
+        if not _has_finite_sum(numbers):
             yield True, "NaN and infinities cannot be quantized", ~numbers.isfinite()
-        for field in blocks_.columns(made["blocks"]).values():
-            if field.is_floating_point() and not bool(field.isfinite().all()):
+        for key, field in blocks_.columns("blocks", made["blocks"]).items():
+            field = scales[key](field) if scales and key in scales else field
+            if field.is_floating_point() and not _has_finite_sum(field):
                 beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
                 yield True, "weights are too large for the scale of their block", beyond
 
@@ -76,8 +80,9 @@ def block_type(
         ),
         "blocks" / blocks_ * f"blocks of {weights} weights in {size} bytes",
     )
-    encoder = encode if quantize else None
-    return TensorType(name, code, payload, decode, encoder, faults, None, block, scales, tuple(reserved))
+    encoders = of_blocks(quantize), of_blocks(weighted)
+    more = block, scales, tuple(reserved), searches, encoders[1]
+    return TensorType(name, code, payload, dequantize, encoders[0], faults, None, *more)
 
 
 class Blocks(TensorField):
@@ -102,26 +107,39 @@ class Blocks(TensorField):
                 self._swap.extend(reversed(range(first, first + number.itemsize)))
             self._places.append((field.name, slice(start, len(self._swap)), number))
 
-    def columns(self, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cuts u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of the field's type.
+        sizes = [field.sizeof() for field in block.subcons]
+        self._width = next(width for width in (4, 2, 1) if not any(size % width for size in sizes))
+
+    @property
+    def word(self) -> torch.dtype:
+        """The widest integers that each field of a block is a whole number of."""
+        return {4: torch.int32, 2: torch.int16, 1: torch.uint8}[self._width]
+
+    def columns(self, name: str, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cuts u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field of a block, of that field's type.
 
         Unsigned words come as their bytes, the lowest first: torch computes with neither u16 nor u32.
         """
         rows = raw.reshape(-1, self.size)
-        return {name: _numbers(rows[:, place], number) for name, place, number in self._places}
+        return {name: _numbers(rows, place, number) for name, place, number in self._places}
 
     def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
 
 
-def _numbers(part: torch.Tensor, number: Number) -> torch.Tensor:
-    """Returns bytes [blocks, n] as numbers."""
+def _numbers(rows: torch.Tensor, place: slice, number: Number) -> torch.Tensor:
+    """Returns some bytes of each of the rows [blocks, bytes] as numbers, in place where they are aligned."""
     if number in (u8, u16, u32):
-        return part
-    if number is f16 and not by_words(part):  # put together by arithmetic, which a compiler fuses with what comes after
-        low, high = part[:, 0::2].to(torch.int16), part[:, 1::2].to(torch.int16)
-        return (low | high << 8).view(torch.float16)
-    return part.view(number.dtype) if number.itemsize == 1 else part.contiguous().view(number.dtype)
+        return rows[:, place]
+    size = number.itemsize
+    if any(count % size for count in (place.start, place.stop, *rows.shape[1:], rows.stride(0), rows.storage_offset())):
+        return rows[:, place].contiguous().view(number.dtype)
+    return rows.view(number.dtype)[:, place.start // size : place.stop // size]
+
+
+def _has_finite_sum(numbers: torch.Tensor) -> bool:
+    """Tells whether numbers have a finite sum, as only finite ones have; the quickest look at them all."""
+    return bool(numbers.sum(dtype=torch.float32).isfinite())
 
 
 def _row(dims: Sequence[int]) -> int:

@@ -1,21 +1,21 @@
 """Drives a type's formula over a matrix in chunks of rows: on a processor such that stay in its cache.
 
 The formulas make several passes over their data. A chunk's passes run in cache, so that the matrix itself is read once and
-written once; see docs/design.md for what that is worth. On a GPU they are compiled into one pass, see `compiled`.
+written once; see docs/design.md for what that is worth. Compiled they are one pass, see `compiled`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.compiled import Fields, Step, fixed_chunks, run_compiled
+from glft_schema.tensor_types.compiled import Fields, Step, compiles_decoding, compiles_encoding, fixed_chunks, run_compiled
 from glft_schema.tensor_types.scaled import Encoder, Formula, Scaled
 
 # What a formula may lose: whether that is fatal, in words, and of which elements, as a mask over the chunk [rows, in].
@@ -64,6 +64,34 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
         yield slice(first, min(first + step, rows))
 
 
+def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
+    """Returns an importance of columns as one of numbers: float32, a view [out, rows of each, in].
+
+    Args:
+        importance: as many numbers as the last dim has, or of a stack of matrices as many for each of these.
+        dims: of the tensor.
+        name: how errors call it.
+
+    Raises:
+        TensorError: where it is no such importance.
+    """
+    if not isinstance(importance, torch.Tensor) or importance.is_complex():
+        raise TensorError(f"expected its importance as a torch.Tensor of real numbers, found {shown(importance)}", name)
+    columns, stacks = dims[-1] if dims else 1, dims[0] if len(dims) > 2 else 1
+    numbers = importance.detach().to(torch.float32).flatten()
+    if numbers.numel() not in (columns, stacks * columns):
+        either = f"{columns} or {stacks * columns}" if stacks > 1 else f"{columns}"
+        raise TensorError(f"expected the importance of {either} columns, found {numbers.numel()} numbers", name)
+    bad = ((numbers >= 0) & numbers.isfinite()).logical_not().nonzero()
+    if len(bad):
+        column = int(bad[0])
+        problem = f"expected an importance that float32 holds and that is not below 0, found {importance.flatten()[column]:g}"
+        raise TensorError(f"{problem} for column {column}", name)
+    out, width = matrix(dims)
+    spread = numbers.view(stacks if numbers.numel() > columns else 1, 1, columns)
+    return spread.expand(out, width // columns if columns else 0, columns)
+
+
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
     """Makes the C library keep what a chunk's passes free, for the next chunk.
@@ -79,8 +107,22 @@ def dequantize_chunks(formula: Formula, fields: Fields, out: torch.Tensor) -> No
 
     `fields` have one row per row of `out`.
     """
-    for _ in in_chunks(decode, formula, fields, {"weights": out}, *out.shape):
+    compiles, (rows, columns) = compiles_decoding(out), out.shape
+    if compiles and out.numel():  # so that each of its dims is a loop, as the formula has them
+        out = out.view(rows, *_dims(formula, fields))
+    for _ in in_chunks(decode, formula, fields, {"weights": out}, rows, columns, compiles):
         pass
+
+
+_DIMS: dict[Hashable, Sequence[int]] = {}
+
+
+def _dims(formula: Formula, fields: Fields) -> Sequence[int]:
+    """Returns the shape of the weights that a formula makes of a row."""
+    key = formula, *(field.shape[1:] for field in fields.values())
+    if key not in _DIMS:
+        _DIMS[key] = formula(**{name: field[:1] for name, field in fields.items()}).shape[1:]
+    return _DIMS[key]
 
 
 def decode(formula: Formula, taken: Fields, made: Fields) -> None:
@@ -93,14 +135,17 @@ def decode(formula: Formula, taken: Fields, made: Fields) -> None:
 
 
 def encode(formula: Encoder, taken: Fields, made: Fields) -> None:
-    """Makes fields of weights [rows, ...]."""
-    for name, field in formula(as_matrix(taken["weights"])).items():
+    """Makes fields of weights [rows, ...], and of their importance, where there is one."""
+    given = [as_matrix(taken["weights"])]
+    if "importance" in taken:
+        given.append(taken["importance"].flatten(0, -2))
+    for name, field in formula(*given).items():
         made[name].copy_(field)
 
 
 def encode_float32(formula: Encoder, taken: Fields, made: Fields) -> None:
     """The same with a formula that takes float32."""
-    encode(formula, {"weights": taken["weights"].to(torch.float32)}, made)
+    encode(formula, {name: field.to(torch.float32) for name, field in taken.items()}, made)
 
 
 def as_matrix(weights: torch.Tensor) -> torch.Tensor:
@@ -109,11 +154,11 @@ def as_matrix(weights: torch.Tensor) -> torch.Tensor:
 
 
 def in_chunks(
-    step: Step, formula: Any, taken: Mapping[str, torch.Tensor | Rows], made: Fields, rows: int, columns: int
+    step: Step, formula: Any, taken: Mapping[str, torch.Tensor | Rows], made: Fields, rows: int, columns: int, compiles: bool
 ) -> Iterator[tuple[int, Fields, Fields]]:
     """Runs a step over rows of `columns` numbers, some at a time, and yields what it took and made each time.
 
-    On a processor a chunk stays in its cache; on a GPU it is as large as pays, and the step is compiled.
+    Run operation by operation, a chunk stays in the processor's cache; a step that is compiled takes as much as pays.
 
     Yields:
         The number of the first row that was not done before; what was taken of it and those after, and what was made.
@@ -121,10 +166,13 @@ def in_chunks(
     if not rows or not columns:
         return
     keep_freed_memory()
-    compiles, done = on_gpu(next(iter(made.values()))), 0
-    for part, is_fixed in fixed_chunks(rows, columns) if compiles else ((part, False) for part in row_chunks(rows, columns)):
+    on_gpu, done = next(iter(made.values())).is_cuda, 0
+    parts = list(fixed_chunks(rows, columns)) if compiles or on_gpu else []
+    if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
+        parts = [(part, False) for part in row_chunks(rows, columns)]
+    for part, is_fixed in parts:
         given, results = ({name: field[part] for name, field in fields.items()} for fields in (taken, made))
-        if is_fixed:
+        if is_fixed and compiles:
             run_compiled(step, formula, given, results)
         else:
             step(formula, given, results)
@@ -137,11 +185,6 @@ def in_chunks(
         done = part.stop
 
 
-def on_gpu(tensor: torch.Tensor) -> bool:
-    """Tells whether formulas that make such a tensor are compiled."""
-    return tensor.is_cuda
-
-
 def quantize_chunks(
     formula: Encoder,
     weights: torch.Tensor | Rows,
@@ -150,6 +193,8 @@ def quantize_chunks(
     faults: Callable[[torch.Tensor, Fields], Iterable[Fault]],
     name: str,
     shape: Sequence[int] | None = None,
+    importance: torch.Tensor | None = None,
+    searches: bool = False,
 ) -> None:
     """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
 
@@ -161,6 +206,8 @@ def quantize_chunks(
         faults: what the formula loses of a chunk.
         name: the tensor's, for errors and warnings.
         shape: the tensor's, for errors, where `weights` was given another one.
+        importance: [rows, ..., in], as many numbers as weights, where the formula takes one.
+        searches: whether the formula is thousands of operations, which nobody should compile.
 
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
@@ -169,7 +216,9 @@ def quantize_chunks(
     weights = weights.detach() if isinstance(weights, torch.Tensor) else weights
     columns = math.prod(weights.shape[1:])
     step = encode_float32 if as_float32 else encode
-    for start, taken, made in in_chunks(step, formula, {"weights": weights}, out, len(weights), columns):
+    given = {"weights": weights} if importance is None else {"weights": weights, "importance": importance}
+    compiles = compiles_encoding(next(iter(out.values()))) and not searches and importance is None
+    for start, taken, made in in_chunks(step, formula, given, out, len(weights), columns, compiles):
         chunk = as_matrix(taken["weights"])
         for fatal, problem, mask in faults(chunk.to(torch.float32) if as_float32 else chunk, made):
             count = int(mask.sum())

@@ -1,4 +1,6 @@
-"""Formulas on a GPU, fused by torch.compile: uncompiled, each of their operations is a pass over the device's memory.
+"""Formulas made one pass by torch.compile: on a GPU always, on a processor where `compile_formulas` asks for it.
+
+Uncompiled, each operation of a formula is a pass of its own: over a GPU's memory, or over a processor's cache.
 
 A function compiled for one shape is several times faster than one for any shape. So a matrix is taken in chunks of few fixed
 sizes, of which the last goes back over rows that are done already; what is smaller than all of them is not compiled.
@@ -15,6 +17,7 @@ rounds as two steps do. Codes made on a GPU may differ by one where a quotient l
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import warnings
@@ -33,8 +36,32 @@ BACKEND = "inductor"
 LOG = logging.getLogger("glft_schema")
 
 _COMPILED: dict[Hashable, Step] = {}
-_FAILED: list[Exception] = []  # why nothing is compiled in this process
+_FAILED: dict[str, Exception] = {}  # why nothing is compiled in this process, by type of device
+_ON_PROCESSORS: list[bool] = [False]
 _LOCK = threading.RLock()  # torch compiles in one thread at a time
+
+
+def compile_formulas(enabled: bool = True) -> None:
+    """Has formulas compiled for the processor too, from now on in this process, or no longer.
+
+    Compiled, weights come several times faster, and are bit for bit the same, as long as formulas compute in float32. It takes
+    a C++ compiler, seconds for torch's code generator at its first use, and one or two more for each type and dtype, of which
+    torch keeps the result for the next process. Tensors below 2^22 weights are dequantized as before. On a GPU formulas are
+    compiled anyhow.
+    """
+    _ON_PROCESSORS[0] = enabled
+
+
+def compiles_decoding(out: torch.Tensor) -> bool:
+    """Tells whether what makes such weights is compiled."""
+    if out.device.type != "cpu":
+        return out.is_cuda
+    return _ON_PROCESSORS[0] and "cpu" not in _FAILED and os.environ.get("TORCH_COMPILE_DISABLE") != "1"
+
+
+def compiles_encoding(out: torch.Tensor) -> bool:
+    """Tells whether what makes such a field of weights is compiled. For processors the code generator makes it slower."""
+    return out.is_cuda
 
 
 def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
@@ -56,32 +83,34 @@ def run_compiled(step: Step, formula: Any, taken: Fields, made: Fields) -> None:
     """Runs ``step(formula, taken, made)``, compiled for exactly such tensors."""
     tensors = [*taken.values(), *made.values()]
     key = step, formula, *(_kind(tensor) for tensor in tensors)
-    with _LOCK, torch.no_grad():
-        if key in _COMPILED:
-            _COMPILED[key](formula, taken, made)
-            return
-        first = [{name: tensor[:1] for name, tensor in given.items()} for given in (taken, made)]
-        step(formula, *first)  # what is made once, as grids are, cannot be made while compiling
-        _COMPILED[key] = step if _FAILED else _compile(step, formula, taken, made)
-        if _COMPILED[key] is step:
-            step(formula, taken, made)
+    with torch.no_grad():
+        if key not in _COMPILED:
+            with _LOCK:
+                if key not in _COMPILED:
+                    first = [{name: tensor[:1] for name, tensor in given.items()} for given in (taken, made)]
+                    step(formula, *first)  # what is made once, as grids are, cannot be made while compiling
+                    failed = tensors[0].device.type in _FAILED
+                    _COMPILED[key] = step if failed else _compile(step, formula, taken, made)
+        _COMPILED[key](formula, taken, made)
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:
-    """Returns what a compiled function is made for; of the address whether vectors may be loaded from it."""
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.data_ptr() % 16 == 0
+    """Returns what a compiled function is made for; on a GPU of the address, too, whether vectors may be loaded from it."""
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.is_cuda or tensor.data_ptr() % 16 == 0
 
 
 def _compile(step: Step, formula: Any, taken: Fields, made: Fields) -> Step:
     """Returns the step compiled, after a first run; or as it is where that is not possible."""
     start = time.perf_counter()
     try:
-        compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
-        compiled(formula, taken, made)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the code generator's, of what it imports and of halves beside bfloat16
+            compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
+            compiled(formula, taken, made)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of torch, of the code generator, of the compilers that it starts
-        _FAILED.append(error)
+        _FAILED[next(iter(made.values())).device.type] = error
         reason = " ".join(str(error).split("\n")[:2])  # torch's own words, and what the code generator said
         warnings.warn(f"formulas are not compiled, and slower for it: {reason}", RuntimeWarning, stacklevel=3)
         return step

@@ -25,6 +25,8 @@ def register_type(
     quantize: Encoder | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
+    searches: bool = False,
+    weighted: Encoder | None = None,
 ) -> TensorType:
     """Adds a type of your own to those of GGUF, in this process: files with it can then be read, sliced, written, converted.
 
@@ -37,6 +39,8 @@ def register_type(
         quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
         scales: the fields of integers that stand for floats, and for which, so that a check of values looks at them, too.
         reserved: stored numbers that stand for nothing, so that a check of values finds them.
+        searches: whether `quantize` is so many operations that they should not be compiled for a GPU.
+        weighted: (weights, how much each of them matters, float32 [rows, in] of the tensor's rows) -> the block's fields.
 
     Raises:
         ValueError: where the name or the code is taken.
@@ -46,6 +50,6 @@ def register_type(
     for known in GGML:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")
-    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
+    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved, searches, weighted)
     GGML.add(type_)
     return type_

@@ -1,74 +1,40 @@
 """ggml's i-quants: super-blocks of 256 weights, cut into short vectors that are entries of a fixed grid.
 
-The grids lie in ``ggml_grids.bin``, which `Grids` below declares: each entry as the numbers of its values in a short list.
-
 Source: the block structs and grids of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them
 bit by bit.
 """
 
 from __future__ import annotations
 
-from importlib.resources import files
-
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
-from glft_schema.records import Record
-from glft_schema.tensor_types.bits import looked_up, split, words
+from glft_schema.tensor_types.bits import by_words, looked_up, signed, split, stack, words
 from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.grids import grid, kept
+from glft_schema.tensor_types.i_quant_encoders import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
 from glft_schema.tensor_types.scaled import Scaled
-
-# fmt: off
-Grids = Struct(
-    "iq2_xxs" / u8[256, 2]  * "256 entries of 8 values, 2 bits each, the lowest first",
-    "iq2_xs"  / u8[512, 2]  * "512 entries of 8 values, 2 bits each",
-    "iq2_s"   / u8[1024, 2] * "1024 entries of 8 values, 2 bits each",
-    "iq3_xxs" / u8[256, 2]  * "256 entries of 4 values, 4 bits each",
-    "iq3_s"   / u8[512, 2]  * "512 entries of 4 values, 4 bits each",
-    "iq1_s"   / u8[2048, 2] * "2048 entries of 8 values, 2 bits each",
-)
-
-VALUES = {
-    "iq2_xxs": (8, 25, 43),
-    "iq2_xs":  (8, 25, 43),
-    "iq2_s":   (8, 25, 43),
-    "iq3_xxs": (4, 12, 20, 28, 36, 44, 52, 62),
-    "iq3_s":   (1, 3, 5, 7, 9, 11, 13, 15),
-    "iq1_s":   (-1, 0, 1),
-}
-# fmt: on
-
-
-_LOADED: dict[tuple[str, str], torch.Tensor] = {}
-
-
-def grid(name: str, device: torch.device) -> torch.Tensor:
-    """Returns a grid as int8 [entries, values], made at its first use on a device.
-
-    torch.compile cannot trace the making: call a formula once before compiling it.
-    """
-    if (name, str(device)) not in _LOADED:
-        packed, values = _packed_grids()[name], VALUES[name]
-        width = 2 if len(values) <= 4 else 4
-        numbers = split(packed, width, 2).flatten(1)
-        _LOADED[name, str(device)] = torch.tensor(values, dtype=torch.int8, device="cpu")[numbers.to(torch.int32)].to(device)
-    return _LOADED[name, str(device)]
-
-
-def _packed_grids() -> Record:
-    grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
-    assert isinstance(grids, Record)
-    return grids
 
 
 def entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns the grid's entries for indices [blocks, vectors], as int8 [blocks, 256]."""
-    return looked_up(grid(name, index.device), index).flatten(1)
+    """Returns the grid's entries for indices [blocks, vectors], as int8 [blocks, vectors, values]."""
+    return looked_up(grid(name, index.device), index)
+
+
+def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
+    """Returns entries of four values, none below 0, two beside each other: indices [blocks, 2 k] -> integers [blocks, k, 8]."""
+    device = index.device
+    words_ = kept(f"{name} as words", device, lambda: grid(name, device).view(torch.int32).squeeze(1))
+    if by_words(index):
+        return entries(name, index).view(len(index), -1, 8)
+    low, high = (words_[index[:, half::2].to(torch.int32)].unsqueeze(2) for half in range(2))
+    place = torch.arange(8, dtype=torch.int32, device=device)
+    return torch.where(place < 4, low, high) >> 8 * (place & 3) & 255
 
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
     """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
-    return 1 - (split(bits.to(torch.uint8), 1, 2).flatten(1) << 1).view(torch.int8)
+    return 1 - signed(split(bits.to(torch.uint8), 1, 2) << 1)
 
 
 def even_signs(seven: torch.Tensor) -> torch.Tensor:
@@ -80,7 +46,7 @@ def even_signs(seven: torch.Tensor) -> torch.Tensor:
 
 def sevens(word: torch.Tensor) -> torch.Tensor:
     """Takes four sign bytes from the low 28 bits of each word: int64 [blocks, k] -> [blocks, 4 k]."""
-    return even_signs(torch.stack([word >> 7 * part & 127 for part in range(4)], 2).flatten(1))
+    return even_signs(stack([word >> 7 * part & 127 for part in range(4)], 2).flatten(1))
 
 
 def nibbles(scales: torch.Tensor) -> torch.Tensor:
@@ -114,33 +80,34 @@ def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -
     """d * (scale + 1/2) / 2 * entry, signed: per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale."""
     word = words(scales_and_signs, 4)
     factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.5
-    return Scaled(entries("iq3_xxs", qs) * signs(sevens(word)), factor)
+    return Scaled(pairs_of_entries("iq3_xxs", qs) * signs(sevens(word)), factor)
 
 
 def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
     high = split(qh, 1, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
-    return Scaled(entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
+    return Scaled(pairs_of_entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
 
 
 def shifted_entries(index: torch.Tensor) -> torch.Tensor:
-    """Returns the entries of an i1-quant, int8 [blocks, 256], shifted by 1/8: in eighths, so that they stay integers.
+    """Returns the entries of an i1-quant, int8 [blocks, vectors, 8], shifted by 1/8: in eighths, so that they stay integers.
 
     Bit 11 of an index [blocks, vectors] says that the shift is downwards.
     """
-    name, device = "iq1_s in eighths", index.device
-    if (name, str(device)) not in _LOADED:
-        eighths = grid("iq1_s", device) << 3
-        _LOADED[name, str(device)] = torch.cat((eighths + 1, eighths - 1))
-    return looked_up(_LOADED[name, str(device)], index).flatten(1)
+
+    def make() -> torch.Tensor:
+        eighths = grid("iq1_s", index.device) << 3
+        return torch.cat((eighths + 1, eighths - 1))
+
+    return looked_up(kept("iq1_s in eighths", index.device, make), index)
 
 
 def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
     """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
     word = words(qh, 2)
     down = word >> 12 & 8
-    high = torch.stack([word >> 3 * part & 7 | down for part in range(4)], 2).flatten(1)
+    high = stack([word >> 3 * part & 7 | down for part in range(4)], 2).flatten(1)
     factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
     return Scaled(shifted_entries(qs | high << 8), factor * 0.125)
 
@@ -158,7 +125,7 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
     """
     word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
-    factor = d * (2 * torch.stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
+    factor = d * (2 * stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
     return Scaled(shifted_entries(qs | nibbles(qh).to(torch.int16) << 8), factor * 0.125)
 
 
@@ -166,25 +133,25 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
 IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
     "qs"     / u32[16] * "per 32 weights: a word of four indices, then a word of 4 x 7 sign bits and a 4-bit scale",
-), iq2_xxs)
+), iq2_xxs, searches=True, weighted=to_iq2_xxs)
 
 IQ2_XS = block_type("IQ2_XS", 17, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
     "qs"     / u16[32] * "per 8 weights a word: 9 bits of index, 7 sign bits",
     "scales" / u8[8]   * "a nibble for 16 weights each",
-), iq2_xs)
+), iq2_xs, searches=True, weighted=to_iq2_xs)
 
 IQ3_XXS = block_type("IQ3_XXS", 18, 256, Struct(
     "d"                / f16[1] * "scale of the scales",
     "qs"               / u8[64] * "an index for 4 weights each",
     "scales_and_signs" / u32[8] * "per 32 weights a word: 4 x 7 sign bits and a 4-bit scale",
-), iq3_xxs)
+), iq3_xxs, to_iq3_xxs, searches=True, weighted=to_iq3_xxs)
 
 IQ1_S = block_type("IQ1_S", 19, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u16[8]  * "per 32 weights a word: 4 x 3 high bits of indices, a 3-bit scale, the sign of the shift",
-), iq1_s)
+), iq1_s, searches=True, weighted=to_iq1_s)
 
 IQ3_S = block_type("IQ3_S", 21, 256, Struct(
     "d"         / f16[1]  * "scale of the scales",
@@ -192,7 +159,7 @@ IQ3_S = block_type("IQ3_S", 21, 256, Struct(
     "qh"        / u8[8]   * "the high bits of eight indices each",
     "sign_bits" / u8[32]  * "the signs of 8 weights each",
     "scales"    / u8[4]   * "a nibble for 32 weights each",
-), iq3_s)
+), iq3_s, to_iq3_s, searches=True, weighted=to_iq3_s)
 
 IQ2_S = block_type("IQ2_S", 22, 256, Struct(
     "d"         / f16[1]  * "scale of the scales",
@@ -200,11 +167,11 @@ IQ2_S = block_type("IQ2_S", 22, 256, Struct(
     "sign_bits" / u8[32]  * "the signs of 8 weights each",
     "qh"        / u8[8]   * "the high two bits of four indices each",
     "scales"    / u8[8]   * "a nibble for 16 weights each",
-), iq2_s)
+), iq2_s, to_iq2_s, searches=True, weighted=to_iq2_s)
 
 IQ1_M = block_type("IQ1_M", 29, 256, Struct(
     "qs"     / u8[32]  * "the low eight bits of an index for 8 weights each",
     "qh"     / u8[16]  * "a nibble for 8 weights each: three high bits of the index, the sign of the shift",
     "scales" / u16[4]  * "four words: sixteen 3-bit scales in the low 12 bits, the float16 d in the high 4",
-), iq1_m, scales={"scales": top_nibbles})
+), iq1_m, to_iq1_m, searches=True, weighted=to_iq1_m, scales={"scales": top_nibbles})
 # fmt: on

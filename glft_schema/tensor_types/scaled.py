@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import by_words
 
 
 class Scaled(NamedTuple):
@@ -16,7 +19,8 @@ class Scaled(NamedTuple):
     the same.
 
     Attributes:
-        codes: [rows, n], of any dtype whose numbers float32 holds.
+        codes: [rows, ...], n a row in any dims, of any dtype whose numbers float32 holds. Dims in which they were unpacked are
+            best kept: a compiler makes a plain loop of each.
         scales: [rows, groups]: one for each n / groups neighbours.
         offsets: as `scales`; None adds nothing.
     """
@@ -25,13 +29,23 @@ class Scaled(NamedTuple):
     scales: torch.Tensor
     offsets: torch.Tensor | None = None
 
+    @property
+    def shape(self) -> list[int]:
+        """That of the codes, with those dims cut in which a group ends."""
+        sizes = self.codes.shape[1:]
+        ends = {math.prod(sizes[dim:]) for dim in range(len(sizes) + 1)} | {math.prod(sizes) // self.scales.shape[1]}
+        return [len(self.codes), *reversed([outer // inner for inner, outer in pairwise(sorted(ends))])]
+
     def weights(self) -> torch.Tensor:
-        """Returns the weights, float32 [rows, n]."""
-        return self._scale(self.codes.to(torch.float32, copy=True))
+        """Returns the weights, float32 of `shape`."""
+        if by_words(self.codes):
+            return self._scale(self.codes.to(torch.float32, copy=True)).view(self.shape)
+        weights = self.codes.reshape(self.shape).to(torch.float32) * self._of_groups(self.scales)
+        return weights if self.offsets is None else weights + self._of_groups(self.offsets)
 
     def write(self, out: torch.Tensor) -> None:
         """Writes the weights into `out`, of any shape of as many numbers in C order, and any float dtype."""
-        if out.dtype == torch.float32:
+        if out.dtype == torch.float32 and by_words(out):
             self._scale(out.view(self.codes.shape).copy_(self.codes))
         else:
             out.copy_(self.weights().view(out.shape))
@@ -44,8 +58,17 @@ class Scaled(NamedTuple):
             groups.add_(self.offsets.to(torch.float32).unsqueeze(-1))
         return weights
 
+    def _of_groups(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns scales or offsets in as many dims as `shape` has."""
+        if numbers.device.type == "cpu":  # a compiler computes what is viewed so once a group, not once a weight
+            numbers = numbers.as_strided(numbers.shape, numbers.stride())
+        shape, group = self.shape, math.prod(self.codes.shape[1:]) // numbers.shape[1]
+        outer = next(dims for dims in range(1, len(shape) + 1) if math.prod(shape[dims:]) == group)
+        return numbers.to(torch.float32).view(*shape[:outer], *[1] * (len(shape) - outer))
+
 
 # The fields of a payload or block as keywords, each [rows, numbers] -> what its weights are, [rows, n].
 Formula = Callable[..., "torch.Tensor | Scaled"]
-# Numbers [rows, n] -> the fields of a payload or block by name, each [rows, numbers].
-Encoder = Callable[["torch.Tensor"], Mapping[str, "torch.Tensor"]]
+# Numbers [rows, n], and how much each of them matters, if it takes that -> the fields of a payload or block by name, each
+# [rows, numbers].
+Encoder = Callable[..., Mapping[str, "torch.Tensor"]]

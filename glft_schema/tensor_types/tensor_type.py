@@ -18,7 +18,7 @@ from glft_schema.numbers import LITTLE, ByteOrder, TensorField
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
 from glft_schema.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks
+from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
 from glft_schema.tensor_types.scaled import Encoder, Formula
 
 # What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
@@ -86,12 +86,16 @@ class TensorType:
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: the payload's fields as keywords -> numbers [rows, in], or codes and what scales them.
         quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name; None where there is
-            no encoder.
+            no encoder, or none that does without an importance.
         faults: (numbers, the fields made of them) -> what was lost.
         exact: the torch dtype, float or integer, by name, that the payload holds unchanged; None for quantized types.
         block: the fields of a block, where the payload is one block after another.
         scales: the fields of integers that are scales in a float format of their own, or hold one, and what they stand for.
         reserved: stored numbers that stand for nothing.
+        searches: whether `quantize` searches, as `weighted` always does: then it is thousands of operations, which are not
+            compiled.
+        weighted: as `quantize`, of numbers and how much each of them matters, both float32 [rows, in]; None where that makes no
+            difference.
     """
 
     name: str
@@ -104,6 +108,8 @@ class TensorType:
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
     reserved: tuple[Reserved, ...] = ()
+    searches: bool = False
+    weighted: Encoder | None = None
 
     def __post_init__(self) -> None:
         if self.name in _NAMED:  # it is what pickle hands on
@@ -132,6 +138,16 @@ class TensorType:
     def is_integer(self) -> bool:
         """Whether it holds integers."""
         return self.exact in INTEGERS
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether it can be made, if need be with an importance."""
+        return bool(self.quantize or self.weighted)
+
+    @property
+    def needs_importance(self) -> bool:
+        """Whether it can be made only where it is known how much each column matters."""
+        return self.quantize is None and self.weighted is not None
 
     def takes(self, dtype: torch.dtype) -> bool:
         """Tells whether `encode` takes tensors of `dtype`."""
@@ -190,16 +206,18 @@ class TensorType:
         for name, field in self.fields():
             yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
-    def encode(self, tensor: torch.Tensor | Rows, name: str) -> dict[str, torch.Tensor]:
+    def encode(self, tensor: torch.Tensor | Rows, name: str, importance: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
 
         Args:
             tensor: the numbers; or what gives its rows, some at a time.
             name: how errors and warnings call it.
+            importance: how much an error in each column matters: as many numbers as the last dim has, or for a stack of
+                matrices as many for each; see `glft_schema.importance`. Types that make no use of it pass it over.
 
         Raises:
             FormatError: where the type cannot hold a tensor of its dims.
-            TensorError: where its numbers would lose their meaning.
+            TensorError: where its numbers would lose their meaning, and where the importance is none or is missing.
         """
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
@@ -207,13 +225,17 @@ class TensorType:
         if isinstance(tensor, torch.Tensor):
             device, rows = tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
-        if self.quantize is None:
-            raise TensorError(f"there is no encoder for {self}", name)
+        encoder = self.quantize if importance is None else self.weighted or self.quantize
+        if encoder is None:
+            missing = f"{self} needs the importance of its columns" if self.weighted else f"there is no encoder for {self}"
+            raise TensorError(missing, name)
+        spread = None if importance is None else spread_importance(importance, dims, name).to(device)
+        spread = spread if encoder is self.weighted else None  # others have no use for it
         fields = {
             key: torch.empty(matrix(dims)[0], pitch, dtype=field.number.dtype, device=device)
             for key, field, _, pitch in _layout(self, dims)
         }
-        quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims)
+        quantize_chunks(encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
         return fields
 
     def decode(
@@ -232,7 +254,8 @@ class TensorType:
             out: where to write them, contiguous, of this shape, dtype and device; new memory unless given.
         """
         if self.exact and out is None:
-            return self.dequantize(**fields).to(dtype or self.dtype)
+            made, wanted = self.dequantize(**fields), dtype or self.dtype
+            return made if made.dtype == wanted else made.to(wanted)
         if out is None:
             first = next(iter(fields.values()))
             out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
@@ -241,13 +264,24 @@ class TensorType:
         elif out.numel():
             cell = columns if any(_per_row(field) for _, field in self.fields()) else self.unit([1, columns])
             cells = {name: field.reshape(-1, field.shape[1] * cell // columns) for name, field in fields.items()}
-            dequantize_chunks(self.formula, cells, out.view(-1, cell))
+            dequantize_chunks(self.formula, self.columns(cells), out.view(-1, cell))
         return out
 
     def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
         """Returns the numbers [rows, in] of fields [rows, numbers per row], all at once: plain torch, on any device."""
-        made = self.formula(**fields)
-        return made if isinstance(made, torch.Tensor) else made.weights().reshape(len(next(iter(fields.values()))), -1)
+        made = self.formula(**self.columns(fields))
+        weights, rows = made if isinstance(made, torch.Tensor) else made.weights(), len(next(iter(fields.values())))
+        return weights.flatten(1) if len(weights) == rows else weights.reshape(rows, -1)  # which has an answer for no rows, too
+
+    def columns(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Returns what the formula takes: the payload's fields, and for one of blocks each field of these, [blocks, numbers].
+
+        Unsigned words of blocks come as their bytes, the lowest first: torch computes with neither u16 nor u32.
+        """
+        columns: dict[str, torch.Tensor] = {}
+        for name, field in self.fields():
+            columns |= field.columns(name, fields[name])
+        return columns
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """Returns what a file gives back of `tensor`: its numbers after encoding and decoding. Raises as `encode` does."""

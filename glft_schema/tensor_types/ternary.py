@@ -11,7 +11,7 @@ from collections.abc import Callable
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8
-from glft_schema.tensor_types.bits import merge
+from glft_schema.tensor_types.bits import merge, stack
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
 from glft_schema.tensor_types.legacy import away_from_zero, inverse, less
@@ -30,7 +30,7 @@ def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
         tripled = fraction * 3
         digits.append((tripled >> 8).to(torch.uint8))
         fraction = tripled & 255
-    return torch.stack(digits, 1)
+    return stack(digits, 1)
 
 
 def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> Scaled:

@@ -1,0 +1,71 @@
+"""The fixed grids of ggml's i-quants: lists of short vectors, of which each vector of weights becomes one.
+
+They lie in ``ggml_grids.bin``, which `Grids` declares: each entry as the numbers of its values in a short list.
+
+Source: ggml-common.h of llama.cpp; checked against gguf-py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources import files
+
+from glft_schema.fields import Struct
+from glft_schema.lazy import torch
+from glft_schema.numbers import u8
+from glft_schema.records import Record
+from glft_schema.tensor_types.bits import split
+
+# fmt: off
+Grids = Struct(
+    "iq2_xxs" / u8[256, 2]  * "256 entries of 8 values, 2 bits each, the lowest first",
+    "iq2_xs"  / u8[512, 2]  * "512 entries of 8 values, 2 bits each",
+    "iq2_s"   / u8[1024, 2] * "1024 entries of 8 values, 2 bits each",
+    "iq3_xxs" / u8[256, 2]  * "256 entries of 4 values, 4 bits each",
+    "iq3_s"   / u8[512, 2]  * "512 entries of 4 values, 4 bits each",
+    "iq1_s"   / u8[2048, 2] * "2048 entries of 8 values, 2 bits each",
+)
+
+VALUES = {
+    "iq2_xxs": (8, 25, 43),
+    "iq2_xs":  (8, 25, 43),
+    "iq2_s":   (8, 25, 43),
+    "iq3_xxs": (4, 12, 20, 28, 36, 44, 52, 62),
+    "iq3_s":   (1, 3, 5, 7, 9, 11, 13, 15),
+    "iq1_s":   (-1, 0, 1),
+}
+# fmt: on
+
+
+_KEPT: dict[tuple[str, str], torch.Tensor] = {}
+
+
+def kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Returns what is made at its first use on a device.
+
+    torch.compile cannot trace the making: call a formula once before compiling it.
+    """
+    key = name, str(device)
+    if key not in _KEPT:
+        _KEPT[key] = make()
+    return _KEPT[key]
+
+
+def grid(name: str, device: torch.device) -> torch.Tensor:
+    """Returns a grid as int8 [entries, values]."""
+    return kept(name, device, lambda: _values(name).to(device))
+
+
+def _values(name: str) -> torch.Tensor:
+    return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)]
+
+
+def levels(name: str) -> torch.Tensor:
+    """Returns a grid as u8 [entries, values], of each value its number in the list of values."""
+    return split(_packed_grids()[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
+
+
+def _packed_grids() -> Record:
+    grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
+    assert isinstance(grids, Record)
+    return grids

@@ -1,0 +1,135 @@
+"""Makes ggml's i-quants of weights: for each type its search, and how its block stores what was found.
+
+Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
+"""
+
+from __future__ import annotations
+
+from glft_schema.lazy import torch
+from glft_schema.tensor_types.bits import as_bytes
+from glft_schema.tensor_types.c_arithmetic import total
+from glft_schema.tensor_types.grid_neighbours import neighbours
+from glft_schema.tensor_types.grid_searches import GridSearch, digits, mean_square
+from glft_schema.tensor_types.legacy import Fields, packed
+from glft_schema.tensor_types.split_searches import DELTA, SplitSearch, of_groups, of_halves
+
+
+def squares(weights: torch.Tensor) -> torch.Tensor:
+    """A weight counts as much as it is large, squared."""
+    return weights * weights
+
+
+def squares_and_mean(weights: torch.Tensor) -> torch.Tensor:
+    """The same, with a part of the mean, so that small weights are not lost."""
+    return squares(weights).add_(mean_square(weights) * 0.25)
+
+
+# fmt: off
+#                     grid, shells, values, vectors, tries, step, least, factor, counts, even, again
+IQ3_XXS = GridSearch("iq3_xxs", 2, 4, 8, 15, 0.2, 1e-8,  1.0125, squares,          True,  "moved")
+IQ3_S   = GridSearch("iq3_s",   3, 4, 8,  9, 0.2, 1e-45, 1.033,  squares,          False, "groups")
+IQ2_XXS = GridSearch("iq2_xxs", 2, 8, 4,  6, 0.1, 1e-15, 1.0,    None,             True,  "all")
+IQ2_XS  = GridSearch("iq2_xs",  2, 8, 2,  9, 0.1, 1e-15, 1.0,    None,             True,  "moved")
+IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mean, False, "moved")
+# fmt: on
+
+
+def sevens_and_scales(signs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Returns words of 4 x 7 sign bits and a 4-bit scale: u8 [blocks, 32], [blocks, 8] -> int64 [blocks, 8]."""
+    seven = signs.to(torch.int64).reshape(len(signs), -1, 4) & 127
+    return seven[..., 0] | seven[..., 1] << 7 | seven[..., 2] << 14 | seven[..., 3] << 21 | scales.to(torch.int64) << 28
+
+
+def to_iq3_xxs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+    """By 31 tries for each 32 weights."""
+    found = IQ3_XXS(weights, importance)
+    words = sevens_and_scales(found.signs, found.scales)
+    return {"d": found.d, "qs": found.entries.to(torch.uint8), "scales_and_signs": as_bytes(words, 4)}
+
+
+def to_iq3_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+    """By 19 tries for each 32 weights."""
+    found = IQ3_S(weights, importance)
+    return {
+        "d": found.d,
+        "qs": (found.entries & 255).to(torch.uint8),
+        "qh": packed(found.entries >> 8, 1),
+        "sign_bits": found.signs,
+        "scales": packed(found.scales, 4),
+    }
+
+
+def to_iq2_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+    """By 19 tries for each 16 weights."""
+    found = IQ2_S(weights, importance)
+    return {
+        "d": found.d,
+        "qs": (found.entries & 255).to(torch.uint8),
+        "sign_bits": found.signs,
+        "qh": packed(found.entries >> 8, 2),
+        "scales": packed(found.scales, 4),
+    }
+
+
+def to_iq2_xxs(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
+    """By 13 tries for each 32 weights."""
+    found = IQ2_XXS(weights, importance)
+    index = found.entries.reshape(len(weights), 8, 4)
+    words = as_bytes(sevens_and_scales(found.signs, found.scales), 4).reshape(len(weights), 8, 4)
+    return {"d": found.d, "qs": torch.cat((index.to(torch.uint8), words), 2).flatten(1)}
+
+
+def to_iq2_xs(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
+    """By 19 tries for each 16 weights."""
+    found = IQ2_XS(weights, importance)
+    words = found.entries | (found.signs & 127).to(torch.int32) << 9
+    return {"d": found.d, "qs": as_bytes(words, 2), "scales": packed(found.scales, 4)}
+
+
+IQ1_S = SplitSearch(4, 1e-12, 2, of_groups)
+IQ1_M = SplitSearch(2, 1e-7, 4, of_halves)
+
+
+def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
+    """By 561 ways to cut 32 weights in three, each with two shifts."""
+    found = IQ1_S(weights, importance)
+    d = found.largest / 15
+    scales = digits(found.scales, 1 / d, 7) | (found.down[0] << 3) * (found.largest > 0)
+    word = scales << 12
+    for vector, entries in enumerate(found.entries):
+        word |= entries >> 8 << 3 * vector
+    return {
+        "d": (d * 1.125).to(torch.float16).unsqueeze(1),
+        "qs": by_blocks(found.entries & 255).to(torch.uint8),
+        "qh": as_bytes(word.T, 2),
+    }
+
+
+def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
+    """By 153 ways to cut 16 weights in three, each with four shifts; last of all d is chosen anew for all that was found."""
+    found = IQ1_M(weights, importance)
+    known = neighbours("iq1_s", 3, weights.device, odd=False)
+    d = found.largest / 15
+    scales = digits(found.scales, 1 / d, 7)
+    values = known.fields(found.words).to(torch.float32) - 1 + DELTA - 2 * DELTA * found.down.to(torch.float32)
+    values *= (2 * scales + 1).to(torch.float32)
+    parts = found.counts * values
+    fit, size = (total((parts * other).permute(2, 1, 0, 3).flatten(0, 2)) for other in (found.weights, values))
+    something = found.largest > 0
+    d = torch.where(something, torch.where((size > 0) & d.isfinite(), fit / size, d), 0.0)
+    half = (d * 1.1125).to(torch.float16).view(torch.int16).to(torch.int32) & 0xFFFF
+    high = by_blocks(found.entries >> 8 | (found.down << 3) * something)
+    scales = (scales * something).T.reshape(len(weights), 4, 4)
+    words = torch.stack([half >> 4 * i & 15 for i in range(4)], 1) << 12
+    for i in range(4):
+        words |= scales[..., i] << 3 * i
+    return {
+        "qs": by_blocks(found.entries & 255).to(torch.uint8),
+        "qh": packed(high, 4),
+        "scales": as_bytes(words, 2),
+    }
+
+
+def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
+    """[vectors, groups of a block, blocks] -> [blocks, vectors of a block]."""
+    return numbers.permute(2, 1, 0).flatten(1)
