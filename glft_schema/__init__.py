@@ -15,6 +15,7 @@ from glft_schema.errors import (
 )
 from glft_schema.export import save_file, write_gguf_lite
 from glft_schema.file import File
+from glft_schema.importance import read_importance
 from glft_schema.limits import Limits
 from glft_schema.load import load_file, read_gguf_lite
 from glft_schema.quantize import (
@@ -24,6 +25,7 @@ from glft_schema.quantize import (
     quantize_symmetric_per_channel,
     quantize_symmetric_per_group,
 )
+from glft_schema.tensor_types.compiled import compile_formulas
 from glft_schema.tensor_types.ggml import register_type
 from glft_schema.tensors import Tensor
 from glft_schema.typed_values import Typed
@@ -48,6 +50,7 @@ __all__ = [
     "TruncatedError",
     "Typed",
     "byte_map",
+    "compile_formulas",
     "convert",
     "dequantize_symmetric",
     "fake_quantize",
@@ -56,6 +59,7 @@ __all__ = [
     "quantize_symmetric_per_channel",
     "quantize_symmetric_per_group",
     "read_gguf_lite",
+    "read_importance",
     "register_type",
     "save_file",
     "write_gguf_lite",

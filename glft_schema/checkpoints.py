@@ -59,6 +59,7 @@ class StoredTensor:
         identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
         packed: the tensor in the weights file that it comes from, or None.
         rows: the same numbers as a matrix [out, in] of which some rows are loaded at a time; None where they come all at once.
+        importance: how much an error in each column matters, as of `TensorType.encode`, where that is known.
     """
 
     shape: tuple[int, ...]
@@ -67,6 +68,7 @@ class StoredTensor:
     identity: Hashable = None
     packed: Tensor | None = None
     rows: Rows | None = None
+    importance: torch.Tensor | None = None
 
     @property
     def numel(self) -> int:

@@ -18,6 +18,7 @@ from glft_schema.export import save_file
 from glft_schema.file import File
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
 from glft_schema.formats.glft import GLFT
+from glft_schema.lazy import torch
 from glft_schema.names import leave_out
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.safetensors_file import save_safetensors
@@ -42,6 +43,7 @@ def convert(
     rules: str | Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
+    importance: Mapping[str, torch.Tensor] | None = None,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file.
 
@@ -57,6 +59,7 @@ def convert(
             come as text: it keeps its ways.
         exclude: as of `save_file`.
         progress: as of `save_file`.
+        importance: as of `save_file`.
 
     Returns:
         What became of each tensor; `copied` tells whether its payload was taken over, `error` what it lost otherwise.
@@ -69,14 +72,15 @@ def convert(
         source, exclude = open_with_metadata(source, exclude), ()
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
     if target == SAFETENSORS:
-        if header or alignment or rules:
-            raise SchemeError("expected no header, alignment or rules for a safetensors file, which has none of these")
+        if header or alignment or rules or importance:
+            unused = "header, alignment, rules or importance"
+            raise SchemeError(f"expected no {unused} for a safetensors file, which has no use for them")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes, progress=progress, measure=True)
     if rules is None and target == GGUF.name and has_types(entries) and not keeps_to_rules(source.file):
         rules = ()
     kept = as_texts(entries, metadata or {}) if target == GLFT.name else as_typed(entries, metadata or {})
-    more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress}
+    more: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
     return save_file(tensors, out, kept, schemes, alignment, format=target, measure=True, **more)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from glft_schema.checkpoints import StoredTensor, in_memory
 from glft_schema.container import Container, format_for
 from glft_schema.errors import SchemeError, TiedWarning, shown
+from glft_schema.importance import with_importance
 from glft_schema.layout import place
 from glft_schema.lazy import torch
 from glft_schema.names import leave_out
@@ -31,6 +32,7 @@ def save_file(
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
     measure: bool = False,
+    importance: Mapping[str, torch.Tensor] | None = None,
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
 
@@ -53,6 +55,7 @@ def save_file(
         exclude: names or fnmatch patterns of tensors that are not to be written.
         progress: called with name and payload bytes after each tensor.
         measure: compare what is stored with its source, and report the error.
+        importance: by tensor, how much an error in each of its columns matters: see `glft_schema.importance`.
 
     Returns:
         What became of each tensor, in the file's order.
@@ -70,7 +73,7 @@ def save_file(
     if not isinstance(tensors, Mapping):
         raise SchemeError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     target = format_for(path, format)
-    stored = in_memory(leave_out(tensors, exclude))
+    stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
     choices = choose_types(stored, schemes or {}, target.types, target.vectors_stay)
     rules = target.keeps_to if rules is None else rule_sets(rules)
     aliases = _tied(stored, choices) if GGML not in rules else {}  # whose reader does not let tensors share a payload
@@ -115,13 +118,24 @@ def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dic
         if tensor.identity is None:
             continue
         earlier = first.setdefault(tensor.identity, [])
-        same = [other for other in earlier if choices[other].type == choices[name].type]
+        same = [other for other in earlier if _stored_alike(other, name, stored, choices)]
         if same:
             aliases[name] = same[0]
             continue
         if earlier:
-            note = f"tied to {shown(earlier[0])}, which gets another type: stored apart"
+            other = "type" if choices[earlier[0]].type != choices[name].type else "importance"
+            note = f"tied to {shown(earlier[0])}, which gets another {other}: stored apart"
             choices[name] = Choice(choices[name].type, "; ".join(filter(None, (choices[name].note, note))))
             warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
         earlier.append(name)
     return aliases
+
+
+def _stored_alike(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
+    """Tells whether two tensors that are the same numbers become the same payload."""
+    type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
+    if type_ != choices[other].type:
+        return False
+    if type_.weighted is None or first is second:
+        return True
+    return first is not None and second is not None and torch.equal(first, second)

@@ -107,7 +107,7 @@ class Planned:
             for part in (source[rows] for rows in self._row_chunks()) if isinstance(source, Rows) else (source,):
                 yield from self.type.pieces({"weights": part}, order)
         else:
-            fields = self.type.encode(source, self.name)
+            fields = self.type.encode(source, self.name, self.stored.importance)
             if self.measure:
                 self.error = self._error(fields, source)
             del source

@@ -180,7 +180,7 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
     done = glft("convert", gguf, tmp_path / "typed.glft", "--exclude", "i", "--metadata", "t.more:uint8=7")
     assert (done.returncode, Container.parse_file(tmp_path / "typed.glft").metadata["t.more"]) == (0, "uint8 7")
     refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
-    assert_refused(refused, "expected no header, alignment or rules for a safetensors file")
+    assert_refused(refused, "expected no header, alignment, rules or importance for a safetensors file")
     assert_refused(glft("convert", gguf, gguf), "expected another file to write to, found the one to be read")
     assert_refused(glft("convert", tmp_path / "missing", out), "missing: No such file or directory")
     assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': expected a float dtype")

@@ -8,11 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from glft_schema import fake_quantize, load_file
 from glft_schema.checkpoints import open_checkpoint
+from glft_schema.tensor_types.ggml import GGML
+from tests import llama_cpp
 from tests.real_files import downloaded
 
 pytestmark = pytest.mark.network
@@ -53,6 +56,15 @@ def test_every_tensor_is_the_fake_quantized_one(exported: tuple[str, Path], fold
     for name, tensor in loaded.items():
         weights = source[name].load()
         assert torch.equal(tensor, fake_quantize(weights, scheme) if weights.dim() > 1 else weights)
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_searched_blocks_are_those_of_llama_cpp(name: str, folder: Path) -> None:
+    type_ = GGML[name]
+    weights = open_checkpoint(folder / "model.safetensors")["encoder.layer.3.output.dense.weight"].load()
+    assert weights.shape == (384, 1536)
+    expected = llama_cpp.quantize(type_.code, weights.numpy(), type_.nbytes([1, 1536]))
+    assert np.array_equal(type_.encode(weights, "w")["blocks"].numpy().reshape(expected.shape), expected)
 
 
 def test_size(exported: tuple[str, Path], folder: Path) -> None:

@@ -14,11 +14,13 @@ from glft_schema.cli.written import (
     BigEndian,
     Entries,
     GgufVersion,
+    Imatrix,
     Out,
     Rules,
     Schemes,
     entries,
     header_of,
+    importance_in,
     pairs,
     report,
     writing,
@@ -38,6 +40,7 @@ def convert(
     gguf_version: GgufVersion = None,
     big_endian: BigEndian = False,
     rules: Rules = None,
+    imatrix: Imatrix = None,
 ) -> None:
     """Write a weights file in another format, or the same one with other types.
 
@@ -47,6 +50,7 @@ def convert(
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
+        importance = importance_in(imatrix)
         with blame(source):
             checkpoint = open_with_metadata(source, exclude or [])
         with writing(out, checkpoint.tensors) as step:
@@ -60,5 +64,6 @@ def convert(
                 alignment=alignment,
                 rules=rules,
                 progress=step,
+                importance=importance,
             )
     say(*report(written, out, errors=True))

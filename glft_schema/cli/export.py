@@ -14,11 +14,13 @@ from glft_schema.cli.written import (
     BigEndian,
     Entries,
     GgufVersion,
+    Imatrix,
     Out,
     Rules,
     Schemes,
     entries,
     header_of,
+    importance_in,
     pairs,
     report,
     writing,
@@ -41,6 +43,7 @@ def export(
     gguf_version: GgufVersion = None,
     big_endian: BigEndian = False,
     rules: Rules = None,
+    imatrix: Imatrix = None,
 ) -> None:
     """Write a checkpoint to a GLFT or GGUF file.
 
@@ -56,9 +59,18 @@ def export(
             raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
         schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
-        header = header_of(gguf_version, big_endian)
+        header, importance = header_of(gguf_version, big_endian), importance_in(imatrix)
         with writing(out, stored) as step:
             written = save_file(
-                stored, out, texts, schemes, alignment, format=target, header=header, rules=rules, progress=step
+                stored,
+                out,
+                texts,
+                schemes,
+                alignment,
+                format=target,
+                header=header,
+                rules=rules,
+                progress=step,
+                importance=importance,
             )
     say(*report(written, out))

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.checkpoints import StoredTensor
-from glft_schema.cli.terminal import progress_bar, safe, table
+from glft_schema.cli.terminal import blame, progress_bar, safe, table
 from glft_schema.errors import SchemeError
 from glft_schema.formats.gguf import VALUE_TYPES
+from glft_schema.importance import read_importance
+from glft_schema.lazy import torch
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.typed_values import ARRAY, Typed
 
@@ -32,6 +34,13 @@ GgufVersion = Annotated[int | None, typer.Option("--gguf-version", min=1, max=3,
 BigEndian = Annotated[bool, typer.Option("--big-endian", help="Write a GGUF file in this byte order.")]
 Rules = Annotated[
     list[str] | None, typer.Option("--rules", metavar="SET", help="Rule sets that the file has to keep to. Repeatable.")
+]
+Imatrix = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="An importance matrix of llama.cpp: how much errors in each column of IN's tensors count. Some types need one.",
+    ),
 ]
 
 TYPES = "|".join(type_.name for type_ in VALUE_TYPES if type_.name != ARRAY)
@@ -59,6 +68,14 @@ def header_of(version: int | None, big_endian: bool) -> dict[str, Any] | None:
     if big_endian:
         header["byte_order"] = "big"
     return header or None
+
+
+def importance_in(path: Path | None) -> dict[str, torch.Tensor] | None:
+    """Returns the importance matrix of a file, or None where none is asked for."""
+    if path is None:
+        return None
+    with blame(path):
+        return read_importance(path)
 
 
 def pairs(texts: list[str] | None, default: str | None = None) -> dict[str, str]:
