@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import torch
 
+from glft_schema import compile_formulas
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML
@@ -48,6 +49,19 @@ def by_gguf_py(type_: TensorType, blocks: np.ndarray) -> float | None:
         return None
 
 
+def compiled(run: Callable[[], object]) -> Callable[[], None]:
+    """Returns what runs with formulas compiled for the processor."""
+
+    def run_compiled() -> None:
+        compile_formulas()
+        try:
+            run()
+        finally:
+            compile_formulas(False)
+
+    return run_compiled
+
+
 def rows() -> Iterator[Row]:
     """Yields what is measured."""
     weights = ROWS * COLUMNS * 4e-9  # GB that come out
@@ -56,19 +70,21 @@ def rows() -> Iterator[Row]:
     for type_ in [*GGML, *GLFT.types]:
         if type_.exact:
             continue
-        fields, what = payload(type_), f"dequantize {type_}, {threads} threads"
-        out = np.zeros((ROWS, COLUMNS), np.float32)
+        fields, out = payload(type_), np.zeros((ROWS, COLUMNS), np.float32)
         runs: dict[str, Callable[[], object]] = {
-            "ours": lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory),
+            "": lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory),
+            ", compiled": compiled(lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory)),
             "fill": lambda: memory.fill_(1.0),
         }
         blocks = fields["blocks"].numpy() if "blocks" in fields else np.empty(0, np.uint8)
         if len(blocks) and (c := by_c(type_, blocks, out)):
             runs["C"] = c
-        times = in_turn(runs)
-        if "C" in times:
-            yield Row(what, weights / times["ours"], "llama.cpp's C, 1 thread", weights / times["C"], "GB/s", at_least=1.0)
-        if len(blocks) and (seconds := by_gguf_py(type_, blocks)):
-            yield Row(what, weights / times["ours"], "gguf-py", weights / seconds, "GB/s", at_least=20.0)
-        if type_.name in AGAINST_MEMORY:
-            yield Row(what, weights / times["ours"], "torch.fill_", weights / times["fill"], "GB/s", at_least=0.6)
+        times, seconds = in_turn(runs), by_gguf_py(type_, blocks) if len(blocks) else None
+        for how in ("", ", compiled"):
+            what, rate = f"dequantize {type_}, {threads} threads{how}", weights / times[how]
+            if "C" in times:
+                yield Row(what, rate, "llama.cpp's C, 1 thread", weights / times["C"], "GB/s", at_least=1.0)
+            if seconds:
+                yield Row(what, rate, "gguf-py", weights / seconds, "GB/s", at_least=20.0)
+            if type_.name in AGAINST_MEMORY:
+                yield Row(what, rate, "torch.fill_", weights / times["fill"], "GB/s", at_least=0.6)
