@@ -194,7 +194,7 @@ class _Unreadable:
 
 def _open_safetensors(path: StrPath) -> Checkpoint:
     """Opens a file that the format's own library accepts. Numbers are read here: of some rows the library is slow to do so."""
-    source = open_source(path, mmap=False)  # first: it refuses what is no regular file without waiting on it
+    source = open_source(path)  # first: it refuses what is no regular file without waiting on it
     names = _names_in_safetensors(path)
     length = int.from_bytes(source.read(0, 8), "little")
     header = json.loads(bytes(source.read(8, length)))

@@ -107,9 +107,8 @@ class Planned:
             for part in (source[rows] for rows in self._row_chunks()) if isinstance(source, Rows) else (source,):
                 yield from self.type.pieces({"weights": part}, order)
         else:
-            fields = self.type.encode(source, self.name, self.stored.importance)
-            if self.measure:
-                self.error = self._error(fields, source)
+            self.error = 0.0 if self.measure else None
+            fields = self.type.encode(source, self.name, self.stored.importance, self._compare if self.measure else None)
             del source
             yield from self.type.pieces(fields, order)
 
@@ -125,14 +124,10 @@ class Planned:
     def _row_chunks(self) -> Iterator[slice]:
         return row_chunks(*matrix(self.stored.shape))
 
-    def _error(self, fields: Mapping[str, torch.Tensor], source: torch.Tensor | Rows) -> float:
-        """Returns max |stored - source|, a few rows at a time."""
-        rows, columns = matrix(self.stored.shape)
-        source, error = source if isinstance(source, Rows) else source.reshape(rows, columns), 0.0
-        for part in self._row_chunks():
-            stored = self.type.decode({name: field[part] for name, field in fields.items()}, columns)
-            error = max(error, max_error(stored, source[part]))
-        return error
+    def _compare(self, source: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> None:
+        """Takes the error of some rows [rows, in], given what is stored of them."""
+        stored = self.type.decode(fields, source.shape[1])
+        self.error = max(self.error or 0.0, max_error(stored, source))
 
     def written(self, alias_of: Planned | None = None) -> WrittenTensor:
         """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""

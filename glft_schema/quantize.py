@@ -83,7 +83,8 @@ def _quantize(
     codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
     scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
     formula = _formula(size, largest, scales.dtype)
-    quantize_chunks(formula, w, {"scales": scales, "codes": codes}, True, scale_faults, name)
+    for _ in quantize_chunks(formula, w, {"scales": scales, "codes": codes}, True, scale_faults, name):
+        pass
     return codes.reshape(w.shape), scales
 
 

@@ -195,7 +195,7 @@ def quantize_chunks(
     shape: Sequence[int] | None = None,
     importance: torch.Tensor | None = None,
     searches: bool = False,
-) -> None:
+) -> Iterator[tuple[torch.Tensor, Fields]]:
     """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
 
     Args:
@@ -208,6 +208,9 @@ def quantize_chunks(
         shape: the tensor's, for errors, where `weights` was given another one.
         importance: [rows, ..., in], as many numbers as weights, where the formula takes one.
         searches: whether the formula is thousands of operations, which nobody should compile.
+
+    Yields:
+        Some rows of the matrix, and the fields made of them, while they are in the processor's cache.
 
     Raises:
         TensorError: at the first fatal fault, with the index of its first element.
@@ -227,6 +230,7 @@ def quantize_chunks(
                 raise TensorError(problem, name, index_of(first, weights.shape if shape is None else shape))
             if count:
                 lost[problem] = lost.get(problem, 0) + count
+        yield chunk, made
     for problem, count in lost.items():
         warnings.warn(f"tensor {shown(name)}: {count} {problem}", QuantizationWarning, stacklevel=3)
 

@@ -41,7 +41,7 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
         codes int8 [rows, in] and scales [rows, in / group]. A scale that rounds to zero gives codes of zero.
     """
     groups = weights.reshape(weights.shape[0], -1, group)
-    peaks = groups.abs().amax(-1)
+    peaks = torch.maximum(groups.amax(-1), groups.amin(-1).neg_()).abs_()  # max|w|, without writing each |w|
     scales = (peaks / torch.full_like(peaks, largest)).to(scale_dtype)  # by a number a GPU would multiply with its inverse
     divisor = torch.where(scales == 0, 1.0, scales.to(torch.float32))
     codes = (groups / divisor.unsqueeze(-1)).round_()

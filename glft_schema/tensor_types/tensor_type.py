@@ -206,7 +206,13 @@ class TensorType:
         for name, field in self.fields():
             yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
-    def encode(self, tensor: torch.Tensor | Rows, name: str, importance: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    def encode(
+        self,
+        tensor: torch.Tensor | Rows,
+        name: str,
+        importance: torch.Tensor | None = None,
+        watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
+    ) -> dict[str, torch.Tensor]:
         """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
 
         Args:
@@ -214,6 +220,7 @@ class TensorType:
             name: how errors and warnings call it.
             importance: how much an error in each column matters: as many numbers as the last dim has, or for a stack of
                 matrices as many for each; see `glft_schema.importance`. Types that make no use of it pass it over.
+            watch: called with some rows [rows, in] at a time, as they came, and the fields made of them.
 
         Raises:
             FormatError: where the type cannot hold a tensor of its dims.
@@ -235,7 +242,10 @@ class TensorType:
             key: torch.empty(matrix(dims)[0], pitch, dtype=field.number.dtype, device=device)
             for key, field, _, pitch in _layout(self, dims)
         }
-        quantize_chunks(encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
+        args = (encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
+        for chunk, made in quantize_chunks(*args):
+            if watch:
+                watch(chunk, made)
         return fields
 
     def decode(
