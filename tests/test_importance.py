@@ -255,6 +255,11 @@ def test_the_command_line_takes_one(tmp_path: Path) -> None:
     imatrix.write_bytes(b"PK")
     done = glft("export", str(tmp_path / "m.safetensors"), str(tmp_path / "m.gguf"), *options)
     assert (done.returncode, "i.dat: n: expected 4 bytes, found 2" in done.stderr) == (2, True), done.stderr
+    old_file(imatrix, (b"a", 1, sums[:5]))
+    for verb, given in ("convert", "m.glft"), ("export", "m.safetensors"):
+        done = glft(verb, str(tmp_path / given), str(tmp_path / "m.gguf"), *options)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers" in done.stderr
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -50,9 +50,9 @@ def convert(
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
-        importance = importance_in(imatrix)
         with blame(source):
             checkpoint = open_with_metadata(source, exclude or [])
+        importance = importance_in(imatrix, checkpoint.tensors)
         with writing(out, checkpoint.tensors) as step:
             written = convert_file(
                 checkpoint,

@@ -59,7 +59,7 @@ def export(
             raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
         schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
-        header, importance = header_of(gguf_version, big_endian), importance_in(imatrix)
+        header, importance = header_of(gguf_version, big_endian), importance_in(imatrix, stored)
         with writing(out, stored) as step:
             written = save_file(
                 stored,

@@ -15,7 +15,7 @@ from glft_schema.checkpoints import StoredTensor
 from glft_schema.cli.terminal import blame, progress_bar, safe, table
 from glft_schema.errors import SchemeError
 from glft_schema.formats.gguf import VALUE_TYPES
-from glft_schema.importance import read_importance
+from glft_schema.importance import read_importance, with_importance
 from glft_schema.lazy import torch
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.typed_values import ARRAY, Typed
@@ -70,12 +70,14 @@ def header_of(version: int | None, big_endian: bool) -> dict[str, Any] | None:
     return header or None
 
 
-def importance_in(path: Path | None) -> dict[str, torch.Tensor] | None:
-    """Returns the importance matrix of a file, or None where none is asked for."""
+def importance_in(path: Path | None, tensors: Mapping[str, StoredTensor]) -> dict[str, torch.Tensor] | None:
+    """Returns the importance matrix of a file, which is for `tensors`, or None where none is asked for."""
     if path is None:
         return None
     with blame(path):
-        return read_importance(path)
+        importance = read_importance(path)
+        with_importance(tensors, importance)  # so that one for others is the file's fault
+    return importance
 
 
 def pairs(texts: list[str] | None, default: str | None = None) -> dict[str, str]:
