@@ -19,6 +19,7 @@ from glft_schema.tensor_types import TensorType, chunks, compiled
 from glft_schema.tensor_types.chunks import decode, encode
 from glft_schema.tensor_types.compiled import compile_formulas
 from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.scaled import Scaled
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.upload import PIECE, to_device
 
@@ -73,6 +74,30 @@ def test_decodes_in_a_graph_for_each_size(
     compile_formulas(False)
     assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype), expected[:16])
     assert len(backend) == 2
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights can be written as one word only where words may begin."""
+    fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
+    expected = Q4_PER_GROUP_64.decode(fields, 256)
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    Q4_PER_GROUP_64.decode(fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
+    assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
+    assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
+    assert len(backend) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "is_paired"),
+    [((3, 8), 1, False), ((12, 2), 1, True), ((3, 4, 2), 8, False), ((3, 4, 2), 4, True), ((3, 4, 2), 1, True)],
+)
+def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int, is_paired: bool) -> None:
+    codes, scales = torch.arange(24, dtype=torch.int8).view(shape), torch.rand(shape[0], groups, dtype=torch.float16)
+    scaled = Scaled(codes, scales, torch.rand(shape[0], groups, dtype=torch.float16))
+    assert scaled.is_paired == is_paired
+    if is_paired:
+        assert torch.equal(scaled.pairs().view(torch.float32).flatten(), scaled.weights().flatten())
 
 
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:

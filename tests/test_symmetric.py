@@ -178,7 +178,7 @@ def test_nibbles_pack_low_first_in_twos_complement() -> None:
     codes = torch.tensor([[0, 1, -8, 7, -1, -2]], dtype=torch.int8)
     assert pack_nibbles(codes).tolist() == [[0x10, 0x78, 0xEF]]
     every = torch.arange(256).to(torch.uint8).view(2, 128)
-    assert torch.equal(pack_nibbles(unpack_nibbles(every)), every)
+    assert torch.equal(pack_nibbles(unpack_nibbles(every).flatten(1)), every)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ def split(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
     if not by_words(packed):
         shifts = along(axis, torch.arange(0, 8, width, dtype=torch.int32, device=packed.device), packed.dim() + 1)
         return packed.unsqueeze(axis).to(torch.int32) >> shifts & mask
+    if axis == packed.dim() and width == 4:
+        wide = packed.to(torch.int16)  # 00000000hhhhllll, laid over itself 0000hhhh????llll: two bytes, once that is masked
+        return ((wide | wide << 4) & 0x0F0F).view(torch.uint8).view(*packed.shape, 2)
     if axis == packed.dim():  # to lay single bytes side by side is slow: they are looked up together
         return looked_up(_fields_of_bytes(width), packed)
     packed, last = packed.contiguous(), 8 - width

@@ -109,19 +109,23 @@ def dequantize_chunks(formula: Formula, fields: Fields, out: torch.Tensor) -> No
     """
     compiles, (rows, columns) = compiles_decoding(out), out.shape
     if compiles and out.numel():  # so that each of its dims is a loop, as the formula has them
-        out = out.view(rows, *_dims(formula, fields))
+        dims, is_paired = _dims(formula, fields)
+        out = out.view(rows, *dims)
+        if is_paired and not out.is_cuda and out.dtype == torch.float32 and out.storage_offset() % 2 == 0:
+            out = out.view(torch.int64).squeeze(-1)
     for _ in in_chunks(decode, formula, fields, {"weights": out}, rows, columns, compiles):
         pass
 
 
-_DIMS: dict[Hashable, Sequence[int]] = {}
+_DIMS: dict[Hashable, tuple[Sequence[int], bool]] = {}
 
 
-def _dims(formula: Formula, fields: Fields) -> Sequence[int]:
-    """Returns the shape of the weights that a formula makes of a row."""
+def _dims(formula: Formula, fields: Fields) -> tuple[Sequence[int], bool]:
+    """Returns the shape of the weights that a formula makes of a row, and whether it makes them in pairs."""
     key = formula, *(field.shape[1:] for field in fields.values())
     if key not in _DIMS:
-        _DIMS[key] = formula(**{name: field[:1] for name, field in fields.items()}).shape[1:]
+        row = formula(**{name: field[:1] for name, field in fields.items()})
+        _DIMS[key] = row.shape[1:], isinstance(row, Scaled) and row.is_paired
     return _DIMS[key]
 
 

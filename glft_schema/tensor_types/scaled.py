@@ -36,6 +36,12 @@ class Scaled(NamedTuple):
         ends = {math.prod(sizes[dim:]) for dim in range(len(sizes) + 1)} | {math.prod(sizes) // self.scales.shape[1]}
         return [len(self.codes), *reversed([outer // inner for inner, outer in pairwise(sorted(ends))])]
 
+    @property
+    def is_paired(self) -> bool:
+        """Whether the codes' innermost dim is that of two neighbours, unpacked from one byte, with one scale."""
+        *others, last = self.codes.shape[1:]
+        return last == 2 and math.prod(others) % self.scales.shape[1] == 0
+
     def weights(self) -> torch.Tensor:
         """Returns the weights, float32 of `shape`."""
         if by_words(self.codes):
@@ -43,8 +49,21 @@ class Scaled(NamedTuple):
         weights = self.codes.reshape(self.shape).to(torch.float32) * self._of_groups(self.scales)
         return weights if self.offsets is None else weights + self._of_groups(self.offsets)
 
+    def pairs(self) -> torch.Tensor:
+        """Returns the weights of what `is_paired`, as int64 of two float32 each, in memory's order: [rows, n / 2] in any dims.
+
+        As they are, a compiler would write number by number.
+        """
+        parts = (self._replace(codes=self.codes[..., which]).weights() for which in range(2))
+        first, second = (part.view(torch.int32).to(torch.int64) for part in parts)
+        return first & 0xFFFFFFFF | second << 32
+
     def write(self, out: torch.Tensor) -> None:
-        """Writes the weights into `out`, of any shape of as many numbers in C order, and any float dtype."""
+        """Writes the weights into `out`, of any shape of as many numbers in C order, and any float dtype; or as `pairs`."""
+        if out.dtype == torch.int64 and not by_words(out):
+            out.copy_(self.pairs().view(out.shape))
+            return
+        out = out.view(torch.float32) if out.dtype == torch.int64 else out
         if out.dtype == torch.float32 and by_words(out):
             self._scale(out.view(self.codes.shape).copy_(self.codes))
         else:

@@ -15,6 +15,7 @@ from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, i8, u8
 from glft_schema.rules import Rule
+from glft_schema.tensor_types.bits import signed, split
 from glft_schema.tensor_types.chunks import Fault
 from glft_schema.tensor_types.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
@@ -67,13 +68,8 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
-    """Unpacks u8 [rows, in / 2] into int8 [rows, in] of [-8, 7], the low nibble first.
-
-    A byte ``hhhh llll``, widened to int16 and laid over itself four bits up, is ``0000hhhh ????llll``: two bytes in column
-    order once the middle is masked. Two's complement of four bits: ``(n ^ 8) - 8``.
-    """
-    wide = nibbles.to(torch.int16)
-    return (((wide | wide << 4) & 0x0F0F).view(torch.int8) ^ 8) - 8
+    """Unpacks u8 [rows, in / 2] into [rows, in / 2, 2] of [-8, 7], the low nibble first: two's complement of four bits."""
+    return (signed(split(nibbles, 4, 2)) ^ 8) - 8
 
 
 def quantize_q8(weights: torch.Tensor) -> dict[str, torch.Tensor]:
