@@ -25,18 +25,18 @@ from glft_schema.tensor_types.scaled import Scaled
 
 
 def halves(qs: torch.Tensor) -> torch.Tensor:
-    """u8 [blocks, k] -> [blocks, 2 k]: all low nibbles, then all high ones."""
+    """u8 [blocks, k] -> [blocks, 2, k]: all low nibbles, then all high ones."""
     return split(qs, 4, 1)
 
 
 def crumbs(qs: torch.Tensor) -> torch.Tensor:
-    """u8 [blocks, k] -> [blocks, 4 k]: the four 2-bit numbers of each byte, the lowest first."""
-    return split(qs, 2, 2).flatten(1)
+    """u8 [blocks, k] -> [blocks, k, 4]: the four 2-bit numbers of each byte, the lowest first."""
+    return split(qs, 2, 2)
 
 
 def bits(bytes_: torch.Tensor) -> torch.Tensor:
-    """u8 [blocks, k] -> [blocks, 8 k]: the bits of each byte, the lowest first."""
-    return split(bytes_, 1, 2).flatten(1)
+    """u8 [blocks, k] -> [blocks, k, 8]: the bits of each byte, the lowest first."""
+    return split(bytes_, 1, 2)
 
 
 def less(codes: torch.Tensor, zero: int) -> torch.Tensor:
