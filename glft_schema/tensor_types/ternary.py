@@ -11,7 +11,7 @@ from collections.abc import Callable
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8
-from glft_schema.tensor_types.bits import merge, stack
+from glft_schema.tensor_types.bits import along, by_words, merge
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.k_quants import planes
 from glft_schema.tensor_types.legacy import away_from_zero, inverse, less
@@ -25,12 +25,15 @@ def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
     A byte is its digits' number times 256 / 243, rounded up: a fixed-point fraction, of which multiplying by 3 pushes digit
     after digit out of the top.
     """
+    if not by_words(packed):
+        powers = along(1, torch.tensor([3**digit for digit in range(count)], dtype=torch.int32, device=packed.device), 3)
+        return ((packed.to(torch.int32).unsqueeze(1) * powers & 255) * 3 >> 8).to(torch.uint8)
     digits, fraction = [], packed.to(torch.int16)
     for _ in range(count):
         tripled = fraction * 3
         digits.append((tripled >> 8).to(torch.uint8))
         fraction = tripled & 255
-    return stack(digits, 1)
+    return torch.stack(digits, 1)
 
 
 def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> Scaled:
