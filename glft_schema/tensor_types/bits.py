@@ -61,6 +61,22 @@ def stack(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
     return chosen
 
 
+def fields(word: torch.Tensor, width: int, count: int) -> torch.Tensor:
+    """Takes the lowest `count` fields of `width` bits from each integer: [blocks, k] -> [blocks, k, count]."""
+    mask = (1 << width) - 1
+    if by_words(word):
+        return torch.stack([word >> width * place & mask for place in range(count)], -1)
+    shifts = torch.arange(0, width * count, width, dtype=torch.int32, device=word.device)
+    return word.unsqueeze(-1) >> shifts & mask
+
+
+def once(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns numbers that are for several weights each, so that a compiler for processors computes none of them again."""
+    if by_words(numbers) or numbers.device.type != "cpu":
+        return numbers
+    return numbers.as_strided(numbers.shape, numbers.stride())
+
+
 def along(axis: int, numbers: torch.Tensor, dims: int) -> torch.Tensor:
     """Returns a vector as a tensor of so many dims that lies along `axis`."""
     return numbers.view([-1 if dim == axis else 1 for dim in range(dims)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
-from glft_schema.tensor_types.bits import by_words, looked_up, signed, split, stack, words
+from glft_schema.tensor_types.bits import by_words, fields, looked_up, once, signed, split, words
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.grids import grid, kept
 from glft_schema.tensor_types.i_quant_encoders import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
@@ -34,7 +34,7 @@ def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
     """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
-    return 1 - signed(split(bits.to(torch.uint8), 1, 2) << 1)
+    return 1 - signed(split(once(bits.to(torch.uint8)), 1, 2) << 1)
 
 
 def even_signs(seven: torch.Tensor) -> torch.Tensor:
@@ -46,7 +46,7 @@ def even_signs(seven: torch.Tensor) -> torch.Tensor:
 
 def sevens(word: torch.Tensor) -> torch.Tensor:
     """Takes four sign bytes from the low 28 bits of each word: int64 [blocks, k] -> [blocks, 4 k]."""
-    return even_signs(stack([word >> 7 * part & 127 for part in range(4)], 2).flatten(1))
+    return even_signs(fields(word, 7, 4).flatten(1))
 
 
 def nibbles(scales: torch.Tensor) -> torch.Tensor:
@@ -106,8 +106,7 @@ def shifted_entries(index: torch.Tensor) -> torch.Tensor:
 def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
     """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
     word = words(qh, 2)
-    down = word >> 12 & 8
-    high = stack([word >> 3 * part & 7 | down for part in range(4)], 2).flatten(1)
+    high = (fields(word, 3, 4) | (word >> 12 & 8).unsqueeze(2)).flatten(1)
     factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
     return Scaled(shifted_entries(qs | high << 8), factor * 0.125)
 
@@ -125,8 +124,8 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
     """
     word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
-    factor = d * (2 * stack([word >> 3 * part & 7 for part in range(4)], 2).flatten(1).to(torch.float32) + 1)
-    return Scaled(shifted_entries(qs | nibbles(qh).to(torch.int16) << 8), factor * 0.125)
+    factor = once(d) * (2 * fields(word, 3, 4).flatten(1).to(torch.float32) + 1)
+    return Scaled(shifted_entries(once(qs | nibbles(qh).to(torch.int16) << 8)), factor * 0.125)
 
 
 # fmt: off

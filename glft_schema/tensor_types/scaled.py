@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.bits import by_words
+from glft_schema.tensor_types.bits import by_words, once
 
 
 class Scaled(NamedTuple):
@@ -79,8 +79,7 @@ class Scaled(NamedTuple):
 
     def _of_groups(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns scales or offsets in as many dims as `shape` has."""
-        if numbers.device.type == "cpu":  # a compiler computes what is viewed so once a group, not once a weight
-            numbers = numbers.as_strided(numbers.shape, numbers.stride())
+        numbers = once(numbers)
         shape, group = self.shape, math.prod(self.codes.shape[1:]) // numbers.shape[1]
         outer = next(dims for dims in range(1, len(shape) + 1) if math.prod(shape[dims:]) == group)
         return numbers.to(torch.float32).view(*shape[:outer], *[1] * (len(shape) - outer))
