@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.c_arithmetic import is_less, nearest, pick, root, total
+from glft_schema.tensor_types.code_searches import scale_of_bytes
 from glft_schema.tensor_types.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
 
 BLOCK = 256  # weights in a block
@@ -201,7 +202,8 @@ class GridSearch:
         most = numbers.amax((0, 1))
         zeros = most < self.least
         if self.again == "all":
-            scale = scale_of_integers(numbers, counts, most, known.base + 1)
+            rows, their = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
+            scale = scale_of_bytes(rows, their, known.base + 1)
             most = scale * known.base
             zeros |= most <= 0
         else:
@@ -242,38 +244,3 @@ class GridSearch:
         bits = sum(row << i for i, row in enumerate(negative))
         assert isinstance(bits, torch.Tensor)
         return bits if self.values == 8 else bits[0::2] | bits[1::2] << 4
-
-
-def scale_of_integers(numbers: torch.Tensor, counts: torch.Tensor, most: torch.Tensor, top: int) -> torch.Tensor:
-    """Returns the scale of each group with which integers from 0 to `top` stand best for its numbers, without any grid.
-
-    Of nine scales that bring the largest number near `top` the one with the least error is taken. Then each number in turn may
-    have another integer, if that one fits the others better; five times.
-    """
-    rows, weights = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
-    tries = torch.arange(-4, 5, device=most.device) * 0.1 + top
-    inverse, best = torch.zeros_like(most), torch.full_like(most, torch.inf)
-    for number in (4, 0, 1, 2, 3, 5, 6, 7, 8):  # that of `top` itself first
-        tried = tries[number] / most
-        integers = nearest(rows * tried)
-        integers = integers & 255 if number == 4 else integers.clamp_(max=top)  # C has bytes in the first try
-        errors = rows - integers * (1 / tried)
-        error = total((weights * errors).mul_(errors))
-        better = (error < best) | torch.full_like(error, number == 4, dtype=torch.bool)
-        inverse, best = torch.where(better, tried, inverse), torch.where(better, error, best)
-
-    products = weights * rows
-    integers = nearest(rows * inverse).clamp_(max=top)
-    fit, size = total(products * integers), total((weights * integers).mul_(integers))
-    integers &= 255
-    for _ in range(5):
-        for row, weight, product, integer in zip(rows, weights, products, integers, strict=True):
-            fit_, size_ = fit - product * integer, size - weight * integer * integer
-            other = nearest(row * size_ / fit_).clamp_(max=top)
-            changed = (fit_ > 0) & (size_ > 0) & (other != integer)
-            fit_ += product * other
-            size_ += weight * other * other
-            changed &= fit_ * fit_ * size > fit * fit * size_
-            fit, size = torch.where(changed, fit_, fit), torch.where(changed, size_, size)
-            integer.copy_(torch.where(changed, other & 255, integer))
-    return torch.where(size > 0, fit / size, 0.0)

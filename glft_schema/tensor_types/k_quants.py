@@ -15,6 +15,7 @@ from glft_schema.numbers import f16, f32, i8, i16, u8
 from glft_schema.tensor_types.bits import as_bytes, merge, split, stack, words
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.c_arithmetic import nearest, root, total
+from glft_schema.tensor_types.code_searches import scale_by_single_codes, scale_of_positives
 from glft_schema.tensor_types.legacy import Fields, less
 from glft_schema.tensor_types.scale_searches import (
     TINY,
@@ -26,11 +27,9 @@ from glft_schema.tensor_types.scale_searches import (
     farthest,
     of_columns,
     over,
-    positive_steps,
     scale_alone,
     scale_and_minimum,
-    scale_by_single_codes,
-    steps,
+    tries,
     unless_zero,
 )
 from glft_schema.tensor_types.scaled import Scaled
@@ -113,18 +112,18 @@ def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> Scaled:
     return Scaled(qs, d)
 
 
-# The encoders search the scales of all groups, columns [n, groups], and then those of the scales: rows [groups of a block,
-# blocks]. With what these are when they are stored they make the codes anew.
+# The encoders search the scales of all groups, whose weights are columns [n, groups]; then, for each block, what its scales are
+# multiples of: these are rows [groups of a block, blocks]. Codes are made last of all, anew, for scales as they are stored.
 
 
 def to_q2_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """Scales and minima of 16 weights are searched for, and stored in 15 steps; an error counts as much as its weight."""
     x = columns(weights, 16)
     if importance is None:
-        fit = scale_and_minimum(x, x.abs(), 3, steps(-0.5, 0.1, range(16), 3), absolute=True)
+        fit = scale_and_minimum(x, x.abs(), 3, tries(-0.5, 0.1, range(16), 3), absolute=True)
         stored = in_steps(fit, 16, 15)
     else:
-        fit, stored = with_importance(x, by_importance(weights, importance, 16, 256), 3, 15)
+        fit, stored = fit_and_steps(x, by_importance(weights, importance, 16, 256), 3, 15)
     codes = codes_above(x, fit, stored, 3)
     scales = stored.scales | stored.minima << 4
     return {"scales": scales.to(torch.uint8).t(), "qs": in_planes(codes, 2), **stored.tops()}
@@ -152,13 +151,13 @@ def to_q3_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
 
 def to_q4_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """Scales and minima of 32 weights are searched for, and stored in 63 steps."""
-    fields, codes = _to_q4_k(weights, importance, 15, steps(-1.0, 0.1, range(21), 15))
+    fields, codes = _to_q4_k(weights, importance, 15, tries(-1.0, 0.1, range(21), 15))
     return {**fields, "qs": in_planes(codes, 4)}
 
 
 def to_q5_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """As Q4_K."""
-    fields, codes = _to_q4_k(weights, importance, 31, steps(-0.5, 0.1, range(16), 31))
+    fields, codes = _to_q4_k(weights, importance, 31, tries(-0.5, 0.1, range(16), 31))
     return {**fields, "qh": in_planes(codes >> 4, 1), "qs": in_planes(codes & 15, 4)}
 
 
@@ -171,7 +170,7 @@ def _to_q4_k(
         fit = scale_and_minimum(x, x.abs().add_(root(total(x * x) / 32)), top, parts)
         stored = in_steps(fit, 8, 63)
     else:
-        fit, stored = with_importance(x, by_importance(weights, importance, 32, 256, 2), top, 63)
+        fit, stored = fit_and_steps(x, by_importance(weights, importance, 32, 256, 2), top, 63)
     return {**stored.tops(), "scales": in_six_bits(stored.scales, stored.minima)}, codes_above(x, fit, stored, top)
 
 
@@ -225,17 +224,24 @@ def in_steps(fit: Fit, groups: int, last: int) -> Stored:
         inverse = divided(last, greatest).masked_fill_(greatest == 0, 0)
         return over(greatest, last).to(torch.float16).unsqueeze(1), nearest(rows * inverse).clamp_(0, last)
 
-    return Stored(*step(fit.scale), *step(-fit.least))
+    return Stored(*step(fit.scale), *step(-fit.minimum))
 
 
-def with_importance(x: torch.Tensor, weights: torch.Tensor, top: int, last: int) -> tuple[Fit, Stored]:
-    """Searches scales and minima, and then the steps, at most `last`, in which they are stored with the least error."""
-    fit = scale_and_minimum(x, weights, top, steps(-0.9, 0.05, range(37), top))
+def fit_and_steps(x: torch.Tensor, counts: torch.Tensor, top: int, last: int) -> tuple[Fit, Stored]:
+    """Searches scales and minima, and then the steps, at most `last`, in which they are stored with the least error.
+
+    Args:
+        x: [n, groups].
+        counts: how much the error of each x counts; that of a scale or a minimum as much as all of its group.
+        top: the largest code.
+        last: the largest scale and minimum.
+    """
+    fit = scale_and_minimum(x, counts, top, tries(-0.9, 0.05, range(37), top))
     groups = 256 // len(x)  # of a block
-    sums = by_block(total(weights), groups)
-    d, scales = positive_steps(by_block(fit.scale, groups), sums, last)
-    dmin, minima = positive_steps(by_block(-fit.least, groups), sums, last)
-    lost = ~by_block(total(weights * x * x), groups).isfinite().all(0)  # errors overflow, so that nothing was found
+    sums = by_block(total(counts), groups)
+    d, scales = scale_of_positives(by_block(fit.scale, groups), sums, last)
+    dmin, minima = scale_of_positives(by_block(-fit.minimum, groups), sums, last)
+    lost = ~by_block(total(counts * x * x), groups).isfinite().all(0)  # errors overflow, so that nothing was found
     d = d.masked_fill(lost, math.inf)
     return fit, Stored(d.to(torch.float16).unsqueeze(1), scales, dmin.to(torch.float16).unsqueeze(1), minima)
 

@@ -19,7 +19,7 @@ from glft_schema.tensor_types.scale_searches import (
     of_columns,
     scale_alone,
     scale_and_minimum,
-    steps,
+    tries,
 )
 from glft_schema.tensor_types.scaled import Scaled
 
@@ -171,8 +171,8 @@ def _with_minimum(
     """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`."""
     if importance is not None:
         counts = by_importance(weights, importance, 32, importance.shape[1])
-        fit = scale_and_minimum(columns(weights, 32), counts, top, steps(-0.9, 0.05, range(37), top))
-        return fit.scale.unsqueeze(1), fit.least.unsqueeze(1), of_columns(fit.codes(), 32)
+        fit = scale_and_minimum(columns(weights, 32), counts, top, tries(-0.9, 0.05, range(37), top))
+        return fit.scale.unsqueeze(1), fit.minimum.unsqueeze(1), of_columns(fit.codes(), 32)
     low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
     d = (high - low) / top
     return d, low, (weights - low).mul_(inverse(d)).add_(0.5).to(torch.int8).clamp_(max=top)
