@@ -83,6 +83,10 @@ class Neighbours(NamedTuple):
         """Returns the fields of words of any shape, int32 [values, ...]."""
         return (words >> self.shifts.view(-1, *[1] * words.dim())).bitwise_and_((1 << self.width) - 1)
 
+    def lowest(self) -> torch.Tensor:
+        """Returns the word of the entry whose digits are all 0: int32 []."""
+        return self.first[self.place[0].to(torch.int32)]
+
     def entries(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the numbers of entries in the grid, int32, of words of any shape."""
         digits = self.fields(words)

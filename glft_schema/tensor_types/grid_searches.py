@@ -5,7 +5,7 @@ counts. For given entries the best scale is known: the sum of ``count * weight *
 ``count * value ** 2``; and the error is the less, the larger the first sum, squared, is against the second. For a given scale
 good entries are known, too: weights are divided by it and rounded, and what is not on the grid moves to a neighbour on it. So
 scales are tried, of those that bring the largest weight near the largest value of the grid: each gives entries, and these give
-a better scale, of which the best is kept. At last entries that were moved are chosen once more, for that scale.
+a better scale, of which the best is kept. At last some entries, of each type others, are chosen once more, for that scale.
 
 All groups are searched at once, a number [group] where C has a variable; tensors of weights are [values, vectors, groups], so
 that the values of a vector are added up one after another, as C does it, by adding whole rows.
@@ -23,8 +23,10 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.c_arithmetic import is_less, nearest, pick, root, total
 from glft_schema.tensor_types.code_searches import scale_of_bytes
 from glft_schema.tensor_types.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
+from glft_schema.tensor_types.scale_searches import by_importance, divided, tries
 
 BLOCK = 256  # weights in a block
+NO_GOOD = 1 << 29  # the bit of a word that says that no try for its group was any good
 PIECE = 1 << 16  # vectors that are searched at once: torch sorts fewer many times more slowly, and more leave the cache
 
 
@@ -33,59 +35,55 @@ def cut(blocks: torch.Tensor, vectors: int, values: int) -> torch.Tensor:
     return blocks.reshape(len(blocks), -1, vectors, values).permute(3, 2, 1, 0).contiguous()
 
 
-def mean_square(cut_: torch.Tensor, times: int = 2) -> torch.Tensor:
-    """Returns the mean of the squares of each block, added up one after another, some times: [blocks]."""
-    squares = cut_ * cut_
-    return total(squares.permute(2, 1, 0, 3).flatten(0, 2)) * times / BLOCK
+def counted(blocks: torch.Tensor, importance: torch.Tensor, factor: int = 2) -> torch.Tensor:
+    """Returns how much weights count that are more or less important, see `by_importance`: [blocks, 256] each -> as many."""
+    return by_importance(blocks, importance, BLOCK, BLOCK, factor).t()
 
 
-def counted(cut_: torch.Tensor, importance: torch.Tensor, times: int = 2) -> torch.Tensor:
-    """Returns how much weights count that are more or less important: large ones and those of large neighbours more, too.
+def overflows(weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Tells in which blocks the errors are too large for float32, so that no search finds anything: [blocks].
 
     Args:
-        cut_: the weights, as `cut` has them.
-        importance: as many numbers, block by block.
-        times: how much the neighbours do, as in `mean_square`.
+        weights: as `cut` has them.
+        counts: how much they count.
     """
-    values, vectors = cut_.shape[:2]
-    return root((cut_ * cut_).add_(mean_square(cut_, times))).mul_(cut(importance.reshape(-1, BLOCK), vectors, values))
-
-
-def overflows(cut_: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Tells in which blocks the errors are too large for float32, so that no search finds anything: [blocks]."""
-    return (counts * cut_ * cut_).sum((0, 1, 2)).isfinite().logical_not_()
+    return (counts * weights * weights).sum((0, 1, 2)).isfinite().logical_not_()
 
 
 def digits(weights: torch.Tensor, inverse: torch.Tensor, most: int) -> torch.Tensor:
-    """Rounds weights to the odd numbers that are the values of entries, and returns these halved: int32 from 0 to `most`."""
+    """Returns (n - 1) / 2 for the odd number n nearest to each weight * inverse, of any shape: int32 from 0 to `most`."""
     return nearest((weights * inverse).sub_(1).mul_(0.5)).clamp_(0, most)
 
 
-def positive(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the signs from weights: returns what is left, and int32 that is 1 where a weight is below 0 (-0 is not)."""
+def without_signs(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Takes the signs from weights of any shape: returns what is left, and int32 that is 1 where one is below 0 (-0 is not)."""
     return weights.abs(), (weights < 0).to(torch.int32)
 
 
-def flip_least(weights: torch.Tensor, negative: torch.Tensor, counts: torch.Tensor, cut_: torch.Tensor) -> None:
-    """Makes the number of negative weights of each eight even, by the other sign for the one that matters least.
+def eight(numbers: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the first of each eight weights, the second, and so on: [values, vectors, groups] -> 8 views [eights, groups]."""
+    halves = numbers.view(len(numbers), -1, 8 // len(numbers), numbers.shape[2])  # or wholes, where a vector has eight
+    return [value for half in halves.unbind(2) for value in half]
 
-    In place; all of them are as `cut` has them, four or eight to a vector.
+
+def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tensor) -> None:
+    """Makes even how many of each eight weights are negative, in place, by the other sign for the one that matters least.
+
+    Args:
+        numbers: the weights without signs, [values, vectors, groups]; the one whose sign is now wrong gets below 0.
+        negative: their signs.
+        counts: how much they count.
     """
-    eights = cut_.reshape(*cut_.shape[:1], -1, 8 // len(cut_), *cut_.shape[2:])  # [values, eights, 1 or 2, groups ...]
-    errors = (counts * cut_ * cut_).reshape(eights.shape)
-    least, at = errors[0, :, 0].clone(), torch.zeros_like(errors[0, :, 0], dtype=torch.int32)
-    for half in range(eights.shape[2]):
-        for i in range(len(cut_)):
-            found = is_less(errors[i, :, half], least)
-            pick(found, torch.full_like(at, half * len(cut_) + i), at)
-            torch.minimum(least, errors[i, :, half], out=least)
-    signs, numbers = negative.view(eights.shape), weights.view(eights.shape)
-    odd = signs.sum((0, 2)) & 1
-    for half in range(eights.shape[2]):
-        for i in range(len(cut_)):
-            flip = odd * (at == half * len(cut_) + i)
-            signs[i, :, half] ^= flip
-            numbers[i, :, half] *= (1 - 2 * flip).to(torch.float32)
+    signs, errors = eight(negative), eight(counts * numbers * numbers)
+    least, at = errors[0].clone(), torch.zeros_like(signs[0])
+    for place, error in enumerate(errors):
+        pick(is_less(error, least), torch.full_like(at, place), at)
+        torch.minimum(least, error, out=least)
+    odd = sum(signs) & 1
+    for place, (sign, number) in enumerate(zip(signs, eight(numbers), strict=True)):
+        flip = odd * (at == place)
+        sign ^= flip
+        number *= (1 - 2 * flip).to(torch.float32)
 
 
 def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
@@ -104,7 +102,7 @@ def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products:
     return total(parts.transpose(0, 1).flatten(0, 1))
 
 
-class Found(NamedTuple):
+class FoundEntries(NamedTuple):
     """What a search found.
 
     Attributes:
@@ -120,6 +118,24 @@ class Found(NamedTuple):
     signs: torch.Tensor
 
 
+# Words [vectors, groups] -> which vectors get an entry once more, as much: one of these three.
+
+
+def moved(words: torch.Tensor) -> torch.Tensor:
+    """Those that were moved to the grid."""
+    return words & OFF_GRID != 0
+
+
+def groups_of_moved(words: torch.Tensor) -> torch.Tensor:
+    """All of groups in which some were moved, or no try was any good."""
+    return (words & (OFF_GRID | NO_GOOD) != 0).any(0).expand_as(words)
+
+
+def all_of_them(words: torch.Tensor) -> torch.Tensor:
+    """All, since what is on the grid for one scale need not be for another."""
+    return torch.ones_like(words, dtype=torch.bool)
+
+
 @dataclass(frozen=True)
 class GridSearch:
     """A search, as each type has its own.
@@ -133,11 +149,12 @@ class GridSearch:
         step: from one try to the next, as a part of a value's 1.
         least: a group without a weight as large as this becomes zeros.
         factor: what d, which is the largest scale / 31, is stored times.
-        counts: weights, as they are cut -> how much they count, where nobody says how important they are;
+        counts: blocks [blocks, 256] -> how much their weights count, where nobody says how important they are;
             None where somebody must.
         even: whether an even number of each eight weights is negative, so that seven signs say the eighth.
-        again: which entries are chosen once more for the scale that was found: those that were ``moved``, all of ``groups`` in
-            which some were, or ``all`` there are. In the last case tries begin from a scale that was found without the grid.
+        fits: whether the first scale is the one with which integers fit best, were there no grid; else it is the one that
+            brings the largest weight to the largest value.
+        again: words -> which vectors get the best entry for the scale that was found, once more.
     """
 
     grid: str
@@ -150,76 +167,76 @@ class GridSearch:
     factor: float
     counts: Callable[[torch.Tensor], torch.Tensor] | None
     even: bool
-    again: str
+    fits: bool
+    again: Callable[[torch.Tensor], torch.Tensor]
 
-    def __call__(self, weights: torch.Tensor, importance: torch.Tensor | None) -> Found:
+    def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> FoundEntries:
         """Searches for float32 [blocks, 256], and how important each weight is, as many."""
-        piece = PIECE if weights.device.type == "cpu" else 16 * PIECE
-        pieces = max(len(weights) * BLOCK // (piece * self.values), 1)
-        importances = [None] * pieces if importance is None else importance.reshape(weights.shape).tensor_split(pieces)
-        found = [self._search(*piece) for piece in zip(weights.tensor_split(pieces), importances, strict=True)]
-        return Found(*map(torch.cat, zip(*found, strict=True)))
+        piece = PIECE if blocks.device.type == "cpu" else 16 * PIECE
+        pieces = max(len(blocks) * BLOCK // (piece * self.values), 1)
+        importances = [None] * pieces if importance is None else importance.reshape(blocks.shape).tensor_split(pieces)
+        found = [self._search(*piece) for piece in zip(blocks.tensor_split(pieces), importances, strict=True)]
+        return FoundEntries(*map(torch.cat, zip(*found, strict=True)))
 
-    def _search(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> Found:
-        weights = cut(blocks, self.vectors, self.values)
-        shape = weights.shape
-        counts = self._counts(weights, importance)
-        lost = overflows(weights, counts)
-        weights, counts = weights.flatten(2), counts.flatten(2)
-        numbers, negative = positive(weights)
+    def _search(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> FoundEntries:
+        weights, counts = (cut(part, self.vectors, self.values) for part in (blocks, self._counts(blocks, importance)))
+        shape, lost = weights.shape[2:], overflows(weights, counts)
+        counts = counts.flatten(2)
+        numbers, negative = without_signs(weights.flatten(2))
         if self.even:
-            flip_least(numbers, negative, counts, weights)
-        words, scale, zeros = self._scaled(numbers, counts)
-
+            flip_least(numbers, negative, counts)
         known = neighbours(self.grid, self.shells, blocks.device)
+        words, scale, zeros = self._fitted(known, numbers, counts)
+
         scale = torch.where(zeros, 0.0, scale)
-        entries = known.entries(words) * ~zeros
-        signs = (self._signs(negative) ^ 255 * (scale < 0).to(torch.int32)) * ~zeros
-        scale = scale.abs().view(shape[2:])
+        signs = sum(bit << i for i, bit in enumerate(eight(negative))) ^ 255 * (scale < 0).to(torch.int32)
+        entries, signs = ((part * ~zeros).view(-1, *shape) for part in (known.entries(words), signs))
+        scale = scale.abs().view(shape)
         largest = scale.amax(0).masked_fill_(lost, torch.inf)
         if self.even:  # then nothing is left of a block without a scale
-            entries, signs = (part.view(-1, *shape[2:]) * (largest > 0) for part in (entries, signs))
+            entries, signs = entries * (largest > 0), signs * (largest > 0)
         d = largest / 31
-        return Found(
+        return FoundEntries(
             (d * self.factor).to(torch.float16).unsqueeze(1),
             digits(scale, 1 / d, 15).T.to(torch.uint8),
-            entries.view(-1, *shape[2:]).permute(2, 1, 0).flatten(1),
-            signs.view(-1, *shape[2:]).permute(2, 1, 0).flatten(1).to(torch.uint8),
+            by_blocks(entries),
+            by_blocks(signs).to(torch.uint8),
         )
 
-    def _counts(self, weights: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-        """Returns how much each weight counts."""
+    def _counts(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
+        """Returns how much each weight counts: [blocks, 256]."""
         if importance is not None:
-            return counted(weights, importance, 1 if self.counts is None else 2)
+            return counted(blocks, importance, 1 if self.counts is None else 2)
         assert self.counts
-        return self.counts(weights)
+        return self.counts(blocks)
 
-    def _scaled(self, numbers: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the words [vectors, groups] and the scale of each group, and which groups become zeros."""
-        known = neighbours(self.grid, self.shells, numbers.device)
+    def _fitted(
+        self, known: Neighbours, numbers: torch.Tensor, counts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Searches words [vectors, groups] and scales [groups] for numbers [values, vectors, groups], which count so much.
+
+        Returns:
+            The words, the scales, and which groups become zeros.
+        """
         top = 2 * known.base - 1
         products, roots = counts * numbers, root(counts)
-        most = numbers.amax((0, 1))
-        zeros = most < self.least
-        if self.again == "all":
+        largest = numbers.amax((0, 1))
+        scale, reach = largest / top, largest  # the first try brings a number that is as large as `reach` to the largest value
+        if self.fits:
             rows, their = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
             scale = scale_of_bytes(rows, their, known.base + 1)
-            most = scale * known.base
-            zeros |= most <= 0
-        else:
-            scale = most / top
-        words = torch.full(numbers.shape[1:], self._nothing(known), dtype=torch.int32, device=numbers.device)
+            reach = scale * known.base
+        zeros = (largest < self.least) | (reach <= 0)
+        words = (known.lowest() | NO_GOOD).repeat(numbers.shape[1:])
         best = torch.zeros_like(scale)
 
         def entries(inverse: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            points = digits(numbers, inverse, known.base - 1)
+            points = digits(numbers, inverse, known.base - 1).flatten(1)
             scales = scale.expand(numbers.shape[1:]).flatten()
-            points, vectors, counted = (part.flatten(1) for part in (points, numbers, roots))
-            return best_entries(known, points, vectors, counted, scales).view(words.shape)
+            return best_entries(known, points, numbers.flatten(1), roots.flatten(1), scales).view(words.shape)
 
-        tries = torch.arange(-self.tries, self.tries + 1, device=most.device) * self.step + top
-        for tried in tries:  # of a number, torch would multiply by the inverse
-            inverse = tried / most
+        for number in tries(0, self.step, range(-self.tries, self.tries + 1), top):
+            inverse = divided(number, reach)
             other = entries(inverse, 1 / inverse)
             fit, size = sums(known, other, counts, products)
             better = (size > 0) & (fit * fit > best * size)
@@ -227,20 +244,12 @@ class GridSearch:
             best = torch.where(better, scale * fit, best)
             pick(-better.to(torch.int32), other, words)
 
-        moved = (words & OFF_GRID) != 0
-        again = {"moved": moved, "groups": moved.any(0), "all": torch.ones_like(zeros)}[self.again] & (scale > 0)
+        again = self.again(words) & (scale > 0)
         pick(-again.to(torch.int32), entries(1 / scale, scale), words)
         fit, size = sums(known, words, counts, products)
-        changed = again.view(-1, len(scale)).any(0) & (size > 0)
-        return words, torch.where(changed, fit / size, scale), zeros
+        return words, torch.where(again.any(0) & (size > 0), fit / size, scale), zeros
 
-    def _nothing(self, known: Neighbours) -> int:
-        """Returns the word of a group of which no try was better than none."""
-        word = int(known.first[int(known.place[0])])
-        return word | OFF_GRID if self.again == "groups" else word
 
-    def _signs(self, negative: torch.Tensor) -> torch.Tensor:
-        """Packs the signs of each eight weights: [values, vectors, groups] -> int32 [eights, groups]."""
-        bits = sum(row << i for i, row in enumerate(negative))
-        assert isinstance(bits, torch.Tensor)
-        return bits if self.values == 8 else bits[0::2] | bits[1::2] << 4
+def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
+    """[vectors, groups of a block, blocks] -> [blocks, vectors of a block]."""
+    return numbers.permute(2, 1, 0).flatten(1)

@@ -9,28 +9,29 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.bits import as_bytes
 from glft_schema.tensor_types.c_arithmetic import total
 from glft_schema.tensor_types.grid_neighbours import neighbours
-from glft_schema.tensor_types.grid_searches import GridSearch, digits, mean_square
+from glft_schema.tensor_types.grid_searches import BLOCK, GridSearch, all_of_them, by_blocks, digits, groups_of_moved, moved
 from glft_schema.tensor_types.legacy import Fields, packed
+from glft_schema.tensor_types.scale_searches import mean_square
 from glft_schema.tensor_types.split_searches import DELTA, SplitSearch, of_groups, of_halves
 
 
-def squares(weights: torch.Tensor) -> torch.Tensor:
-    """A weight counts as much as it is large, squared."""
-    return weights * weights
+def squares(blocks: torch.Tensor) -> torch.Tensor:
+    """A weight counts as much as it is large, squared: [blocks, 256] -> as many."""
+    return blocks * blocks
 
 
-def squares_and_mean(weights: torch.Tensor) -> torch.Tensor:
-    """The same, with a part of the mean, so that small weights are not lost."""
-    return squares(weights).add_(mean_square(weights) * 0.25)
+def squares_and_mean(blocks: torch.Tensor) -> torch.Tensor:
+    """The same, and half the mean of a block's squares, so that small weights are not lost: [blocks, 256] -> as many."""
+    return squares(blocks).add_(mean_square(blocks, BLOCK, 2).mul_(0.25).unsqueeze(1))
 
 
 # fmt: off
-#                     grid, shells, values, vectors, tries, step, least, factor, counts, even, again
-IQ3_XXS = GridSearch("iq3_xxs", 2, 4, 8, 15, 0.2, 1e-8,  1.0125, squares,          True,  "moved")
-IQ3_S   = GridSearch("iq3_s",   3, 4, 8,  9, 0.2, 1e-45, 1.033,  squares,          False, "groups")
-IQ2_XXS = GridSearch("iq2_xxs", 2, 8, 4,  6, 0.1, 1e-15, 1.0,    None,             True,  "all")
-IQ2_XS  = GridSearch("iq2_xs",  2, 8, 2,  9, 0.1, 1e-15, 1.0,    None,             True,  "moved")
-IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mean, False, "moved")
+#                     grid, shells, values, vectors, tries, step, least, factor, counts, even, fits, again
+IQ3_XXS = GridSearch("iq3_xxs", 2, 4, 8, 15, 0.2, 1e-8,  1.0125, squares,          True,  False, moved)
+IQ3_S   = GridSearch("iq3_s",   3, 4, 8,  9, 0.2, 1e-45, 1.033,  squares,          False, False, groups_of_moved)
+IQ2_XXS = GridSearch("iq2_xxs", 2, 8, 4,  6, 0.1, 1e-15, 1.0,    None,             True,  True,  all_of_them)
+IQ2_XS  = GridSearch("iq2_xs",  2, 8, 2,  9, 0.1, 1e-15, 1.0,    None,             True,  False, moved)
+IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mean, False, False, moved)
 # fmt: on
 
 
@@ -128,8 +129,3 @@ def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> F
         "qh": packed(high, 4),
         "scales": as_bytes(words, 2),
     }
-
-
-def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
-    """[vectors, groups of a block, blocks] -> [blocks, vectors of a block]."""
-    return numbers.permute(2, 1, 0).flatten(1)

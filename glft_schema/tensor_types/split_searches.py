@@ -211,7 +211,7 @@ class SplitSearch:
     def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> FoundSplits:
         """Searches for float32 [blocks, 256], and how important each weight is, as many; by their squares without."""
         weights = cut(blocks, self.vectors, 8)
-        counts = weights * weights if importance is None else counted(weights, importance)
+        counts = cut(blocks * blocks if importance is None else counted(blocks, importance), self.vectors, 8)
         shape, lost = weights.shape, overflows(weights, counts)
         weights, counts = weights.flatten(2), counts.flatten(2)
         rows, order = weights.transpose(0, 1).flatten(0, 1).T.contiguous().sort(dim=1, stable=True)
