@@ -8,11 +8,10 @@ from __future__ import annotations
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.bits import as_bytes
 from glft_schema.tensor_types.c_arithmetic import total
-from glft_schema.tensor_types.grid_neighbours import neighbours
 from glft_schema.tensor_types.grid_searches import BLOCK, GridSearch, all_of_them, by_blocks, digits, groups_of_moved, moved
 from glft_schema.tensor_types.legacy import Fields, packed
 from glft_schema.tensor_types.scale_searches import mean_square
-from glft_schema.tensor_types.split_searches import DELTA, SplitSearch, of_groups, of_halves
+from glft_schema.tensor_types.split_searches import SplitSearch, of_groups, of_halves, shifted, ternary
 
 
 def squares(blocks: torch.Tensor) -> torch.Tensor:
@@ -109,11 +108,9 @@ def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
 def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """By 153 ways to cut 16 weights in three, each with four shifts; last of all d is chosen anew for all that was found."""
     found = IQ1_M(weights, importance)
-    known = neighbours("iq1_s", 3, weights.device, odd=False)
     d = found.largest / 15
     scales = digits(found.scales, 1 / d, 7)
-    values = known.fields(found.words).to(torch.float32) - 1 + DELTA - 2 * DELTA * found.down.to(torch.float32)
-    values *= (2 * scales + 1).to(torch.float32)
+    values = shifted(ternary(weights.device), found.words, found.down) * (2 * scales + 1).to(torch.float32)
     parts = found.counts * values
     fit, size = (total((parts * other).permute(2, 1, 0, 3).flatten(0, 2)) for other in (found.weights, values))
     something = found.largest > 0

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.c_arithmetic import is_less, total
-from glft_schema.tensor_types.grid_neighbours import OFF_GRID, best_entries, neighbours
+from glft_schema.tensor_types.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
 from glft_schema.tensor_types.grid_searches import counted, cut, overflows
 
 GROUPS = 1 << 11  # of which all ways are tried at once
@@ -170,6 +170,22 @@ def _scale(fit: torch.Tensor, size: torch.Tensor, way: torch.Tensor) -> torch.Te
     return (fit.gather(0, at) / size.gather(0, at)).squeeze(0)
 
 
+class Split(NamedTuple):
+    """The best way to cut each group, before anything is moved to the grid.
+
+    Attributes:
+        digits: int32 [weights of a group, groups]: 0, 1 or 2, the part in which each weight is.
+        down: int32 [vectors, groups], 1 where values are shifted downwards.
+        scales: [groups], none below 0.
+        exists: [groups], whether there is any that is better than none.
+    """
+
+    digits: torch.Tensor
+    down: torch.Tensor
+    scales: torch.Tensor
+    exists: torch.Tensor
+
+
 class FoundSplits(NamedTuple):
     """What a search found, [..., groups of a block, blocks].
 
@@ -210,60 +226,73 @@ class SplitSearch:
 
     def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> FoundSplits:
         """Searches for float32 [blocks, 256], and how important each weight is, as many; by their squares without."""
-        weights = cut(blocks, self.vectors, 8)
-        counts = cut(blocks * blocks if importance is None else counted(blocks, importance), self.vectors, 8)
-        shape, lost = weights.shape, overflows(weights, counts)
-        weights, counts = weights.flatten(2), counts.flatten(2)
-        rows, order = weights.transpose(0, 1).flatten(0, 1).T.contiguous().sort(dim=1, stable=True)
-        places = order.T.contiguous()
-        in_order = counts.transpose(0, 1).flatten(0, 1).gather(0, places)
-        groups = Sorted(in_order * rows.T, rows.T.contiguous(), in_order, places)
-        way, scale = best_way(groups, self.sums, self.shifts)
-        zeros = (weights.abs().amax((0, 1)) < self.least) | (way < 0)
-        way = way.clamp(min=0)
+        counts = blocks * blocks if importance is None else counted(blocks, importance)
+        weights, counts = (cut(part, self.vectors, 8) for part in (blocks, counts))
+        parts = weights.flatten(2), counts.flatten(2)
+        split = self._split(*parts)
+        zeros = (parts[0].abs().amax((0, 1)) < self.least) | ~split.exists
+        known = ternary(blocks.device)
+        words, scales = on_grid(known, *parts, split)
 
-        first, second = (part.to(way.device)[way // self.shifts] for part in ways(len(rows.T)))
-        rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-        numbers = rank.T.ge(first).to(torch.int32) + rank.T.ge(second).to(torch.int32)
-        turned = scale < 0
-        numbers = torch.where(turned, 2 - numbers, numbers)
-        shift = way % self.shifts
+        shape = weights.shape[2:]
+        scales = torch.where(zeros, 0.0, scales).view(shape)
+        largest = scales.amax(0).masked_fill_(overflows(weights, counts), torch.inf)
+        words, down = torch.where(zeros, known.lowest(), words).view(-1, *shape), (split.down * ~zeros).view(-1, *shape)
+        return FoundSplits(weights, counts, scales, largest, known.entries(words), words, down)
+
+    def _split(self, weights: torch.Tensor, counts: torch.Tensor) -> Split:
+        """Searches the best way to cut each group: [8, vectors, groups] each."""
+        weights, counts = (part.transpose(0, 1).flatten(0, 1) for part in (weights, counts))
+        ascending, order = weights.T.contiguous().sort(dim=1, stable=True)
+        places, rows = order.T.contiguous(), ascending.T.contiguous()
+        counts = counts.gather(0, places)
+        way, scales = best_way(Sorted(counts * rows, rows, counts, places), self.sums, self.shifts)
+        exists, way = way >= 0, way.clamp(min=0)
+
+        first, second = (part.to(way.device)[way // self.shifts] for part in ways(len(rows)))
+        rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(rows), device=order.device).expand_as(order)).T
+        digits = rank.ge(first).to(torch.int32) + rank.ge(second).to(torch.int32)
+        shift, turned = way % self.shifts, scales < 0
+        digits = torch.where(turned, 2 - digits, digits)
         shift = torch.where(turned, self.shifts - 1 - shift, shift).to(torch.int32)
-        scale = scale.abs()
         # of two shifts, one is for all vectors; of four, a bit for each half, the first half's above
-        down = torch.stack(
-            [shift >> (self.vectors - 1 - vector if self.shifts == 4 else 0) & 1 for vector in range(self.vectors)]
-        )
-        return self._on_grid(weights, counts, numbers, scale, down, zeros, shape, lost)
+        bits = [self.vectors - 1 - vector if self.shifts == 4 else 0 for vector in range(self.vectors)]
+        return Split(digits, torch.stack([shift >> bit & 1 for bit in bits]), scales.abs(), exists)
 
-    def _on_grid(
-        self,
-        weights: torch.Tensor,
-        counts: torch.Tensor,
-        numbers: torch.Tensor,
-        scale: torch.Tensor,
-        down: torch.Tensor,
-        zeros: torch.Tensor,
-        shape: torch.Size,
-        lost: torch.Tensor,
-    ) -> FoundSplits:
-        """Moves vectors to the grid."""
-        known = neighbours("iq1_s", 3, weights.device, odd=False)
-        points = numbers.view(self.vectors, 8, -1).transpose(0, 1).flatten(1)
-        shifts = (-1 + DELTA - 2 * DELTA * down.to(torch.float32)).flatten()
-        scales = scale.expand(self.vectors, -1).flatten()
-        words = best_entries(known, points, weights.flatten(1), counts.flatten(1), scales, shifts).view(self.vectors, -1)
-        values = known.fields(words).to(torch.float32).add_(shifts.view_as(words))
-        parts = counts * values
-        fit, size = (total((parts * other).transpose(0, 1).flatten(0, 1)) for other in (weights, values))
-        moved = ((words & OFF_GRID) != 0).any(0) & (fit > 0) & (size > 0)
-        scale = torch.where(zeros, 0.0, torch.where(moved, fit / size, scale)).view(shape[2:])
-        words = torch.where(zeros, known.first[known.place[0].to(torch.int32)], words)
-        down = down * ~zeros
-        return FoundSplits(
-            weights.view(shape),
-            counts.view(shape),
-            scale,
-            scale.amax(0).masked_fill_(lost, torch.inf),
-            *(part.view(self.vectors, *shape[2:]) for part in (known.entries(words), words, down)),
-        )
+
+def ternary(device: torch.device) -> Neighbours:
+    """Returns what is known of the grid of both types."""
+    return neighbours("iq1_s", 3, device, odd=False)
+
+
+def shifted(known: Neighbours, words: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """Returns the values of entries, shifted: float32 [8, ...] of words, and whether they are shifted downwards, [...]."""
+    return known.fields(words).to(torch.float32).add_(least_values(down))
+
+
+def least_values(down: torch.Tensor) -> torch.Tensor:
+    """Returns the value of the digit 0 where values are shifted downwards, or upwards: float32, of any shape."""
+    return -1 + DELTA - 2 * DELTA * down.to(torch.float32)
+
+
+def on_grid(known: Neighbours, weights: torch.Tensor, counts: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Moves vectors to the grid, which gives their groups other scales.
+
+    Args:
+        known: of the grid.
+        weights: [8, vectors, groups].
+        counts: how much they count.
+        split: of these groups.
+
+    Returns:
+        The words of the entries, int32 [vectors, groups], and the scales [groups].
+    """
+    vectors, groups = split.down.shape
+    points = split.digits.view(vectors, 8, groups).transpose(0, 1).flatten(1)
+    scales, shifts = split.scales.expand(vectors, groups).flatten(), least_values(split.down).flatten()
+    words = best_entries(known, points, weights.flatten(1), counts.flatten(1), scales, shifts).view(vectors, groups)
+    values = shifted(known, words, split.down)
+    parts = counts * values
+    fit, size = (total((parts * other).transpose(0, 1).flatten(0, 1)) for other in (weights, values))
+    moved = ((words & OFF_GRID) != 0).any(0) & (fit > 0) & (size > 0)
+    return words, torch.where(moved, fit / size, split.scales)
