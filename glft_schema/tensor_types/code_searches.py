@@ -1,4 +1,4 @@
-"""How the codes of a group of weights are found one by one, where a search for its scale is not to be the last word.
+"""Searches that end with single codes: each is changed if less error is left then, by the scale that fits all of its group.
 
 Tensors are those of `scale_searches`: x and counts [n, groups], row by row, and one number a group, [groups].
 
@@ -26,11 +26,11 @@ def scale_by_single_codes(x: torch.Tensor, top: int) -> Found:
 
 
 def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Searches, for each group, the scale that brings ``scale * code`` nearest to its numbers x, of at least 0.
+    """Searches, for each group, the scale that brings ``scale * code`` nearest to its numbers x, which should not be below 0.
 
-    Codes are 0 to `top`. After `_least_error` single codes are changed, see `improve`. `scale_of_bytes` differs in codes below
-    0: here x is below 0 where noise made a scale of a group in which a single weight counts, and its code is 0, while the
-    reference stores 255, which spoils the scales of the block.
+    Codes are 0 to `top`. The best of nine scales gives them, then single ones are changed, see `improve`. x are scales
+    themselves, and noise may bring one below 0 where a single weight of its group counts. Its code is 0: in that this differs
+    from `scale_of_bytes`, and from the reference, whose 255 spoils all scales of the block.
 
     Args:
         x: [n, groups].
@@ -49,45 +49,47 @@ def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple
     def encode(inverse: torch.Tensor, first: bool = False) -> torch.Tensor:
         return (x * inverse).round_().clamp_(0, top)
 
-    codes = encode(_least_error(x, counts, peak, top, encode))
+    codes = encode(_best_of_nine(x, counts, peak, top, encode))
     scale = improve(x, counts, codes, 0, top)
     return scale.masked_fill_(zeros, 0), codes.to(torch.int32).masked_fill_(zeros, 0)
 
 
 def scale_of_bytes(x: torch.Tensor, counts: torch.Tensor, top: int) -> torch.Tensor:
-    """As `scale_of_positives`, with codes below 0, which are kept in bytes, as in the reference: -1 is 255 when it is read.
+    """As `scale_of_positives`, but with codes below 0, kept in bytes as the reference keeps them: -1 is 255 when it is read.
 
-    Here x is below 0 where a sign was flipped. Sums take codes as they are made and lose them as they are read, so that what
-    `improve` knows of sums does not hold: each code is tried in each group.
+    x are weights without signs, below 0 where a sign was flipped. A code is added to the sums as it is made, and taken off as
+    it is read. So what `improve` leaves out cannot be left out here: a group may change though its sum is not above 0.
+
+    Returns:
+        The scales [groups], which mean nothing for groups of zeros.
 
     Source: make_qp_quants.
     """
 
     def encode(inverse: torch.Tensor, first: bool = False) -> torch.Tensor:
         codes = nearest(x * inverse)
-        return codes & 255 if first else codes.clamp_(max=top)  # only the first trial writes and reads them
+        return codes & 255 if first else codes.clamp_(max=top)  # the other trials keep none
 
-    codes = encode(_least_error(x, counts, x.amax(0), top, encode))
+    codes = encode(_best_of_nine(x, counts, x.amax(0), top, encode))
     products = counts * x
     sum_xl, sum_l2 = total(products * codes), total((counts * codes).mul_(codes))
     codes &= 255
     for _ in range(5):
         for number, count, product, code in zip(x, counts, products, codes, strict=True):
-            new_xl, new_l2 = sum_xl - product * code, sum_l2 - count * code * code
-            new = nearest(number * new_l2 / new_xl).clamp_(max=top)
-            changed = (new_xl > 0) & (new_l2 > 0) & (new != code)
-            new_xl += product * new
-            new_l2 += count * new * new
+            other_xl, other_l2 = sum_xl - product * code, sum_l2 - count * code * code
+            new = nearest(number * other_l2 / other_xl).clamp_(max=top)
+            changed = (other_xl > 0) & (other_l2 > 0) & (new != code)
+            new_xl, new_l2 = (product * new).add_(other_xl), (count * new).mul_(new).add_(other_l2)
             changed &= new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
             sum_xl, sum_l2 = torch.where(changed, new_xl, sum_xl), torch.where(changed, new_l2, sum_l2)
             code.copy_(torch.where(changed, new & 255, code))
     return torch.where(sum_l2 > 0, sum_xl / sum_l2, 0.0)
 
 
-def _least_error(
+def _best_of_nine(
     x: torch.Tensor, counts: torch.Tensor, peak: torch.Tensor, top: int, encode: Callable[[torch.Tensor, bool], torch.Tensor]
 ) -> torch.Tensor:
-    """Returns of nine scales, which give peak a little more or less than top, the inverse of the one with the least error.
+    """Returns the inverse of a scale: of nine that give peak the code top, or by tenths more or less, the best one.
 
     Args:
         x: [n, groups].
@@ -129,8 +131,8 @@ def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: i
     sum_l2 = total(torch.mul(counts, codes).mul_(codes))
     groups = (sum_xl > 0).nonzero().squeeze(1)  # where it is not, it is the sum of no positive numbers, and so are parts of it
     for _ in range(5):
-        part, their, some, some_xl, some_l2 = (rows.index_select(-1, groups) for rows in (x, counts, codes, sum_xl, sum_l2))
-        changed = _change(part, their, some, some_xl, some_l2, least, top)
+        xs, ns, some, some_xl, some_l2 = (rows.index_select(-1, groups) for rows in (x, counts, codes, sum_xl, sum_l2))
+        changed = _change(xs, ns, some, some_xl, some_l2, least, top)
         for rows, new in ((codes, some), (sum_xl, some_xl), (sum_l2, some_l2)):
             rows.index_copy_(-1, groups, new)
         groups = groups[changed != 0]

@@ -15,6 +15,7 @@ Source: the tables and searches of ggml-quants.c of llama.cpp; checked against t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
@@ -57,7 +58,7 @@ class Neighbours(NamedTuple):
         place: int16 [base ** values], of each point.
         first: int32 [base ** values], the first candidate of the point in each place; of a point on the grid its entry.
         others: the next candidates, in steps that grow.
-        ends: int16 [steps], how many points there are in each of these.
+        ends: int16 [steps], how many points each of these has.
         entry: int16 [base ** values], the number of each entry in the grid; what it is for other points means nothing.
     """
 
@@ -94,9 +95,7 @@ class Neighbours(NamedTuple):
         return self.entry.index_select(0, self.points(digits).flatten()).reshape(words.shape).to(torch.int32)
 
 
-_MADE: dict[tuple[str, str], Neighbours] = {}
-
-
+@cache
 def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -> Neighbours:
     """Returns what is known of a grid, made at its first use on a device: in 0.1 to 0.4 s, on a processor.
 
@@ -106,12 +105,6 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
         device: where it is used.
         odd: as in `Neighbours`.
     """
-    if (name, str(device)) not in _MADE:
-        _MADE[name, str(device)] = _make(name, shells, odd, device)
-    return _MADE[name, str(device)]
-
-
-def _make(name: str, shells: int, odd: bool, device: torch.device) -> Neighbours:
     with torch.device("cpu"):
         grid = levels(name).to(torch.int32)
         base, values = len(VALUES[name]), grid.shape[1]
@@ -126,32 +119,28 @@ def _make(name: str, shells: int, odd: bool, device: torch.device) -> Neighbours
         on_grid[numbers] = 1
         by_place = (2 * counts - on_grid).argsort(descending=True, stable=True)  # points on the grid after all others
         place = torch.empty_like(by_place).scatter_(0, by_place, torch.arange(len(by_place)))
-        order = (
-            (place[point] << 10 | distance) * len(grid) + near
-        ).argsort()  # by place, then by distance, then as in the grid
+        keys = (place[point] << 10 | distance) * len(grid) + near  # by place, then by distance, then as in the grid
+        order = keys.argsort()
         starts = counts[by_place].cumsum(0) - counts[by_place]
         at, listed = place[point][order], words[near[order]]
         rank = torch.arange(len(order)) - starts[at]
 
         closest = listed[starts]
-        others, ends, begin = [], [], 1
+        others, begin = [], 1
         while points := int((counts > begin).sum()):
             rows = torch.arange(0, points * ((begin + 2) // 3), points, dtype=torch.int32).unsqueeze(1)
             step = Candidates(len(rows), points, rows, closest[:points].repeat(len(rows)))
             among = (rank >= begin) & (rank < begin + step.ranks)
             step.words[(rank[among] - begin) * points + at[among]] = listed[among]
-            others.append(step)
-            ends.append(points)
+            step.words.bitwise_or_(OFF_GRID)
+            others.append(step._replace(rows=rows.to(device), words=step.words.to(device)))
             begin += step.ranks
+        first = closest | OFF_GRID * (1 - on_grid[by_place]).to(torch.int32)
+        ends = torch.tensor([step.points for step in others], dtype=torch.int16)
         entry = torch.zeros(len(counts), dtype=torch.int16)
         entry[numbers] = torch.arange(len(grid), dtype=torch.int16)
-        first = closest | OFF_GRID * (1 - on_grid[by_place]).to(torch.int32)
-        for step in others:
-            step.words.bitwise_or_(OFF_GRID)
-        tensors = shifts, place.to(torch.int16), first, torch.tensor(ends, dtype=torch.int16), entry
-        shifts, place, first, ends_, entry = (tensor.to(device) for tensor in tensors)
-        others = [step._replace(rows=step.rows.to(device), words=step.words.to(device)) for step in others]
-        return Neighbours(base, values, width, odd, shifts, place, first, others, ends_, entry)
+    shifts, place, first, ends, entry = (part.to(device) for part in (shifts, place.to(torch.int16), first, ends, entry))
+    return Neighbours(base, values, width, odd, shifts, place, first, others, ends, entry)
 
 
 def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -197,7 +186,7 @@ def best_entries(
     """
     place, order = known.place.index_select(0, known.points(digits)).sort()
     words = known.first.index_select(0, place.to(torch.int32))
-    ends = torch.searchsorted(place, known.ends).tolist()
+    ends = torch.searchsorted(place, known.ends).tolist()  # how many vectors each step has
     if ends and ends[0]:
         chosen = order[: ends[0]]
         taken = _Vectors(

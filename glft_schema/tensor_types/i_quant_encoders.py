@@ -11,7 +11,7 @@ from glft_schema.tensor_types.c_arithmetic import total
 from glft_schema.tensor_types.grid_searches import BLOCK, GridSearch, all_of_them, by_blocks, digits, groups_of_moved, moved
 from glft_schema.tensor_types.legacy import Fields, packed
 from glft_schema.tensor_types.scale_searches import mean_square
-from glft_schema.tensor_types.split_searches import SplitSearch, of_groups, of_halves, shifted, ternary
+from glft_schema.tensor_types.split_searches import SplitSearch, shifted, sums_by_group, sums_by_half, ternary
 
 
 def squares(blocks: torch.Tensor) -> torch.Tensor:
@@ -86,8 +86,8 @@ def to_iq2_xs(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
     return {"d": found.d, "qs": as_bytes(words, 2), "scales": packed(found.scales, 4)}
 
 
-IQ1_S = SplitSearch(4, 1e-12, 2, of_groups)
-IQ1_M = SplitSearch(2, 1e-7, 4, of_halves)
+IQ1_S = SplitSearch(4, 1e-12, 2, sums_by_group)
+IQ1_M = SplitSearch(2, 1e-7, 4, sums_by_half)
 
 
 def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:

@@ -139,8 +139,8 @@ def to_q3_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
     else:
         counts = by_importance(weights, importance, 16, 256, 2)
         found = scale_alone(x, counts, 4)
-        above = scale_alone(by_block(found.scale, 16), by_block(total(counts), 16), 32)
-        d, scales = above.scale, above.codes()
+        of_scales = scale_alone(by_block(found.scale, 16), by_block(total(counts), 16), 32)
+        d, scales = of_scales.scale, of_scales.codes()  # which have 32 added
     d = float16(d, found.scale)
     codes = signed_codes(x, found, product(d, scales.t() - 32), 4)
     low = scales[:8] & 15 | (scales[8:] & 15) << 4

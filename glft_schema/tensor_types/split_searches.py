@@ -58,15 +58,16 @@ def ways(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-# Groups -> for each way and each of its shifts the sums of count * weight * value and of count * value ** 2:
-# [ways times shifts, groups].
+# Groups -> the sums of count * weight * value and of count * value ** 2, of way w with shift s in row w * shifts + s: [ways
+# times shifts, groups] each.
 Sums = Callable[[Sorted], "tuple[torch.Tensor, torch.Tensor]"]
 
 
-def of_groups(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
+def sums_by_group(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
     """With one shift for the whole group: each part's sum is the difference of two of those from the first weight on."""
     size, count = groups.weights.shape
-    fits, sizes = (torch.empty((size + 1) * (size + 2) // 2, 2, count, device=groups.weights.device) for _ in "ab")
+    out_shape = (size + 1) * (size + 2) // 2, 2, count  # ways, shifts, groups
+    fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
     for numbers, out, power in ((groups.products, fits, 1), (groups.counts, sizes, 2)):
         so_far = prefixes(numbers)
         left = [times(so_far, values[0], power) for values in (UP, DOWN)]
@@ -83,11 +84,11 @@ def of_groups(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
     return fits.flatten(0, 1), sizes.flatten(0, 1)
 
 
-def of_halves(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
+def sums_by_half(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
     """With a shift for each half: each half's sum is that of all its weights with the last value, and what others add to it."""
     size, count = groups.weights.shape
-    ways_ = (size + 1) * (size + 2) // 2
-    fits, sizes = (torch.empty(ways_, 2, 2, count, device=groups.weights.device) for _ in "ab")  # the first half's shift first
+    out_shape = (size + 1) * (size + 2) // 2, 2, 2, count  # ways, shifts of the first half, of the second one, groups
+    fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
     in_first = (groups.places < size // 2).to(torch.float32)
     for numbers, out, power in ((groups.products, fits, 1), (groups.counts, sizes, 2)):
         so_far = torch.stack([prefixes(numbers * part) for part in (in_first, 1 - in_first)])  # [halves, weights + 1, groups]
@@ -120,7 +121,13 @@ def times(numbers: torch.Tensor, value: float, power: int) -> torch.Tensor:
 
 
 def best_way(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the number of the best way of each group, -1 where none is any good, and the scale: [groups]."""
+    """Returns the row of the best way and shift of each group, -1 where none is any good, and the scale: [groups] each.
+
+    Args:
+        groups: their weights.
+        sums: what makes the sums.
+        shifts: how many rows of these a way has.
+    """
     count = groups.weights.shape[1]
     chosen = torch.empty(count, dtype=torch.int64, device=groups.weights.device)
     scales, doubtful = torch.empty_like(groups.weights[0]), torch.empty_like(chosen, dtype=torch.bool)
@@ -141,7 +148,7 @@ def best_way(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, tor
 
 
 def _least(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the way with the least size / fit ** 2, and where rounding may decide."""
+    """Returns the row with the least size / fit ** 2 of each group, and where rounding may decide: [groups] each."""
     errors = torch.div(size, fit * fit)
     limit = errors.amin(0) * CLOSE
     number = torch.arange(1, len(fit) + 1, dtype=torch.int32, device=fit.device).unsqueeze(1)
@@ -154,7 +161,7 @@ def _least(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _taken_in_turn(fit: torch.Tensor, size: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Returns the last way that is better than the best before it."""
+    """Returns the last row of those in turns that is better than the best before it, of each group: [groups]."""
     best = torch.full_like(fit[0], torch.finfo(torch.float32).min)
     chosen = torch.full_like(fit[0], -1, dtype=torch.int64)
     squares, scores = fit * fit, fit / size * fit
@@ -165,8 +172,9 @@ def _taken_in_turn(fit: torch.Tensor, size: torch.Tensor, turns: torch.Tensor) -
     return chosen
 
 
-def _scale(fit: torch.Tensor, size: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
-    at = way.clamp(min=0).unsqueeze(0)
+def _scale(fit: torch.Tensor, size: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Returns the scale that fits best in a row of each group: [groups]."""
+    at = row.clamp(min=0).unsqueeze(0)
     return (fit.gather(0, at) / size.gather(0, at)).squeeze(0)
 
 
@@ -216,7 +224,7 @@ class SplitSearch:
         vectors: of eight weights, in a group.
         least: a group without a weight as large as this becomes zeros.
         shifts: of the vectors of a group, together; two of a whole group or four of its halves.
-        sums: what makes the sums.
+        sums: `sums_by_group` or `sums_by_half`.
     """
 
     vectors: int
@@ -244,15 +252,15 @@ class SplitSearch:
         """Searches the best way to cut each group: [8, vectors, groups] each."""
         weights, counts = (part.transpose(0, 1).flatten(0, 1) for part in (weights, counts))
         ascending, order = weights.T.contiguous().sort(dim=1, stable=True)
-        places, rows = order.T.contiguous(), ascending.T.contiguous()
+        places, ascending = order.T.contiguous(), ascending.T.contiguous()
         counts = counts.gather(0, places)
-        way, scales = best_way(Sorted(counts * rows, rows, counts, places), self.sums, self.shifts)
-        exists, way = way >= 0, way.clamp(min=0)
+        row, scales = best_way(Sorted(counts * ascending, ascending, counts, places), self.sums, self.shifts)
+        exists, row = row >= 0, row.clamp(min=0)
 
-        first, second = (part.to(way.device)[way // self.shifts] for part in ways(len(rows)))
-        rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(rows), device=order.device).expand_as(order)).T
+        first, second = (part.to(row.device)[row // self.shifts] for part in ways(len(places)))
+        rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(places), device=order.device).expand_as(order)).T
         digits = rank.ge(first).to(torch.int32) + rank.ge(second).to(torch.int32)
-        shift, turned = way % self.shifts, scales < 0
+        shift, turned = row % self.shifts, scales < 0
         digits = torch.where(turned, 2 - digits, digits)
         shift = torch.where(turned, self.shifts - 1 - shift, shift).to(torch.int32)
         # of two shifts, one is for all vectors; of four, a bit for each half, the first half's above
