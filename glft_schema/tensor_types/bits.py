@@ -23,26 +23,20 @@ def split(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
 
     Of bytes [blocks, k], axis 2 gives each byte's fields one after another, axis 1 all first fields, then all second ones.
     """
-    mask = (1 << width) - 1
     if not by_words(packed):
-        shifts = along(axis, torch.arange(0, 8, width, dtype=torch.int32, device=packed.device), packed.dim() + 1)
-        return packed.unsqueeze(axis).to(torch.int32) >> shifts & mask
+        return fields(packed.to(torch.int32), width, 8 // width, axis)
     if axis == packed.dim() and width == 4:
         wide = packed.to(torch.int16)  # 00000000hhhhllll, laid over itself 0000hhhh????llll: two bytes, once that is masked
         return ((wide | wide << 4) & 0x0F0F).view(torch.uint8).view(*packed.shape, 2)
     if axis == packed.dim():  # to lay single bytes side by side is slow: they are looked up together
         return looked_up(_fields_of_bytes(width), packed)
-    packed, last = packed.contiguous(), 8 - width
-    fields = [packed & mask, *(packed >> shift & mask for shift in range(width, last, width)), packed >> last]
-    return torch.stack(fields, axis)
+    packed, mask, last = packed.contiguous(), (1 << width) - 1, 8 - width
+    return torch.stack([packed & mask, *(packed >> shift & mask for shift in range(width, last, width)), packed >> last], axis)
 
 
 def merge(codes: torch.Tensor, width: int, axis: int) -> torch.Tensor:
     """Packs what `split` unpacks: the 8 / `width` codes along `axis`, of `width` bits each, into one byte."""
-    first, *others = codes.to(torch.uint8).unbind(axis)
-    for place, code in enumerate(others, 1):
-        first = torch.add(first, code, alpha=1 << width * place)
-    return first
+    return from_fields(codes.to(torch.uint8), width, axis)
 
 
 def signed(codes: torch.Tensor) -> torch.Tensor:
@@ -61,13 +55,21 @@ def stack(parts: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
     return chosen
 
 
-def fields(word: torch.Tensor, width: int, count: int) -> torch.Tensor:
-    """Takes the lowest `count` fields of `width` bits from each integer: [blocks, k] -> [blocks, k, count]."""
+def fields(word: torch.Tensor, width: int, count: int, axis: int) -> torch.Tensor:
+    """Takes the lowest `count` fields of `width` bits from each integer, along a new `axis`."""
     mask = (1 << width) - 1
     if by_words(word):
-        return torch.stack([word >> width * place & mask for place in range(count)], -1)
+        return torch.stack([word >> width * place & mask for place in range(count)], axis)
     shifts = torch.arange(0, width * count, width, dtype=torch.int32, device=word.device)
-    return word.unsqueeze(-1) >> shifts & mask
+    return word.unsqueeze(axis) >> along(axis, shifts, word.dim() + 1) & mask
+
+
+def from_fields(parts: torch.Tensor, width: int, axis: int) -> torch.Tensor:
+    """The inverse of `fields`: integers of at most `width` bits along `axis` -> integers of the same type, without it."""
+    word, *others = parts.unbind(axis)
+    for place, part in enumerate(others, 1):
+        word = torch.add(word, part, alpha=1 << width * place)
+    return word
 
 
 def once(numbers: torch.Tensor) -> torch.Tensor:
@@ -96,11 +98,7 @@ def words(fields: torch.Tensor, size: int) -> torch.Tensor:
     if by_words(fields):
         copied = fields.clone(memory_format=torch.contiguous_format)  # a field of one block is in place, but begins anywhere
         return copied.view(getattr(torch, f"int{8 * size}")).to(torch.int64) & (1 << 8 * size) - 1
-    parts = fields.to(torch.int64).reshape(fields.shape[0], -1, size)
-    word = parts[..., 0]
-    for i in range(1, size):
-        word = word | parts[..., i] << 8 * i
-    return word
+    return from_fields(fields.to(torch.int64).reshape(fields.shape[0], -1, size), 8, 2)
 
 
 def as_bytes(words: torch.Tensor, size: int) -> torch.Tensor:

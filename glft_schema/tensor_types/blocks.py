@@ -80,9 +80,19 @@ def block_type(
         ),
         "blocks" / blocks_ * f"blocks of {weights} weights in {size} bytes",
     )
-    encoders = of_blocks(quantize), of_blocks(weighted)
-    more = block, scales, tuple(reserved), searches, encoders[1]
-    return TensorType(name, code, payload, dequantize, encoders[0], faults, None, *more)
+    return TensorType(
+        name,
+        code,
+        payload,
+        dequantize,
+        of_blocks(quantize),
+        faults,
+        block=block,
+        scales=scales,
+        reserved=tuple(reserved),
+        searches=searches,
+        weighted=of_blocks(weighted),
+    )
 
 
 class Blocks(TensorField):

@@ -139,10 +139,10 @@ def to_iq4_xs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> 
     }
 
 
-def iq4_scales(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Searches the scale of each group of columns x, with the errors' weights."""
+def iq4_scales(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Searches the scale of each group, [groups], of weights x and how much the error of each counts, [32, groups]."""
     table = iq4_table(IQ4_VALUES, torch.float32, x.device)
-    return scale_of_table(x, weights, lambda numbers: nearest_iq4(numbers, table), IQ4_VALUES[0])
+    return scale_of_table(x, counts, lambda numbers: nearest_iq4(numbers, table), IQ4_VALUES[0])
 
 
 HALF_WAY = (0.5, 1.5, 2.5, 3.5, 5, 7, 10)  # between the numbers of E2M1_DOUBLED; there the smaller one is taken

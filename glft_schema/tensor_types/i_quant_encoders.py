@@ -6,7 +6,7 @@ Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
 from __future__ import annotations
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.bits import as_bytes
+from glft_schema.tensor_types.bits import as_bytes, fields, from_fields
 from glft_schema.tensor_types.c_arithmetic import total
 from glft_schema.tensor_types.grid_searches import BLOCK, GridSearch, all_of_them, by_blocks, digits, groups_of_moved, moved
 from glft_schema.tensor_types.legacy import Fields, packed
@@ -37,7 +37,7 @@ IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mea
 def sevens_and_scales(signs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Returns words of 4 x 7 sign bits and a 4-bit scale: u8 [blocks, 32], [blocks, 8] -> int64 [blocks, 8]."""
     seven = signs.to(torch.int64).reshape(len(signs), -1, 4) & 127
-    return seven[..., 0] | seven[..., 1] << 7 | seven[..., 2] << 14 | seven[..., 3] << 21 | scales.to(torch.int64) << 28
+    return from_fields(seven, 7, 2) | scales.to(torch.int64) << 28
 
 
 def to_iq3_xxs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
@@ -95,9 +95,7 @@ def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
     found = IQ1_S(weights, importance)
     d = found.largest / 15
     scales = digits(found.scales, 1 / d, 7) | (found.down[0] << 3) * (found.largest > 0)
-    word = scales << 12
-    for vector, entries in enumerate(found.entries):
-        word |= entries >> 8 << 3 * vector
+    word = scales << 12 | from_fields(found.entries >> 8, 3, 0)
     return {
         "d": (d * 1.125).to(torch.float16).unsqueeze(1),
         "qs": by_blocks(found.entries & 255).to(torch.uint8),
@@ -118,9 +116,7 @@ def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> F
     half = (d * 1.1125).to(torch.float16).view(torch.int16).to(torch.int32) & 0xFFFF
     high = by_blocks(found.entries >> 8 | (found.down << 3) * something)
     scales = (scales * something).T.reshape(len(weights), 4, 4)
-    words = torch.stack([half >> 4 * i & 15 for i in range(4)], 1) << 12
-    for i in range(4):
-        words |= scales[..., i] << 3 * i
+    words = fields(half, 4, 4, 1) << 12 | from_fields(scales, 3, 2)
     return {
         "qs": by_blocks(found.entries & 255).to(torch.uint8),
         "qh": packed(high, 4),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
 from glft_schema.numbers import f16, u8, u16, u32
-from glft_schema.tensor_types.bits import by_words, fields, looked_up, once, signed, split, words
+from glft_schema.tensor_types.bits import by_words, fields, from_fields, looked_up, once, signed, split, words
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.grids import grid, kept
 from glft_schema.tensor_types.i_quant_encoders import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
@@ -46,7 +46,7 @@ def even_signs(seven: torch.Tensor) -> torch.Tensor:
 
 def sevens(word: torch.Tensor) -> torch.Tensor:
     """Takes four sign bytes from the low 28 bits of each word: int64 [blocks, k] -> [blocks, 4 k]."""
-    return even_signs(fields(word, 7, 4).flatten(1))
+    return even_signs(fields(word, 7, 4, 2).flatten(1))
 
 
 def nibbles(scales: torch.Tensor) -> torch.Tensor:
@@ -106,15 +106,14 @@ def shifted_entries(index: torch.Tensor) -> torch.Tensor:
 def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
     """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
     word = words(qh, 2)
-    high = (fields(word, 3, 4) | (word >> 12 & 8).unsqueeze(2)).flatten(1)
+    high = (fields(word, 3, 4, 2) | (word >> 12 & 8).unsqueeze(2)).flatten(1)
     factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
     return Scaled(shifted_entries(qs | high << 8), factor * 0.125)
 
 
 def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
     """Takes the float16 that the top nibbles of four words make: u8 [blocks, 8] -> [blocks, 1]."""
-    word = words(scales, 2)
-    bits = word[:, 0] >> 12 | word[:, 1] >> 12 << 4 | word[:, 2] >> 12 << 8 | word[:, 3] >> 12 << 12
+    bits = from_fields(words(scales, 2) >> 12, 4, 1)
     return bits.to(torch.int32).to(torch.int16).view(torch.float16).unsqueeze(1)
 
 
@@ -124,7 +123,7 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
     """
     word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
-    factor = once(d) * (2 * fields(word, 3, 4).flatten(1).to(torch.float32) + 1)
+    factor = once(d) * (2 * fields(word, 3, 4, 2).flatten(1).to(torch.float32) + 1)
     return Scaled(shifted_entries(once(qs | nibbles(qh).to(torch.int16) << 8)), factor * 0.125)
 
 

@@ -60,10 +60,11 @@ class Scaled(NamedTuple):
 
     def write(self, out: torch.Tensor) -> None:
         """Writes the weights into `out`, of any shape of as many numbers in C order, and any float dtype; or as `pairs`."""
-        if out.dtype == torch.int64 and not by_words(out):
-            out.copy_(self.pairs().view(out.shape))
-            return
-        out = out.view(torch.float32) if out.dtype == torch.int64 else out
+        if out.dtype == torch.int64:
+            if not by_words(out):
+                out.copy_(self.pairs().view(out.shape))
+                return
+            out = out.view(torch.float32)
         if out.dtype == torch.float32 and by_words(out):
             self._scale(out.view(self.codes.shape).copy_(self.codes))
         else:

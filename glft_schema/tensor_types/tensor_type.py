@@ -242,8 +242,8 @@ class TensorType:
             key: torch.empty(matrix(dims)[0], pitch, dtype=field.number.dtype, device=device)
             for key, field, _, pitch in _layout(self, dims)
         }
-        args = (encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
-        for chunk, made in quantize_chunks(*args):
+        done = quantize_chunks(encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
+        for chunk, made in done:
             if watch:
                 watch(chunk, made)
         return fields
