@@ -23,7 +23,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.layout import place
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.records import Record
 from glft_schema.rules import LENIENT, Finding, rule_sets
@@ -50,6 +50,7 @@ class ContainerConstruct(construct.Construct):
     Inside another Struct it takes all bytes that are left: wrap it in ``Prefixed`` or ``FixedSized`` to bound it.
     """
 
+    @outside_graphs
     def parse(self, data: bytes | bytearray | memoryview, **contextkw: Any) -> File:
         """Parses a file held in memory.
 
@@ -58,6 +59,7 @@ class ContainerConstruct(construct.Construct):
         """
         return parse_source(BytesSource(data))
 
+    @outside_graphs
     def parse_stream(self, stream: Readable, mmap: bool = True, **contextkw: Any) -> File:
         """Parses what is left of `stream`, which need not be seekable.
 
@@ -77,6 +79,7 @@ class ContainerConstruct(construct.Construct):
         with _closed_on_failure(stream_source(stream, format_of, mmap)) as source:
             return parse_source(source)
 
+    @outside_graphs
     def parse_file(
         self, filename: StrPath, mmap: bool = True, offset: int = 0, size: int | None = None, **contextkw: Any
     ) -> File:
@@ -125,6 +128,7 @@ class ContainerConstruct(construct.Construct):
 Container = ContainerConstruct()
 
 
+@outside_graphs
 def open(
     path: StrPath,
     device: str | torch.device = "cpu",
@@ -165,6 +169,7 @@ def _closed_on_failure(source: Source) -> Iterator[Source]:
         raise
 
 
+@outside_graphs
 def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     """Parses a file wherever its bytes lie; a `Source` of one's own can fetch them from anywhere. Raises as `open` does."""
     format, starts = format_of(source), dict[str, Any]()

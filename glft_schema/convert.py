@@ -18,7 +18,7 @@ from glft_schema.export import save_file
 from glft_schema.file import File
 from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
 from glft_schema.formats.glft import GLFT
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.names import leave_out
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.safetensors_file import save_safetensors
@@ -31,6 +31,7 @@ FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a 
 SAFETENSORS = "safetensors"
 
 
+@outside_graphs
 def convert(
     source: StrPath | Checkpoint,
     out: StrPath,

@@ -11,7 +11,7 @@ from glft_schema.container import Container, format_for
 from glft_schema.errors import SchemeError, TiedWarning, shown
 from glft_schema.importance import with_importance
 from glft_schema.layout import place
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.names import leave_out
 from glft_schema.planned import Planned, Progress, WrittenTensor
 from glft_schema.rules import GGML, rule_sets
@@ -19,6 +19,7 @@ from glft_schema.schemes import Choice, choose_types
 from glft_schema.source import StrPath
 
 
+@outside_graphs
 def save_file(
     tensors: Mapping[str, torch.Tensor | StoredTensor],
     path: StrPath,

@@ -10,7 +10,7 @@ from typing import Any
 from glft_schema.describe.tables import file_html, file_text
 from glft_schema.errors import shown
 from glft_schema.formats.format import Format
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits, current
 from glft_schema.records import Record
 from glft_schema.source import BytesSource, FileSource, Source
@@ -100,14 +100,17 @@ class File:
         """Returns the names of the tensors."""
         return self.tensors.keys()
 
+    @outside_graphs
     def info(self, name: str) -> Tensor:
         """Returns the tensor without its numbers: name, dims, dtype, place. Raises KeyError where there is none."""
         return self.tensors[name]
 
+    @outside_graphs
     def get_tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Returns a tensor's numbers on the file's device, see `Tensor.dequantize`. Raises KeyError where there is none."""
         return self.tensors[name].dequantize(dtype)
 
+    @outside_graphs
     def get_slice(self, name: str) -> Tensor:
         """Returns the tensor to be indexed, ``get_slice(name)[3:5]``: only the bytes needed are read."""
         return self.tensors[name]

@@ -1,4 +1,4 @@
-"""torch, imported when it is first used.
+"""torch, imported when it is first used, and its compiler kept out of what it cannot trace, without importing that either.
 
 Looking into a file (`glft inspect`, `Container.parse_file`) needs no tensor, and importing torch takes most of a second.
 Type checkers see the real module; at run time the name stands for a module that fetches each attribute from torch, once.
@@ -6,7 +6,13 @@ Type checkers see the real module; at run time the name stands for a module that
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 if TYPE_CHECKING:
     import torch
@@ -22,4 +28,29 @@ else:
 
     torch = _Deferred("torch")
 
-__all__ = ["torch"]
+
+def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Makes `torch.compile` call a function instead of tracing it: a graph break, or its error under ``fullgraph=True``.
+
+    For functions that read files or use caches. torch puts no guard on the identity of plain objects, neither in ``a is b``
+    nor in ``a in (b, c)`` nor on the keys of a dict, so a graph traced for one file or tensor type could run for another and
+    give wrong numbers (seen with torch 2.13).
+
+    `torch.compiler.disable` does this, but importing the compiler takes seconds. As nothing is traced before it has been
+    imported, it is asked for only then.
+    """
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        disabled: Callable[Arguments, Result] | None = getattr(function, "disabled", None)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+            function.disabled = disabled  # type: ignore[attr-defined]
+        return disabled(*args, **kwargs)
+
+    return call
+
+
+__all__ = ["outside_graphs", "torch"]

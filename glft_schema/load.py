@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from glft_schema.container import open
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.source import StrPath
 
 
+@outside_graphs
 def load_file(
     path: StrPath, device: str | torch.device = "cpu", dtype: torch.dtype | None = None, mmap: bool = True
 ) -> dict[str, torch.Tensor]:

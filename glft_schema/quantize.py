@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from glft_schema.errors import SchemeError, TensorError, shown
 from glft_schema.formats.glft import GLFT
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.tensor_types.chunks import dequantize_chunks, matrix, quantize_chunks
 from glft_schema.tensor_types.scaled import Encoder
 from glft_schema.tensor_types.symmetric import (
@@ -67,6 +67,7 @@ def quantize_symmetric_per_group(
     return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
 
 
+@outside_graphs
 def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -102,6 +103,7 @@ def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch
     return out.reshape(codes.shape)
 
 
+@outside_graphs
 def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Returns `w` as float32 after a round trip through `scheme`: exactly what a file written with it gives back.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from glft_schema.describe.tables import tensor_table
 from glft_schema.errors import TensorError, shown
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.numbers import LITTLE, ByteOrder
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
@@ -88,11 +88,13 @@ class Tensor:
         return self._source, self.position, self.nbytes, self.dtype, self.shape
 
     @property
+    @outside_graphs
     def raw(self) -> memoryview:
         """The payload as it is in the file, read-only. Raises as `dequantize`."""
         return self._source.view(self.position, self.nbytes).toreadonly()
 
     @property
+    @outside_graphs
     def payload(self) -> Record:
         """The payload's fields as torch tensors, such as ``payload.scales``; views of the mapped file where it is one.
 
@@ -102,6 +104,7 @@ class Tensor:
         return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
 
     @property
+    @outside_graphs
     def fields(self) -> dict[str, torch.Tensor]:
         """What is stored, by field: of a type of blocks each field of its block, [blocks, numbers], in file order.
 
@@ -139,6 +142,7 @@ class Tensor:
         for start in range(0, self.nbytes, PIECE):
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
+    @outside_graphs
     def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
         """Returns the tensor's numbers.
 
@@ -170,16 +174,24 @@ class Tensor:
         Raises:
             ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
+        for rows, columns in self._parts(numbers):
+            yield self._numbers(rows, columns, None, None).reshape(-1)
+
+    @outside_graphs
+    def _parts(self, numbers: int) -> list[tuple[range, range]]:
+        """Returns the rows and columns of the matrix that `chunks` takes at a time."""
         self._check_known()
         (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
         if 0 in (out, columns):
-            return
+            return []
         rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
-        for row in range(0, out, rows):
-            for first in range(0, columns, width):
-                part = range(row, min(row + rows, out)), range(first, min(first + width, columns))
-                yield self._numbers(*part, None, None).reshape(-1)
+        return [
+            (range(row, min(row + rows, out)), range(first, min(first + width, columns)))
+            for row in range(0, out, rows)
+            for first in range(0, columns, width)
+        ]
 
+    @outside_graphs
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
         """Returns a part of the tensor, as indexing a torch tensor with integers, slices and ``...`` does.
 
@@ -242,6 +254,7 @@ class Tensor:
             ranges.append(range(at % size, at % size + 1))
         return ranges, [not isinstance(part, slice) for part in parts]
 
+    @outside_graphs
     def _numbers(
         self, rows: range, columns: range, dtype: torch.dtype | None, device: str | torch.device | None
     ) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from glft_schema.fields import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import Number, TensorField, u8, u16, u32
+from glft_schema.numbers import Number, TensorField, u8
 from glft_schema.rules import Rule
 from glft_schema.tensor_types.bits import by_words
 from glft_schema.tensor_types.chunks import Fault
@@ -138,11 +138,13 @@ class Blocks(TensorField):
 
 
 def _numbers(rows: torch.Tensor, place: slice, number: Number) -> torch.Tensor:
-    """Returns some bytes of each of the rows [blocks, bytes] as numbers, in place where they are aligned."""
-    if number in (u8, u16, u32):
+    """Returns some bytes of each of the rows [blocks, bytes] as numbers: a view if they are aligned and no compiler asks."""
+    if not (number.is_float or number.is_signed):  # torch.compile would put no guard on `number in (u8, u16, u32)`
         return rows[:, place]
     size = number.itemsize
-    if any(count % size for count in (place.start, place.stop, *rows.shape[1:], rows.stride(0), rows.storage_offset())):
+    if torch.compiler.is_compiling() or any(
+        count % size for count in (place.start, place.stop, *rows.shape[1:], rows.stride(0), rows.storage_offset())
+    ):
         return rows[:, place].contiguous().view(number.dtype)
     return rows.view(number.dtype)[:, place.start // size : place.stop // size]
 

@@ -13,7 +13,7 @@ from construct import this
 
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.fields import Struct, new_context
-from glft_schema.lazy import torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.numbers import LITTLE, ByteOrder, TensorField
 from glft_schema.records import Record
 from glft_schema.source import Cursor, Source
@@ -206,6 +206,7 @@ class TensorType:
         for name, field in self.fields():
             yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
 
+    @outside_graphs
     def encode(
         self,
         tensor: torch.Tensor | Rows,
