@@ -16,6 +16,7 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.expressions import field_path
 from glft_schema.fields import Picked
 from glft_schema.limits import limits_of
 from glft_schema.numbers import ByteOrder, Number, byte_order
@@ -107,6 +108,9 @@ class StoredStrings(Sequence[str]):
         self._ends: Places | None = None
         self.length = length
         self.order = order
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredStrings, (self._source, self._start, self._nbytes, self._count, self.length, self.order)
 
     def stored(self) -> memoryview:
         """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
@@ -249,7 +253,7 @@ class Numbers(construct.Construct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> StoredNumbers:
         count = evaluate(self.count, context)
-        with fitting(stream, count, self.number.itemsize, path) as cursor:
+        with fitting(stream, self.count, count, self.number.itemsize, path) as cursor:
             start = cursor.tell()
             cursor.seek(start + count * self.number.itemsize)
             return StoredNumbers(cursor.source, start, count, self.number, byte_order(context))
@@ -274,7 +278,7 @@ class Strings(construct.Construct):
 
     def _parse(self, stream: Any, context: Any, path: str) -> StoredStrings:
         count, length, order = evaluate(self.count, context), self.length.pick(context), byte_order(context)
-        with fitting(stream, count, length.itemsize, path) as cursor:
+        with fitting(stream, self.count, count, length.itemsize, path) as cursor:
             limits_of(context).check("strings", count, path)
             start = cursor.tell()
             end = walk(cursor.source, start, count, length, order)
@@ -336,15 +340,13 @@ class Text(construct.Construct):
 
 
 @contextmanager
-def fitting(stream: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
+def fitting(stream: Any, counted: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
     """Gives a cursor that stands where `stream` does, and leaves `stream` where the cursor stood at the end.
 
     Raises:
-        TruncatedError: where `count` elements of at least `least` bytes cannot be there.
+        TruncatedError: as `check_count`.
     """
-    left = bytes_left(stream)
-    if count * least > left:
-        raise TruncatedError(f"expected {count} elements of at least {least} bytes, found {left} bytes", path)
+    check_count(counted, count, least, bytes_left(stream), path)
     if isinstance(stream, Cursor):
         yield stream
         return
@@ -352,3 +354,21 @@ def fitting(stream: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
     cursor = Cursor(BytesSource(stream.read()))
     yield cursor
     stream.seek(start + cursor.tell())
+
+
+def check_count(counted: Any, count: int, least: int, left: int, path: str) -> None:
+    """Checks that `count` elements can follow, before any of them is read.
+
+    Args:
+        counted: the declaration of the count, such as ``this.n``.
+        count: its value.
+        least: the fewest bytes of an element.
+        left: bytes from here to the end.
+        path: of the elements.
+
+    Raises:
+        TruncatedError: at the count, if the elements do not fit into the bytes left.
+    """
+    if count * least > left:
+        most = f"{left // least} ({left} bytes are left, each takes at least {least})"
+        raise TruncatedError(f"expected at most {most}, found {count}", field_path(counted, path))

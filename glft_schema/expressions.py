@@ -170,6 +170,14 @@ def read(expression: Any) -> Expression | None:
     return None
 
 
+def field_path(expression: Any, path: str) -> str:
+    """Returns the path of the field that an expression of the field at `path` refers to; `path` if it is not one such field."""
+    reference = read(expression)
+    if not isinstance(reference, Reference) or reference.of_root or reference.up:
+        return path
+    return " -> ".join((*path.split(" -> ")[:-1], *reference.names))
+
+
 def outermost(expression: Expression) -> str:
     """Returns the text of an expression without the parentheses around it all."""
     return str(expression)[1:-1] if isinstance(expression, Operation) else str(expression)

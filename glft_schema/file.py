@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -13,7 +13,7 @@ from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import Limits, current
 from glft_schema.records import Record
-from glft_schema.source import BytesSource, FileSource, Source
+from glft_schema.source import FileSource, Source, Version, check_version
 from glft_schema.tensor_data import Tensors
 from glft_schema.tensors import Tensor
 
@@ -22,9 +22,9 @@ class File:
     """A weights file, parsed; its payloads are cut from it when asked for.
 
     The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
-    have the same bytes. A file pickles as its path (unpickling opens what stands
-    there then), or as its bytes where it has none. It is a context manager;
-    after `close` every access raises ClosedError, while tensors handed out before stay valid.
+    have the same bytes. A file pickles as its path, or as its bytes if it has none; so do its tensors, metadata and regions.
+    Unpickling raises OSError if the file at the path has changed since it was opened. It is a context manager; after `close`
+    every access raises ClosedError, while tensors handed out before stay valid.
 
     Attributes:
         format: the `Format` it is in.
@@ -148,10 +148,10 @@ class File:
         if isinstance(source, FileSource) and source.has_path:
             alone = len(self.shards) == 1 and COUNT in self.metadata  # a file of a set that was opened without the others
             again = partial(open, mmap=source.mapped, whole_set=not alone, offset=source.start, size=source.asked)
-            return _reopened, (again, self.limits, self.name, self.device)
-        if isinstance(source, (BytesSource, FileSource)):
-            return _reopened, (Container.parse, self.limits, bytes(source.read(0, self.nbytes)))
-        raise TypeError(f"a file over a {type(source).__name__} cannot be pickled")
+            files = [shard.source for shard in self.shards if isinstance(shard.source, FileSource)]
+            return _reopened, (again, self.limits, [(file.name, file.version) for file in files], self.name, self.device)
+        _, (data, *_) = source.__reduce__()
+        return _reopened, (Container.parse, self.limits, [], data)
 
     def __repr__(self) -> str:
         state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
@@ -166,7 +166,9 @@ class File:
         return file_html(self)
 
 
-def _reopened(opens: Callable[..., File], limits: Limits, *arguments: Any) -> File:
+def _reopened(opens: Callable[..., File], limits: Limits, versions: Iterable[tuple[str, Version]], *arguments: Any) -> File:
+    for path, version in versions:
+        check_version(path, version)
     with limits:
         return opens(*arguments)
 

@@ -58,6 +58,9 @@ class Number(construct.Construct):
     def __repr__(self) -> str:
         return self.kind
 
+    def __reduce__(self) -> str:
+        return self.kind  # the name of a global of this module
+
     def __getitem__(self, dims: Any) -> TensorField:
         return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
 

@@ -17,7 +17,8 @@ from typing import Any
 import construct
 from construct.core import evaluate
 
-from glft_schema.errors import LimitError, TruncatedError
+from glft_schema.bulk import check_count
+from glft_schema.errors import LimitError
 from glft_schema.fields import Interpreted
 from glft_schema.limits import limits_of
 from glft_schema.quick import read_ahead, row_reader
@@ -25,24 +26,19 @@ from glft_schema.rules import Check
 from glft_schema.source import Cursor, bytes_left
 from glft_schema.trace import Located, Trace, plain_path
 
-SHORT_TABLE = 1 << 16  # bytes left up to which a table that cannot fit is parsed all the same, to name the field cut off
-
 
 class Table(Interpreted, construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
-    Parses into a list, builds from any sequence. A count that the bytes left cannot hold is refused before a row is parsed, and
-    so is one that is above the limit on objects, with all rows of tables before. Rows with nothing unusual go a short way, see
-    `glft_schema.quick`.
+    Parses into a list, builds from any sequence. Before a row is parsed, a count is refused whose rows do not fit into the
+    bytes left, and one above the limit on objects, counted with all rows of tables before. Rows with nothing unusual take a
+    fast path, see `glft_schema.quick`.
     """
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:
         count, params = evaluate(self.count, context), context["_params"]
-        needed, left = count * self._least, bytes_left(stream)
-        if needed > left > SHORT_TABLE:
-            raise TruncatedError(f"expected {count} rows of at least {self._least} bytes, found {left} bytes", path)
-        if needed <= left:
-            count_objects(context, count, path)
+        check_count(self.count, count, self._least, bytes_left(stream), path)
+        count_objects(context, count, path)
         trace: Trace | None = params.get("trace")
         starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
         if trace is None:

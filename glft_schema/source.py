@@ -21,6 +21,7 @@ import construct
 from glft_schema.errors import ClosedError, SchemeError, TruncatedError, shown
 
 StrPath = str | os.PathLike[str]
+Version = tuple[int, int, int]  # of a file: its inode, size in bytes, and time of modification in nanoseconds
 
 
 class Source:
@@ -101,6 +102,15 @@ class Source:
     def _size_now(self) -> int:
         return self.size
 
+    def __copy__(self) -> Source:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Source:
+        return self  # nothing in it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(f"a file over a {type(self).__name__} cannot be pickled")
+
     def _view(self, start: int, nbytes: int) -> memoryview:
         raise NotImplementedError
 
@@ -129,6 +139,9 @@ class BytesSource(Source):
         self._bytes = memoryview(data).toreadonly().cast("B")
         super().__init__(name, len(self._bytes))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BytesSource, (bytes(self.view(0, self.size)), self.name)
+
     def _view(self, start: int, nbytes: int) -> memoryview:
         return self._bytes[start : start + nbytes]
 
@@ -136,7 +149,8 @@ class BytesSource(Source):
 class FileSource(Source):
     """A regular file, or a part of one, read in pieces into memory of its own: what is read cannot change afterwards.
 
-    The file's size is looked up again at each reading: a file cut short since it was opened is an error here.
+    The file's size is looked up again at each reading: a file cut short since it was opened is an error here. Pickles as the
+    path, or as its bytes if it has none; unpickling raises OSError if the file at the path has changed since it was opened.
 
     Args:
         fd: the open file's descriptor, which the source takes over.
@@ -149,6 +163,7 @@ class FileSource(Source):
         start: as given.
         asked: the size as it was given.
         has_path: as given.
+        version: changes if the file is written to or replaced.
     """
 
     def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
@@ -156,7 +171,9 @@ class FileSource(Source):
         self.start = start
         self.asked = size
         self.has_path = has_path
-        left = max(os.fstat(fd).st_size - start, 0)
+        status = os.fstat(fd)
+        self.version = _version(status)
+        left = max(status.st_size - start, 0)
         super().__init__(name, left if size is None else size)
         if self.size > left:
             self.close()
@@ -164,6 +181,12 @@ class FileSource(Source):
 
     def read(self, start: int, nbytes: int) -> memoryview:
         return self._guarded(self._read, start, nbytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.check_open()
+        if not self.has_path:
+            return BytesSource, (bytes(self.read(0, self.size)), self.name)
+        return _reopened, (self.name, self.mapped, self.start, self.asked, self.version)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)
@@ -286,6 +309,21 @@ def open_source(path: StrPath, mmap: bool = True, offset: int = 0, size: int | N
     path = os.fsdecode(path)
     fd = open_regular(path)
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
+
+
+def _reopened(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
+    check_version(path, version)
+    return open_source(path, mmap, offset, size)
+
+
+def check_version(path: str, version: Version) -> None:
+    """Checks that a file is the one that `FileSource.version` was taken from. Raises OSError if it is not."""
+    if _version(os.stat(path)) != version:
+        raise OSError(errno.ESTALE, "the file has changed since it was pickled", path)
+
+
+def _version(status: os.stat_result) -> Version:
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def read_regular(path: StrPath) -> bytes:

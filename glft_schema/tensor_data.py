@@ -27,9 +27,9 @@ COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-
 
 
 class TensorFits(Check):
-    """The rule that a row's type can hold its shape, and that its bytes can be counted."""
+    """The rule that a row's type can hold its shape, and that the size in bytes does not overflow 64 bits."""
 
-    expected = "what the type can hold, of bytes that 64 bits can count"
+    expected = "sizes that the type can hold and whose bytes do not overflow 64 bits"
 
     def check(self, context: Any, path: str) -> None:
         dtype, shape = context["dtype"], tuple(context["shape"])
@@ -37,7 +37,7 @@ class TensorFits(Check):
             return
         if not is_countable(shape):
             found = shown(list(context[self.field]))
-            self.broken(context, f"expected bytes that 64 bits can count, found {found}", f"{path} -> {self.field}")
+            self.broken(context, f"{self.field} {found} overflow 64 bits", f"{path} -> {self.field}")
         if refusal := dtype.refusal(shape):
             self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
 
@@ -49,7 +49,7 @@ def fits(dtype: TensorType, shape: tuple[int, ...]) -> bool:
 
 
 def is_countable(shape: tuple[int, ...]) -> bool:
-    """Tells whether 64 bits can count the bytes of a tensor of this shape, were none of its sizes 0."""
+    """Tells whether the bytes of a tensor of this shape, with each size at least 1, do not overflow 64 bits."""
     return math.prod(max(size, 1) for size in shape) < COUNTABLE
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class HasCode(Protocol):
@@ -20,8 +21,11 @@ class HasCode(Protocol):
 T = TypeVar("T", bound=HasCode)
 
 
+_TABLES: dict[str, TypeTable[Any]] = {}  # the first table of each kind, for pickle
+
+
 class TypeTable(Generic[T]):
-    """Types by code, name, scheme and themselves, in order.
+    """Types by code, name, scheme and themselves, in order. Pickles as its kind, if it is the first table of that kind.
 
     Attributes:
         kind: what they are types of, for errors.
@@ -31,6 +35,7 @@ class TypeTable(Generic[T]):
     def __init__(self, kind: str, *types: T, unknown: Callable[[int], T] | None = None) -> None:
         self.kind = kind
         self.unknown = unknown
+        _TABLES.setdefault(kind, self)
         self._known: dict[object, T] = {}
         for type_ in types:
             self.add(type_)
@@ -68,5 +73,26 @@ class TypeTable(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(dict.fromkeys(self._known.values()))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _TABLES[self.kind] is not self:
+            raise TypeError(f"another table of {self.kind} types was declared before, so this one cannot be pickled")
+        return _table, (self.kind,)
+
     def __str__(self) -> str:
         return f"a {self.kind} type ({', '.join(f'{t.code} {t.name}' for t in self)})"
+
+
+def _table(kind: str) -> TypeTable[Any]:
+    return _TABLES[kind]
+
+
+def by_name(type_: HasCode) -> tuple[Any, ...]:
+    """Returns what a type pickles as, for its ``__reduce__``: a name in the table that has it.
+
+    Raises:
+        TypeError: if the type is in no table.
+    """
+    for table in _TABLES.values():
+        if type_ in table:
+            return operator.getitem, (table, type_.name)
+    raise TypeError(f"the type {type_.name} is in no table, so it cannot be pickled")

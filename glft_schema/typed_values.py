@@ -17,6 +17,7 @@ from glft_schema.bulk import StoredNumbers, StoredStrings
 from glft_schema.describe.tables import metadata_table
 from glft_schema.errors import FormatError, LimitError, shown
 from glft_schema.numbers import Number
+from glft_schema.type_table import by_name
 
 LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
 ARRAY = "array"
@@ -46,6 +47,9 @@ class ValueType:
 
     def __repr__(self) -> str:
         return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return by_name(self)
 
 
 class Typed(NamedTuple):

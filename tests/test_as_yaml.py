@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glft_schema.describe.kaitai.as_yaml import as_yaml
+from tests.peers import yaml
 
 scalars = st.text() | st.integers() | st.booleans()
 

@@ -9,7 +9,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
@@ -24,6 +23,7 @@ from tests.cases import ALIGNMENT, KINDS, Read, Refused
 from tests.catalogue import CATALOGUES, HUGE, READ, REFUSED, entries, written
 from tests.gguf_cases import COUNTS, sized
 from tests.judging import judged
+from tests.peers import gguf
 
 EVERYWHERE = {"architecture", "quantization-version"}  # what few of the cases state
 

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import torch
@@ -27,6 +26,7 @@ from glft_schema.tensor_types.chunks import decode
 from glft_schema.tensor_types.ggml import GGML
 from glft_schema.tensor_types.grids import VALUES, grid
 from tests import llama_cpp
+from tests.peers import gguf
 
 BLOCKS = 4000
 BLOCK_TYPES = [type_ for type_ in GGML if type_.block]

@@ -6,7 +6,6 @@ import re
 import warnings
 from pathlib import Path
 
-import gguf
 import pytest
 
 from glft_schema import Container, FormatError, SchemeError
@@ -16,6 +15,7 @@ from glft_schema.rules import GGML, RULE_SETS, SPEC, Check
 from tests import llama_cpp
 from tests.cases import NEVER, READS
 from tests.gguf_cases import READ, REFUSED, entries, tensors, w
+from tests.peers import gguf
 
 STRUCTS = (GGUF.struct, GGUF.struct.header, KeyValue, TensorInfo)
 CHECKS = [field for struct in STRUCTS for field in struct.subcons if isinstance(field, Check)]

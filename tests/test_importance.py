@@ -6,7 +6,6 @@ import re
 import struct
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 import safetensors.torch
@@ -17,6 +16,7 @@ from glft_schema import FormatError, SchemeError, TensorError, TiedWarning, conv
 from glft_schema.tensor_types import chunks
 from glft_schema.tensor_types.ggml import GGML
 from tests import llama_cpp
+from tests.peers import gguf
 from tests.test_cli import in_this_process as glft
 
 SUMS = np.arange(1, 513, dtype=np.float32)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from construct import Array, Bytes, Switch, len_, this
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +51,7 @@ from tests.kaitai_readers import (
     python_reader,
     stored,
 )
+from tests.peers import yaml
 from tests.real_files import downloaded
 
 TYPES = [type_ for name in FORMATS for type_ in FORMATS[name].types]

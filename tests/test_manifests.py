@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
 import pytest
 import torch
 from hypothesis import given
@@ -30,6 +29,7 @@ from glft_schema.manifests import (
 )
 from glft_schema.splitting import split
 from tests import reference
+from tests.peers import gguf
 from tests.reference import F32, Row
 from tests.test_cli_gguf import glft
 

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
 import glft_schema
 from glft_schema import Container, convert
 from glft_schema.container import findings
+from tests.peers import gguf
 from tests.real_files import downloaded
 
 pytestmark = pytest.mark.network

@@ -16,7 +16,6 @@ from random import Random
 from typing import Any
 
 import construct
-import gguf
 import numpy as np
 import pytest
 from construct import Bytes, Const, Int8ub, Int8ul, Int16ul, Int32ul, PascalString, PrefixedArray, Rebuild, len_, this
@@ -40,6 +39,7 @@ from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.typed_values import Array, Stored
 from tests import gguf_reference, gguf_strategies, llama_cpp, reference
 from tests import strategies as glft_strategies
+from tests.peers import gguf
 
 SOME = settings(max_examples=60)
 SEEN = settings(

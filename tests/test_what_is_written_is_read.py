@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 import safetensors
 import torch
@@ -24,6 +23,7 @@ from glft_schema.planned import WrittenTensor
 from glft_schema.tensors import Tensor
 from tests.gguf_strategies import same
 from tests.in_memory import IN_MEMORY
+from tests.peers import gguf
 
 EXAMPLES = settings(max_examples=settings.default.max_examples // 10)
 DOCUMENTED = (FormatError, TensorError, SchemeError)

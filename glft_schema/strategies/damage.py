@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from glft_schema import bulk
 from glft_schema.container import trace_fields
 from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.expressions import field_path
 from glft_schema.fields import Count, Forged, Padding, Sizes, Struct, TypeCode
 from glft_schema.file import File
 from glft_schema.formats.gguf import KeyValues
 from glft_schema.formats.glft import KeyValueLines
 from glft_schema.numbers import ByteOrderOf
-from glft_schema.rows import SHORT_TABLE, least_size
+from glft_schema.rows import least_size
 from glft_schema.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.strategies.breaking import Breaker
 from glft_schema.strategies.corruption import Corruption
@@ -52,7 +53,7 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         part = _declared(file, path)
         return isinstance(part, Padding) and bool(part.may_lack(file.regions))
 
-    tables = _long_tables(file)
+    tables = _tables(file)
     whole = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
     if aspect is not None:
         whole = [place for place in whole if aspect_of_region(file.format, place[0].partition(" -> ")[0]) == aspect]
@@ -63,8 +64,8 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
     def cut(draw: st.DrawFn) -> Corruption:
         path, start, end = whole[draw(st.integers(0, len(whole) - 1))]
         at = draw(st.integers(start, end - 1))
-        first, least = tables.get(path.partition(" -> ")[0], (0, 0))
-        where = path.partition(" -> ")[0] if SHORT_TABLE < at - first < least else ahead.get(start, path)
+        first, least, count = tables.get(path.partition(" -> ")[0], (0, 0, ""))
+        where = count if at - first < least else ahead.get(start, path)
         stored = bytes(file.source.view(0, at))
         return Corruption(stored, f"cut off at byte {at}, in {path}", where, error=TruncatedError)
 
@@ -81,18 +82,23 @@ def _declared(file: File, path: str) -> Any:
     return struct
 
 
-def _long_tables(file: File) -> dict[str, tuple[int, int]]:
-    """Returns, of each table that is longer than what is always parsed, where it begins and the bytes that it takes at least.
+def _tables(file: File) -> dict[str, tuple[int, int, str]]:
+    """Returns, of each table, where it begins, the fewest bytes that its rows take, and the path of their count.
 
-    Where less than that is left, the table is named as a whole.
+    If fewer bytes are left, the count is to blame.
     """
     tables = {}
     for span in trace_fields(file):
-        if " -> " not in span.path and (row := row_struct(_declared(file, span.path))) is not None:
+        if " -> " not in span.path and (row := row_struct(table := _declared(file, span.path))) is not None:
             least = len(file.regions[span.path]) * least_size(row)
-            if least > SHORT_TABLE:
-                tables[span.path] = span.start, least
+            tables[span.path] = span.start, least, _count_path(table, span.path)
     return tables
+
+
+def _count_path(table: Any, path: str) -> str:
+    """Returns the path of the field that says how many rows or bytes the field at `path` has."""
+    table = table.subcon if isinstance(table, KeyValues) else table
+    return field_path(table.count, path) if hasattr(table, "count") else path
 
 
 @st.composite
@@ -105,7 +111,7 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption:
     table = table.subcon if isinstance(table, KeyValues) else table
     stored = _greatest(lambda number: draft.counted(table, number)).stored()
     sentence = f"the count of {region} claims more than there is"
-    return Corruption(stored, sentence, region, error=FormatError, within=True)
+    return Corruption(stored, sentence, _count_path(table, region), error=FormatError, within=True)
 
 
 def _greatest(made: Callable[[int], Draft]) -> Draft:
