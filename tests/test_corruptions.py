@@ -284,13 +284,12 @@ def test_nothing_is_forged_by_mistake() -> None:
     assert forged.start == 4
 
 
-def test_a_table_too_long_for_the_rest_is_named_as_a_whole() -> None:
-    rows = [reference.Row(f"{i}", [0], 0, b"") for i in range(7_000)]
-    stored = reference.write(b"", rows, b"")
-    cuts = find(
-        truncated(Container.parse(stored)), lambda made: made.path == "descriptors", settings=settings(A_FEW, max_examples=200)
-    )
-    as_it_says(cuts)
+@pytest.mark.parametrize(
+    ("name", "count"), [("four_types", "header -> n_tensors"), ("gguf_little", "header -> n_kv"), ("gguf_little", "value -> n")]
+)
+def test_what_is_too_long_for_the_rest_is_blamed_on_its_count(name: str, count: str) -> None:
+    cuts = truncated(Container.parse(golden(name)))
+    as_it_says(find(cuts, lambda made: made.path.endswith(count), settings=settings(A_FEW, max_examples=1000)))
 
 
 def test_bad_requests() -> None:

@@ -190,7 +190,6 @@ def test_a_file_replaced_or_grown_while_open(tmp_path: Path, mmap: bool) -> None
         assert list(file.keys()) == ["w"]
         assert file.get_tensor("w").sum() == 1024
         assert [str(text) for text in file.metadata["s"]][99] == "99"
-        assert list(pickle.loads(pickle.dumps(file)).keys()) == ["other"]  # what stands there now
 
 
 # No regular file

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import construct
+from construct import this
 from hypothesis import reject
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.expressions import field_path
 from glft_schema.fields import Count, Forged, Padding, Sizes, Struct, TypeCode
 from glft_schema.file import File
-from glft_schema.formats.gguf import KeyValues
+from glft_schema.formats.gguf import ARRAY_TYPE, KeyValues
 from glft_schema.formats.glft import KeyValueLines
 from glft_schema.numbers import ByteOrderOf
 from glft_schema.rows import least_size
@@ -53,7 +54,7 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         part = _declared(file, path)
         return isinstance(part, Padding) and bool(part.may_lack(file.regions))
 
-    tables = _tables(file)
+    counts = list(_counts(file))
     whole = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
     if aspect is not None:
         whole = [place for place in whole if aspect_of_region(file.format, place[0].partition(" -> ")[0]) == aspect]
@@ -64,8 +65,8 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
     def cut(draw: st.DrawFn) -> Corruption:
         path, start, end = whole[draw(st.integers(0, len(whole) - 1))]
         at = draw(st.integers(start, end - 1))
-        first, least, count = tables.get(path.partition(" -> ")[0], (0, 0, ""))
-        where = count if at - first < least else ahead.get(start, path)
+        too_few = (count for first, nbytes, count in counts if first <= at < first + nbytes)
+        where = next(too_few, ahead.get(start, path))
         stored = bytes(file.source.view(0, at))
         return Corruption(stored, f"cut off at byte {at}, in {path}", where, error=TruncatedError)
 
@@ -82,17 +83,25 @@ def _declared(file: File, path: str) -> Any:
     return struct
 
 
-def _tables(file: File) -> dict[str, tuple[int, int, str]]:
-    """Returns, of each table, where it begins, the fewest bytes that its rows take, and the path of their count.
+def _counts(file: File) -> Iterator[tuple[int, int, str]]:
+    """Yields where each table and array begins, the fewest bytes that its count asks for, and the path of the count.
 
-    If fewer bytes are left, the count is to blame.
+    In file order, what holds others first: the first one that has not so many bytes left is to blame.
     """
-    tables = {}
-    for span in trace_fields(file):
-        if " -> " not in span.path and (row := row_struct(table := _declared(file, span.path))) is not None:
-            least = len(file.regions[span.path]) * least_size(row)
-            tables[span.path] = span.start, least, _count_path(table, span.path)
-    return tables
+    for span in sorted(trace_fields(file), key=lambda span: (span.start, -(span.end or 0))):
+        value, table = span.value, _declared(file, span.path)
+        if isinstance(value, bulk.StoredNumbers):
+            least = value.number.itemsize
+        elif isinstance(value, bulk.StoredStrings):
+            least = value.length.itemsize
+        elif (row := row_struct(table)) is not None:
+            least = least_size(row)
+        elif isinstance(value, list) and span.path.endswith(" -> elements"):
+            least = least_size(ARRAY_TYPE.field)
+        else:
+            continue
+        count = field_path(this.n, span.path) if table is None else _count_path(table, span.path)
+        yield span.start, len(value) * least, count
 
 
 def _count_path(table: Any, path: str) -> str:
@@ -212,7 +221,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, inner: Struct) -> Cor
         return breaker.draft.with_rows(region, [*rows, {**row, "type": type_, "value": Forged(inner, array, None)}])
 
     stored = _greatest(with_number).stored()
-    path = f"{region} -> {len(rows)} -> value -> {others[0]}"
+    path = f"{region} -> {len(rows)} -> value -> {next(iter(counts))}"
     return Corruption(stored, "an array claims more elements than there are", path, error=TruncatedError)
 
 
