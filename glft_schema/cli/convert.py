@@ -21,8 +21,8 @@ from glft_schema.cli.written import (
     entries,
     header_of,
     importance_in,
-    pairs,
     report,
+    schemes_in,
     writing,
 )
 from glft_schema.convert import convert as convert_file
@@ -57,7 +57,7 @@ def convert(
             written = convert_file(
                 checkpoint,
                 out,
-                pairs(scheme, "*"),
+                schemes_in(scheme),
                 entries(metadata, typed=True),
                 format=target,
                 header=header_of(gguf_version, big_endian),

@@ -21,8 +21,8 @@ from glft_schema.cli.written import (
     entries,
     header_of,
     importance_in,
-    pairs,
     report,
+    schemes_in,
     writing,
 )
 from glft_schema.container import format_for
@@ -58,7 +58,7 @@ def export(
         if any(tensor.packed for tensor in stored.values()):
             raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
-        schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
+        schemes, texts = schemes_in(scheme), entries(metadata, typed=target == "GGUF")
         header, importance = header_of(gguf_version, big_endian), importance_in(imatrix, stored)
         with writing(out, stored) as step:
             written = save_file(

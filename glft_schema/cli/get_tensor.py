@@ -14,6 +14,7 @@ from glft_schema.container import open
 from glft_schema.errors import SchemeError, shown
 from glft_schema.names import matching
 
+ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -26,6 +27,8 @@ def get_tensor(
     """Write one tensor, dequantized, to a .npy file."""
     with blame(file), open(file) as opened:
         refuse_overwriting(out, file)
+        if out.suffix.lower() != ENDING:
+            raise SchemeError(f"expected a file that ends in {ENDING}, the only ending that get-tensor writes, found {str(out)!r}")
         names = matching(name, opened.tensors)
         if len(names) > 1:
             raise SchemeError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
