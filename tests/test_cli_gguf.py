@@ -282,7 +282,9 @@ def test_a_repeated_option_is_refused_rather_than_lost(source: Path, tmp_path: P
     both = "--scheme: expected each pattern once, found '*' twice: 'q8_0' and 'q4_k'"
     assert refused("--scheme", "*=q8_0", "--scheme", "*=q4_k") == both
     assert refused("--scheme", "q8_0", "--scheme", "w.*=f16", "--scheme", "*=q4_k") == both
-    assert refused("--metadata", "a=1", "--metadata", "a=2") == "--metadata: expected each key once, found 'a' twice: '1' and '2'"
+    assert (
+        refused("--metadata", "a=1", "--metadata", "a=2") == "--metadata: expected each key once, found 'a' twice: '1' and '2'"
+    )
     typed = refused("--metadata", "a:uint8=1", "--metadata", "a=x")
     assert typed == "--metadata: expected each key once, found 'a' twice: '1' and 'x'"
     assert not (tmp_path / "out.gguf").exists()
