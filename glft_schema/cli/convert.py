@@ -46,6 +46,7 @@ def convert(
 
     FORMAT follows from the ending of OUT unless given. Payloads are copied where OUT has their type and no scheme asks for
     another; else they are dequantized, and quantized where a scheme says so. The report says what happened to each tensor.
+    In GGUF a well-known key such as general.quantization_version gets a value of its own type.
     """
     with blame(out, tensors=source):
         refuse_overwriting(out, source)

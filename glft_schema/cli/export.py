@@ -49,7 +49,8 @@ def export(
 
     FORMAT is glft or gguf; unless given, gguf where OUT ends in .gguf. TYPE is f32, f16, q8_per_channel or q4_per_group_64 of
     GLFT, and f32, f16, bf16, q8_0, q4_0 and so on of GGUF. PATTERN is a name or has wildcards; a name wins over patterns, and
-    later patterns over earlier ones.
+    later patterns over earlier ones. In GGUF a well-known key such as general.quantization_version gets a value of its own
+    type.
     """
     with blame(source):
         refuse_overwriting(out, source)

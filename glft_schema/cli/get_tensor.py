@@ -24,7 +24,7 @@ def get_tensor(
     out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="The file to write; replaced only when all went well.")],
     dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}; unless given, as stored or float32.")] = None,
 ) -> None:
-    """Write one tensor, dequantized, to a .npy file."""
+    """Write one tensor, dequantized, to a .npy file. Other endings are refused."""
     with blame(file), open(file) as opened:
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:

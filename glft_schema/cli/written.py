@@ -23,11 +23,17 @@ from glft_schema.typed_values import ARRAY, Typed
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; replaced only when all went well.")]
 Schemes = Annotated[
     list[str] | None,
-    typer.Option("--scheme", metavar="PATTERN=TYPE", help="Store what matches as TYPE; TYPE alone is for all. Repeatable."),
+    typer.Option(
+        "--scheme",
+        metavar="PATTERN=TYPE",
+        help="Store what matches as TYPE; TYPE alone is for all. Repeatable, each pattern once.",
+    ),
 ]
 Entries = Annotated[
     list[str] | None,
-    typer.Option("--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable."),
+    typer.Option(
+        "--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable, each key once."
+    ),
 ]
 Alignment = Annotated[int | None, typer.Option(min=1, help="Begin payloads at multiples of this many bytes.")]
 GgufVersion = Annotated[int | None, typer.Option("--gguf-version", min=1, max=3, help="Of a GGUF file: 1, 2 or 3.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,9 @@ def sample_size(tensors: int) -> int:
 def parts(tensor: Tensor, count: int) -> list[Part]:
     """Returns which parts of the matrix [out, in] a sample of about `count` numbers consists of: all if there are no more.
 
-    There are at most `PLACES` parts, each one run of neighbouring numbers, so that a sample reads few pages of a large file.
-    They are evenly spread, the first at the beginning and the last at the end, and begin and end where the type's blocks or
-    groups do.
+    There are at most `PLACES` parts of one size, each one run of neighbouring numbers, so that a sample reads few pages of a
+    large file. They are evenly spread, the first at the beginning and the last at the end, and begin and end where the type's
+    blocks or groups do.
     """
     out, columns = matrix(tensor.shape)
     if out * columns <= count:
@@ -60,18 +61,19 @@ def _spread(last: int, count: int) -> list[int]:
     return [last * i // max(count - 1, 1) for i in range(count)]
 
 
-def stored_part(tensor: Tensor, part: Part) -> torch.Tensor:
-    """Returns the numbers of a part of the matrix, dequantized, as float64; only their bytes are read."""
-    rows, columns = part
-    fields = tensor.dtype.cut(ReadSource(tensor.place[0]), tensor.position, tensor.shape, rows, columns, tensor.order)
-    return tensor.dtype.decode(fields, len(columns)).double()
+def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """Returns the numbers of parts of the matrix of one size, dequantized together, as float64; only their bytes are read."""
+    source, width = ReadSource(tensor.place[0]), len(parts[0][1])
+    found = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
+    fields = {name: torch.cat([cut[name] for cut in found]) for name in found[0]} if len(found) > 1 else found[0]
+    return tensor.dtype.decode(fields, width).double()
 
 
 @one_thread()
 def sample(tensor: Tensor, count: int) -> Floats:
     """Returns about `count` numbers of a tensor as float64: the same ones each time."""
-    found = [stored_part(tensor, part).reshape(-1) for part in parts(tensor, count)]
-    numbers: Floats = torch.cat(found).numpy() if found else np.empty(0)
+    taken = parts(tensor, count)
+    numbers: Floats = stored_parts(tensor, taken).reshape(-1).numpy() if taken else np.empty(0)
     return numbers
 
 
