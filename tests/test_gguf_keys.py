@@ -165,6 +165,9 @@ def test_plain_values_take_the_type_of_their_key(tmp_path: Path) -> None:
     convert(tmp_path / "out.gguf", tmp_path / "again.gguf", metadata={"toy.block_count": "4", "toy.logit_scale": 2})
     again = metadata_of(tmp_path / "again.gguf")
     assert (again["toy.block_count"], again["toy.logit_scale"]) == ((4, "int8"), (2.0, "float32"))
+    with glft_schema.open(tmp_path / "again.gguf") as file:
+        added = file.metadata.without("toy.logit_scale") | {"toy.logit_scale": 3, "toy.note": 3}
+        assert [added.type_of(key) for key in ("toy.logit_scale", "toy.note")] == ["float32", "uint32"]
 
 
 def test_a_plain_value_of_another_kind_is_refused(tmp_path: Path) -> None:

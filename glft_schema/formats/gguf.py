@@ -171,6 +171,13 @@ def show_entry(value: Any) -> str:
     return shown(value.values if isinstance(value, Array) else value)
 
 
+class KeyedMetadata(Metadata):
+    """Metadata in which a plain value that is added gets the type of its key, if that is a well-known one."""
+
+    def _entry(self, key: str, value: Any) -> Stored:
+        return as_entry(key, value, key)
+
+
 class KeyValues(construct.Subconstruct):
     """The rows of a table of key-values. Parses into `Metadata`, builds from any mapping of keys to values."""
 
@@ -183,7 +190,7 @@ class KeyValues(construct.Subconstruct):
     def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
         rows = self.subcon._parsereport(stream, context, path)
         self.once.check_rows(rows, context, path)
-        return Metadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
+        return KeyedMetadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
         metadata = as_metadata({} if obj is None else obj, path)
@@ -198,7 +205,7 @@ def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
         return entries
     if not isinstance(entries, Mapping):
         raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
-    return Metadata({key: as_entry(key, value, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
+    return KeyedMetadata({key: as_entry(key, value, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
 
 
 def as_entry(key: str, value: Any, path: str) -> Stored:
