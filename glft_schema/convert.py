@@ -130,9 +130,7 @@ def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
         texts = {key: text for key, text in entries.items() if key != MARKER and (key, text) != FOR_TORCH}
         entries = {key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}
     elif not isinstance(entries, Metadata):
-        entries = {
-            key: added.get(key, text) for key, text in entries.items()
-        }  # a text that is replaced need not be of its type
+        entries = {key: added.get(key, text) for key, text in entries.items()}  # what is replaced need not have the right type
     metadata = as_metadata(entries)
     return metadata | {key: _in_type_of(key, value, metadata) for key, value in added.items()}
 

@@ -215,13 +215,11 @@ def as_entry(key: str, value: Any, path: str) -> Stored:
         FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
     """
     type_ = type_of_key(key) if isinstance(key, str) else None
-    if type_ is not None and isinstance(value, str):
+    if type_ is None or isinstance(value, (np.generic, Typed, Stored)):
+        return stored(value, VALUE_TYPES, path)
+    if isinstance(value, str):
         return from_value_text(value, type_, VALUE_TYPES, path)
-    if (
-        type_ is not None
-        and isinstance(value, (int, float, list, tuple))
-        and not isinstance(value, (np.generic, Typed, Stored))
-    ):
+    if isinstance(value, (int, float, list, tuple)):
         with suppress(FormatError):  # the key's rule refuses a value of another kind
             return stored(Typed(value, type_), VALUE_TYPES, path)
     return stored(value, VALUE_TYPES, path)

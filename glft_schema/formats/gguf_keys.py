@@ -1,7 +1,8 @@
 """Well-known keys of GGUF's metadata, with the types of their values.
 
 Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that gguf-py writes. docs/gguf.md calls
-most counts uint64, but every writer stores uint32, and llama.cpp reads no other type.
+most counts uint64, but llama.cpp's model loader reads uint32 alone. Keys that were written with different kinds of type are
+left out: ``attention.sliding_window_pattern`` (a number or bools) and ``attention.shared_kv_layers`` (an integer or a float).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ ROWS = (  # prefix, type, rest of each key
                                                "q_lora_rank kv_lora_rank decay_lora_rank iclr_lora_rank "
                                                "value_residual_mix_lora_rank gate_lora_rank relative_buckets_count "
                                                "sliding_window temperature_length key_length_mla value_length_mla "
-                                               "key_length_swa value_length_swa shared_kv_layers indexer.head_count "
+                                               "key_length_swa value_length_swa indexer.head_count "
                                                "indexer.key_length indexer.top_k"),
     ("[arch].attention",     "float32",        "max_alibi_bias clamp_kqv layer_norm_epsilon layer_norm_rms_epsilon "
                                                "group_norm_epsilon scale output_scale temperature_scale"),
