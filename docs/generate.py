@@ -17,6 +17,7 @@ from glft_schema.container import FORMATS, format_named
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
+from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.limits import LIMITS
 
 MODULES = {  # what is public beside the names of the package itself
@@ -114,6 +115,14 @@ def read_files() -> str:
     return table(("file", "breaks `spec`", "breaks `ggml`", "llama.cpp", "gguf-py"), rows)
 
 
+def known_keys() -> str:
+    """Returns the well-known keys of GGUF by type."""
+    types = dict.fromkeys(TYPES.values())
+    return table(
+        ("type", "keys"), [(f"`{type_}`", ", ".join(f"`{key}`" for key in TYPES if TYPES[key] == type_)) for type_ in types]
+    )
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Returns a table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
@@ -127,7 +136,7 @@ def code_or_text(verdict: str) -> str:
 def parts() -> dict[str, Callable[[], str]]:
     """Returns what makes each generated part."""
     made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python, "limits": limits}
-    made |= {"refused files": refused_files, "read files": read_files}
+    made |= {"refused files": refused_files, "read files": read_files, "known keys": known_keys}
     for format in FORMATS:
         name = format.name.lower()
         made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}

@@ -282,7 +282,7 @@ def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
     try:
         _check_not_compressed(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (OSError, MemoryError, FormatError):
+    except (OSError, MemoryError, FormatError, ModuleNotFoundError):
         raise
     except Exception as error:
         reason = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__

@@ -16,14 +16,15 @@ from glft_schema.container import ENDINGS, findings, format_named
 from glft_schema.errors import FormatError, SchemeError
 from glft_schema.export import save_file
 from glft_schema.file import File
-from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_metadata
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES, as_entry, as_metadata
+from glft_schema.formats.gguf_keys import suits
 from glft_schema.formats.glft import GLFT
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.names import leave_out
 from glft_schema.planned import Progress, WrittenTensor
 from glft_schema.safetensors_file import save_safetensors
 from glft_schema.source import StrPath
-from glft_schema.typed_text import from_text, to_text
+from glft_schema.typed_text import from_text, from_value_text, to_text
 from glft_schema.typed_values import Metadata
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
@@ -129,12 +130,15 @@ def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
     if not isinstance(entries, Metadata) and has_types(entries):
         texts = {key: text for key, text in entries.items() if key != MARKER and (key, text) != FOR_TORCH}
         entries = {key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}
+    elif not isinstance(entries, Metadata):
+        entries = {key: added.get(key, text) for key, text in entries.items()}  # what is replaced need not have the right type
     metadata = as_metadata(entries)
     return metadata | {key: _in_type_of(key, value, metadata) for key, value in added.items()}
 
 
 def _in_type_of(key: str, value: Any, metadata: Metadata) -> Any:
-    """Returns a text that is to replace a value of another type as a value of that type."""
-    if not isinstance(value, str) or key not in metadata or metadata.type_of(key) == "string":
-        return value
-    return from_text(f"{metadata.type_of(key)} {value}", VALUE_TYPES, f"metadata -> {key}")
+    """Returns a value that is added in the type of the one that it replaces, if that suits the key, or of the key."""
+    path = f"metadata -> {key}"
+    if key not in metadata or not suits(key, metadata.type_of(key)):
+        return as_entry(key, value, path)
+    return from_value_text(value, metadata.type_of(key), VALUE_TYPES, path) if isinstance(value, str) else value

@@ -110,5 +110,5 @@ def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], not
     for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():
         if type_.is_integer and torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
             return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])
-    kinds = "float and integer dtypes" if any(type_.is_integer for type_ in types) else "a float dtype"
-    raise TensorError(f"expected {kinds}, found {tensor.dtype}: exclude or convert it", name)
+    exact = ", ".join(type_.exact for type_ in types if type_.exact)
+    raise TensorError(f"{types.kind} has no type for {tensor.dtype}: exclude the tensor, or convert it to one of {exact}", name)

@@ -261,6 +261,24 @@ class MappedSource(FileSource):
                 continue
 
 
+class ReadSource(Source):
+    """The bytes of another source, read when they are asked for: a map is not touched.
+
+    A fault in a map makes the system read ahead, megabytes on some disks. A reading of a few bytes takes their pages alone.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        super().__init__(source.name, source.size)
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        return self._source.read(start, nbytes)
+
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        stored = self._source.read(start, nbytes)
+        return memoryview(bytearray(stored)) if stored.readonly else stored
+
+
 def _copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
     """Maps a file for writing that stays in memory, and promises no memory for it: a file may be larger than the machine's."""
     no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python names it from 3.13 on

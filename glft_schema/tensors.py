@@ -230,6 +230,8 @@ class Tensor:
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
         """Returns the numbers asked for along each dim, and whether the dim goes from the result."""
         parts = list(index) if isinstance(index, tuple) else [index]
+        if any(part is None for part in parts):
+            raise IndexError("new axes (None) are not supported in slices: index with integers, slices and ...")
         ellipses = [at for at, part in enumerate(parts) if part is ...] or [len(parts)]
         if len(ellipses) > 1:
             raise IndexError("an index can have a single ellipsis ('...')")

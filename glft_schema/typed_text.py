@@ -12,6 +12,8 @@ from glft_schema.errors import FormatError, shown
 from glft_schema.numbers import Number
 from glft_schema.typed_values import Array, Stored, ValueType, as_stored, as_typed
 
+STRING = "string"
+
 
 def to_text(value: Stored) -> str:
     """Returns a value as one line of text that `from_text` reads back bit for bit: its type, a space, and the value as JSON.
@@ -30,6 +32,17 @@ def from_text(text: str, types: Any, path: str) -> Stored:
         if isinstance(error, FormatError):
             raise
         raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
+
+
+def from_value_text(text: str, type_text: str, types: Any, path: str) -> Stored:
+    """Reads a value of a known type: a string as it is, any other value as JSON. Raises FormatError for any other text."""
+    if type_text == STRING:
+        return as_typed(text, type_text, types, path)
+    try:
+        return as_typed(json.loads(text), type_text, types, path, _from_json)
+    except (ValueError, RecursionError):
+        article = "a" if type_text.startswith(("b", "f", "u")) else "an"
+        raise FormatError(f"expected {article} {type_text}, found {shown(text)}", path) from None
 
 
 def _to_json(value: Stored) -> Any:

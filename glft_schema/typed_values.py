@@ -159,15 +159,19 @@ class Metadata(Mapping[str, Any]):
         for key, value in typed.items():
             if key in entries and not entries[key].is_nested and not isinstance(value, (Typed, Stored)):
                 value = Typed(value, entries[key].type_text)
-            entries[key] = stored(value, self._types, key)
-        return Metadata(entries, self._types)
+            entries[key] = self._entry(key, value)
+        return type(self)(entries, self._types)
+
+    def _entry(self, key: str, value: Any) -> Stored:
+        """Returns a value that is added, with its type."""
+        return stored(value, self._types, key)
 
     def without(self, *keys: str) -> Metadata:
         """Returns these entries but those of `keys`. Raises KeyError for a key that is not there."""
         for key in keys:
             self._entries[key]
         without = set(keys)
-        return Metadata({key: entry for key, entry in self._entries.items() if key not in without}, self._types)
+        return type(self)({key: entry for key, entry in self._entries.items() if key not in without}, self._types)
 
     def type_of(self, key: str) -> str:
         """Returns the stored type of a value, such as ``array[string]``. Raises KeyError where there is no such key."""

@@ -472,7 +472,7 @@ def work(*arguments: object, **more: object) -> None:
 
 def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"a": torch.ones(3)}, path)
-    out = path.parent / "missing" / "out"
+    out = path.parent / "missing" / "out.npy"
     monkeypatch.setattr(render, "page", work)
     monkeypatch.setattr(Tensor, "dequantize", work)
     for verb in (lambda: view(path, out), lambda: get_tensor(path, "a", out)):

@@ -201,6 +201,46 @@ def test_a_manifest_from_closed_input(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "glft: standard input: it is closed\n")
 
 
+def glft_without_torch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a verb in a process that cannot import torch."""
+    code = "import sys; sys.modules['torch'] = None; from glft_schema.cli import main; main()"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["verify"], ["explain"], ["hash"], ["schema", "--as", "c"]], ids=str)
+def test_verbs_that_compute_no_tensor_need_no_torch(four_types: Path, arguments: list[str]) -> None:
+    verb, *options = arguments
+    done = glft_without_torch(verb, "gguf" if verb == "schema" else four_types, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == in_this_process(verb, "gguf" if verb == "schema" else four_types, *options).stdout
+
+
+NEEDING_TORCH = ["schema", "view", "get-tensor", "values", "against", "export", "export a torch file", "convert", "fuzz", "lab"]
+
+
+@pytest.mark.parametrize("verb", NEEDING_TORCH)
+def test_without_torch_other_verbs_are_one_line(source: Path, four_types: Path, tmp_path: Path, verb: str) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
+    out = tmp_path / "out.npy"
+    commands: dict[str, list[object]] = {
+        "schema": ["schema", "gguf"],
+        "view": ["view", four_types, "-o", out],
+        "get-tensor": ["get-tensor", four_types, "fc1", out],
+        "values": ["verify", four_types, "--values"],
+        "against": ["verify", four_types, "--against", source],
+        "export": ["export", source, out],
+        "export a torch file": ["export", tmp_path / "model.pt", out],
+        "convert": ["convert", four_types, out, "--format", "safetensors"],
+        "fuzz": ["fuzz", four_types, "--examples", 1],
+        "lab": ["lab", "--out", tmp_path / "lab"],
+    }
+    done = glft_without_torch(*commands[verb])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "glft: this needs the package torch, which is not installed\n"
+    assert not out.exists()
+
+
 def test_help_names_the_verbs_without_importing_torch() -> None:
     code = """
 import sys

@@ -183,7 +183,7 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
     assert_refused(refused, "expected no header, alignment, rules or importance for a safetensors file")
     assert_refused(glft("convert", gguf, gguf), "expected another file to write to, found the one to be read")
     assert_refused(glft("convert", tmp_path / "missing", out), "missing: No such file or directory")
-    assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': expected a float dtype")
+    assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': GLFT has no type for torch.int64:")
     assert glft("convert", gguf, tmp_path / "out.glft", "--exclude", "i").returncode == 0
 
 
@@ -256,6 +256,52 @@ def test_get_tensor(gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "four.glft").write_bytes(golden("four_types"))
     assert glft("get-tensor", tmp_path / "four.glft", "fc1", out).returncode == 0
     assert np.load(out).tolist() == [[0.5, -0.5, -64.0], [-254.0, 0.0, -4.0]]
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors", "w.gguf", "w"])
+def test_get_tensor_writes_no_other_ending(gguf: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    done = glft("get-tensor", gguf, "w.weight", out)
+    expected = f"glft: expected a file that ends in .npy, the only ending that get-tensor writes, found {str(out)!r}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+    assert not out.exists()
+
+
+def refusal(*arguments: object) -> str:
+    """Returns the one line with which a verb refuses a request, without what it begins with."""
+    done = glft(*arguments)
+    assert_refused(done)
+    return done.stderr.removeprefix("glft: ").removesuffix("\n")
+
+
+@pytest.mark.parametrize("verb", ["export", "convert"])
+def test_a_repeated_option_is_refused_rather_than_lost(source: Path, tmp_path: Path, verb: str) -> None:
+    def refused(*options: object) -> str:
+        return refusal(verb, source, tmp_path / "out.gguf", *options)
+
+    both = "--scheme: expected each pattern once, found '*' twice: 'q8_0' and 'q4_k'"
+    assert refused("--scheme", "*=q8_0", "--scheme", "*=q4_k") == both
+    assert refused("--scheme", "q8_0", "--scheme", "w.*=f16", "--scheme", "*=q4_k") == both
+    assert (
+        refused("--metadata", "a=1", "--metadata", "a=2") == "--metadata: expected each key once, found 'a' twice: '1' and '2'"
+    )
+    typed = refused("--metadata", "a:uint8=1", "--metadata", "a=x")
+    assert typed == "--metadata: expected each key once, found 'a' twice: '1' and 'x'"
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_integers_have_no_type(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(2, 32).to(dtype)}, source)
+    exact = "float32, float16, int8, int16, int32, int64, float64, bfloat16"
+    for verb in ("export", "convert"):
+        for out, kind, dtypes in (("out.gguf", "ggml", exact), ("out.glft", "GLFT", "float32, float16")):
+            problem = f"{kind} has no type for {dtype}: exclude the tensor, or convert it to one of {dtypes}"
+            assert refusal(verb, source, tmp_path / out) == f"{source}: tensor 'w': {problem}"
+    problem = f"i32 cannot hold it: expected a signed integer dtype, uint8 or bool, found {dtype}: exclude or convert it"
+    assert refusal("export", source, tmp_path / "out.gguf", "--scheme", "w=i32") == f"{source}: tensor 'w': {problem}"
+    assert glft("convert", source, tmp_path / "out.safetensors").returncode == 0
 
 
 def test_a_large_vocabulary_is_abbreviated(tmp_path: Path) -> None:

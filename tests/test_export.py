@@ -31,6 +31,9 @@ from glft_schema.tensor_types.tensor_type import FLOATS
 Q4, Q8 = "q4_per_group_64", "q8_per_channel"
 
 
+CONVERT = "exclude the tensor, or convert it to one of float32, float16"
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf-lite"
@@ -101,8 +104,10 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
     ("tensor", "schemes", "message"),
     [
         (torch.ones(3, 10), {"w": Q4}, f"{Q4} cannot hold it: expected `in` to be a multiple of 64, found [3, 10]"),
-        (torch.ones(3, dtype=torch.int64), {}, "expected a float dtype, found torch.int64: exclude or convert it"),
-        (torch.ones(3, dtype=torch.complex64), {}, "expected a float dtype, found torch.complex64"),
+        (torch.ones(3, dtype=torch.int64), {}, f"tensor 'w': GLFT has no type for torch.int64: {CONVERT}"),
+        (torch.ones(3, dtype=torch.complex64), {}, f"tensor 'w': GLFT has no type for torch.complex64: {CONVERT}"),
+        (torch.ones(3, dtype=torch.uint16), {}, f"tensor 'w': GLFT has no type for torch.uint16: {CONVERT}"),
+        (torch.ones(3, dtype=torch.uint32), {"*": "f32"}, f"tensor 'w': GLFT has no type for torch.uint32: {CONVERT}"),
         (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
         (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
         (
@@ -115,7 +120,7 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.eye(2).to_sparse(), {}, "found a Tensor (torch.sparse_coo)"),
         (torch.nn.UninitializedParameter(), {}, "found a UninitializedParameter"),
         (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), {}, "found a NestedTensor"),
-        (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), {}, "found torch.float4_e2m1fn_x2"),
+        (torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), {}, "GLFT has no type for torch.float4_e2m1fn_x2"),
         ([1.0], {}, "expected a torch.Tensor, found [1.0]"),
     ],
 )

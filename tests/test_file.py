@@ -213,7 +213,11 @@ def test_slice_reads_only_its_bytes() -> None:
         ((2,), "index 2 is out of bounds for dim 0 of size 2"),
         ((0, -4), "index -4 is out of bounds for dim 1 of size 3"),
         ((..., ...), "an index can have a single ellipsis ('...')"),
-        *((part, f"expected integers, slices with a step above 0, and ..., found {part}") for part in (None, True, [0])),
+        *((part, f"expected integers, slices with a step above 0, and ..., found {part}") for part in (True, [0])),
+        *(
+            (index, "new axes (None) are not supported in slices: index with integers, slices and ...")
+            for index in (None, (..., None), (None, 0, 0), (0, None, 0, None))
+        ),
         (slice(None, None, -1), "expected integers, slices with a step above 0, and ..., found slice(None, None, -1)"),
         ("a", "expected integers, slices with a step above 0, and ..., found 'a'"),
     ],

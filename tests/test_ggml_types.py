@@ -457,7 +457,9 @@ def test_integers_are_kept_or_refused() -> None:
         assert torch.equal(GGML[name].round_trip(numbers, "w").long(), numbers)
         with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for torch.int"):
             GGML[name].encode(torch.tensor([0, greatest + 1]), "w")
-        with pytest.raises(TensorError, match=r"expected an integer dtype, found torch.float32: exclude or convert it"):
+        with pytest.raises(
+            TensorError, match=r"expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert it"
+        ):
             GGML[name].encode(torch.ones(1), "w")
     with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert it"):
         GGML["Q8_0"].encode(torch.ones(1, 32).long(), "w")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import json
 import math
+import mmap
+import os
 import re
 import tempfile
 import warnings
@@ -25,7 +28,7 @@ from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
 from glft_schema.describe.page.modules import modules
 from glft_schema.describe.page.render import content_hash, page
-from glft_schema.describe.page.samples import BINS, describe, histogram, parts, sample, sample_size
+from glft_schema.describe.page.samples import BINS, PLACES, describe, histogram, parts, sample, sample_size
 from glft_schema.describe.page.text import as_json, visible
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
@@ -155,6 +158,53 @@ def test_parts_keep_blocks_whole() -> None:
         for rows, columns in parts(tensor, 1000):
             assert columns.start % 32 == columns.stop % 32 == 0
             assert set(rows) <= set(range(matrix(tensor.shape)[0]))
+
+
+@pytest.mark.parametrize(("type_", "unit"), [("f32", 1), ("q5_0", 32), ("q4_k", 256)])
+def test_parts_are_few_runs_without_overlap(type_: str, unit: int) -> None:
+    for out, columns in ((1, 4096), (2, 1280), (3, 2048), (7, 768), (8, 256), (9, 512), (20, 2304), (300, 256)):
+        with in_memory({"t": torch.zeros(out, columns)}, {"*": type_}, "gguf") as file:
+            for count in (1, 300, 1024, 5000, 1 << 16):
+                found = parts(file.tensors["t"], count)
+                assert 1 <= len(found) <= PLACES
+                seen = torch.zeros(out, columns)
+                for rows, across in found:
+                    assert rows.step == 1
+                    assert len(rows) == 1 or len(across) == columns  # a run of neighbours
+                    assert across.start % unit == across.stop % unit == 0
+                    seen[rows.start : rows.stop, across.start : across.stop] += 1
+                assert seen.max() == 1
+                assert seen[0, 0] == seen[-1, -1] == 1 or len(found) == 1
+                assert min(count, out * columns) / 4 <= seen.sum() <= max(count, PLACES * unit)
+
+
+def resident(path: Path) -> int:
+    """Returns how many bytes of a file are in memory."""
+    size, libc = path.stat().st_size, ctypes.CDLL(None, use_errno=True)
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), size) as mapped:
+        first = ctypes.c_ubyte.from_buffer(mapped)
+        done = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages)
+        del first
+    assert done == 0, os.strerror(ctypes.get_errno())
+    return int((np.frombuffer(pages, np.uint8) & 1).sum()) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("shape", [(1 << 15, 1 << 14), (1 << 29,)], ids=str)
+@pytest.mark.parametrize(("code", "weights", "size"), [(1, 1, 2), (12, 256, 144)], ids=["F16", "Q4_K"])
+def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...], code: int, weights: int, size: int) -> None:
+    """A page of a sparse file of gigabytes brings less than a megabyte of each tensor into memory."""
+    nbytes, tensors, path = math.prod(shape) // weights * size, 6, tmp_path / "sparse.gguf"
+    infos = [Info(b"blk.%d.w" % i, list(reversed(shape)), code, b"", i * nbytes) for i in range(tensors)]
+    head = Written([(b"general.architecture", 8, b"toy")], infos, b"").bytes()
+    with path.open("wb") as stream:
+        stream.write(head)
+        stream.truncate(len(head) + tensors * nbytes)
+    before = resident(path)
+    with glft_schema.open(path) as file:
+        data = data_of(page(file))
+    assert [found["count"] for found in data["numbers"]] == [1 << 16] * tensors
+    assert resident(path) - before < tensors << 20 < tensors * nbytes // 200
 
 
 def test_sample_size() -> None:

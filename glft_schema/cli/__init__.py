@@ -23,7 +23,7 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
-from glft_schema.cli.terminal import FAILED, REFUSED, request, say
+from glft_schema.cli.terminal import FAILED, REFUSED, once, request, say
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
 from glft_schema.errors import SchemeError, shown
@@ -58,14 +58,14 @@ def options(
 
 
 def limits_in(given: list[str]) -> Limits:
-    """Returns the limits that are given as ``NAME=NUMBER``. Raises SchemeError for anything else."""
-    limits: dict[str, int] = {}
+    """Returns the limits that are given as ``NAME=NUMBER``. Raises SchemeError for anything else, and for a repeated name."""
+    limits: list[tuple[str, str, int]] = []
     for text in given:
         name, _, number = text.partition("=")
         if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
             raise SchemeError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
-        limits[name] = int(number)
-    return Limits(**limits)
+        limits.append((name, number, int(number)))
+    return Limits(**once("--limit", "name", limits))
 
 
 def main() -> None:
@@ -83,6 +83,9 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
+    except ModuleNotFoundError as error:  # torch above all: verbs that compute no tensor run without it
+        say(f"glft: this needs the package {error.name}, which is not installed", error=True)
+        sys.exit(REFUSED)
     except BrokenPipeError:  # whoever reads our output has had enough
         _leave_output()
         sys.exit(FAILED)

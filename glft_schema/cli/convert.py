@@ -21,8 +21,8 @@ from glft_schema.cli.written import (
     entries,
     header_of,
     importance_in,
-    pairs,
     report,
+    schemes_in,
     writing,
 )
 from glft_schema.convert import convert as convert_file
@@ -46,6 +46,7 @@ def convert(
 
     FORMAT follows from the ending of OUT unless given. Payloads are copied where OUT has their type and no scheme asks for
     another; else they are dequantized, and quantized where a scheme says so. The report says what happened to each tensor.
+    In GGUF a well-known key such as general.quantization_version gets a value of its own type.
     """
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
@@ -57,7 +58,7 @@ def convert(
             written = convert_file(
                 checkpoint,
                 out,
-                pairs(scheme, "*"),
+                schemes_in(scheme),
                 entries(metadata, typed=True),
                 format=target,
                 header=header_of(gguf_version, big_endian),

@@ -21,8 +21,8 @@ from glft_schema.cli.written import (
     entries,
     header_of,
     importance_in,
-    pairs,
     report,
+    schemes_in,
     writing,
 )
 from glft_schema.container import format_for
@@ -49,7 +49,8 @@ def export(
 
     FORMAT is glft or gguf; unless given, gguf where OUT ends in .gguf. TYPE is f32, f16, q8_per_channel or q4_per_group_64 of
     GLFT, and f32, f16, bf16, q8_0, q4_0 and so on of GGUF. PATTERN is a name or has wildcards; a name wins over patterns, and
-    later patterns over earlier ones.
+    later patterns over earlier ones. In GGUF a well-known key such as general.quantization_version gets a value of its own
+    type.
     """
     with blame(source):
         refuse_overwriting(out, source)
@@ -58,7 +59,7 @@ def export(
         if any(tensor.packed for tensor in stored.values()):
             raise SchemeError("expected a checkpoint, found a GLFT or GGUF file: glft convert takes those, with their metadata")
     with blame(out, tensors=source):
-        schemes, texts = pairs(scheme, "*"), entries(metadata, typed=target == "GGUF")
+        schemes, texts = schemes_in(scheme), entries(metadata, typed=target == "GGUF")
         header, importance = header_of(gguf_version, big_endian), importance_in(imatrix, stored)
         with writing(out, stored) as step:
             written = save_file(

@@ -14,6 +14,7 @@ from glft_schema.container import open
 from glft_schema.errors import SchemeError, shown
 from glft_schema.names import matching
 
+ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
 
 
@@ -23,9 +24,13 @@ def get_tensor(
     out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="The file to write; replaced only when all went well.")],
     dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}; unless given, as stored or float32.")] = None,
 ) -> None:
-    """Write one tensor, dequantized, to a .npy file."""
+    """Write one tensor, dequantized, to a .npy file. Other endings are refused."""
     with blame(file), open(file) as opened:
         refuse_overwriting(out, file)
+        if out.suffix.lower() != ENDING:
+            raise SchemeError(
+                f"expected a file that ends in {ENDING}, the only ending that get-tensor writes, found {str(out)!r}"
+            )
         names = matching(name, opened.tensors)
         if len(names) > 1:
             raise SchemeError(f"expected one tensor that matches {shown(name)}, found {len(names)}")

@@ -25,7 +25,10 @@ def schema(
     name: Annotated[str, typer.Argument(help="glft, gguf, or a tensor type such as q4_k.")],
     language: Annotated[Language, typer.Option("--as", help="What to write.")] = DEFAULT,
 ) -> None:
-    """Print the schema of a format or a tensor type, derived from its declaration."""
+    """Print the schema of a format or a tensor type, derived from its declaration.
+
+    Markdown shows which bit is which weight, and needs torch for that; the other languages do not.
+    """
     with request():
         described = find(name)
         module = import_module(f"glft_schema.describe.{WRITERS[language.value]}")  # the others are not needed

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from glft_schema.checkpoints import INDEX_SUFFIX
 from glft_schema.describe.tables import aligned
-from glft_schema.errors import FormatError, SchemeError, TensorError, printable
+from glft_schema.errors import FormatError, SchemeError, TensorError, printable, shown
 from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.shards import NAME, shard_path
 
@@ -23,6 +23,7 @@ REFUSED = 2  # bad input, as for a wrong option
 WIDEST = 1000  # characters of a line that are printed
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
+Value = TypeVar("Value")
 Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
 
 
@@ -79,6 +80,27 @@ def request() -> Iterator[None]:
     except SchemeError as error:
         say(f"glft: {error}", error=True)  # of the request, not of a file
         raise typer.Exit(REFUSED) from None
+
+
+def once(option: str, what: str, given: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:
+    """Returns the values of a repeatable option by key.
+
+    Args:
+        option: the option, for the error.
+        what: what a key of the option is called.
+        given: key, text and value of each use of the option.
+
+    Raises:
+        SchemeError: for a repeated key, whose first value would be lost.
+    """
+    texts: dict[str, str] = {}
+    values: dict[str, Value] = {}
+    for key, text, value in given:
+        if key in texts:
+            both = f"{shown(texts[key])} and {shown(text)}"
+            raise SchemeError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
+        texts[key], values[key] = text, value
+    return values
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.checkpoints import StoredTensor
-from glft_schema.cli.terminal import blame, progress_bar, safe, table
+from glft_schema.cli.terminal import blame, once, progress_bar, safe, table
 from glft_schema.errors import SchemeError
 from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.importance import read_importance, with_importance
@@ -23,11 +23,17 @@ from glft_schema.typed_values import ARRAY, Typed
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; replaced only when all went well.")]
 Schemes = Annotated[
     list[str] | None,
-    typer.Option("--scheme", metavar="PATTERN=TYPE", help="Store what matches as TYPE; TYPE alone is for all. Repeatable."),
+    typer.Option(
+        "--scheme",
+        metavar="PATTERN=TYPE",
+        help="Store what matches as TYPE; TYPE alone is for all. Repeatable, each pattern once.",
+    ),
 ]
 Entries = Annotated[
     list[str] | None,
-    typer.Option("--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable."),
+    typer.Option(
+        "--metadata", metavar="K=V", help="Add to the metadata; K:TYPE=JSON gives the type in GGUF. Repeatable, each key once."
+    ),
 ]
 Alignment = Annotated[int | None, typer.Option(min=1, help="Begin payloads at multiples of this many bytes.")]
 GgufVersion = Annotated[int | None, typer.Option("--gguf-version", min=1, max=3, help="Of a GGUF file: 1, 2 or 3.")]
@@ -80,38 +86,34 @@ def importance_in(path: Path | None, tensors: Mapping[str, StoredTensor]) -> dic
     return importance
 
 
-def pairs(texts: list[str] | None, default: str | None = None) -> dict[str, str]:
-    """Returns ``K=V`` texts as a dict; a text without ``=`` is the value of `default`, where there is one.
+def schemes_in(texts: list[str] | None) -> dict[str, str]:
+    """Returns ``PATTERN=TYPE`` texts as types by pattern; a text without ``=`` is the type of the pattern ``*``.
 
     Raises:
-        SchemeError: for a text without ``=`` where there is not.
+        SchemeError: for a repeated pattern.
     """
-    found: dict[str, str] = {}
-    for text in texts or []:
-        key, equals, value = text.rpartition("=") if default is not None else text.partition("=")
-        if not equals:
-            if default is None:
-                raise SchemeError(f"expected K=V, found {text!r}")
-            key, value = default, text
-        found.pop(key, None)  # so that the last one comes last
-        found[key] = value
-    return found
+    parts = [text.rpartition("=") for text in texts or []]
+    given = [(pattern if equals else "*", type_) for pattern, equals, type_ in parts]
+    return once("--scheme", "pattern", [(pattern, type_, type_) for pattern, type_ in given])
 
 
 def entries(texts: list[str] | None, typed: bool) -> dict[str, Any]:
     """Returns ``K=V`` texts as metadata; where it can have types, ``K:TYPE=JSON`` is a typed value.
 
     Raises:
-        SchemeError: for another text.
+        SchemeError: for a text of another form, and for a repeated key.
     """
-    found: dict[str, Any] = {}
-    for key, value in pairs(texts).items():
+    given: list[tuple[str, str, Any]] = []
+    for text in texts or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SchemeError(f"expected K=V, found {text!r}")
         named = TYPED_KEY.fullmatch(key) if typed else None
         try:
-            found[named["key"] if named else key] = Typed(json.loads(value), named["type"]) if named else value
+            given.append((named["key"], value, Typed(json.loads(value), named["type"])) if named else (key, value, value))
         except (ValueError, RecursionError):
             raise SchemeError(f"expected a value in JSON for {key!r}, found {value!r}") from None
-    return found
+    return once("--metadata", "key", given)
 
 
 def report(written: list[WrittenTensor], out: Path, errors: bool = False) -> list[str]:

@@ -11,9 +11,11 @@ Rules that only some readers hold name their rule sets: `SPEC`, the specificatio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import construct
+import numpy as np
 from construct import Bytes, Default, Switch, len_, this
 
 from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
@@ -21,6 +23,7 @@ from glft_schema.errors import FormatError, shown
 from glft_schema.expressions import Lookup, matching, nbytes, nbytes_, reverse, reverse_
 from glft_schema.fields import Count, Derived, Padding, Picked, Sizes, Struct, TypeCode
 from glft_schema.formats.format import Format
+from glft_schema.formats.gguf_keys import expected_of, suits, type_of_key
 from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from glft_schema.rows import Nested, Table
 from glft_schema.rules import GGML, SPEC, Check, Limit, Rule
@@ -28,6 +31,7 @@ from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits, TensorMap
 from glft_schema.tensor_types import ggml
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.type_table import TypeTable
+from glft_schema.typed_text import from_value_text
 from glft_schema.typed_values import ARRAY, Array, Metadata, Stored, Typed, ValueType, stored
 
 MAGIC = b"GGUF"
@@ -157,9 +161,21 @@ def is_integer(type_: ValueType) -> bool:
     return isinstance(type_.field, Number) and not type_.field.is_float and type_.name != "bool"
 
 
+def type_text(entry: Any) -> str:
+    """Returns the type of an entry's value, with those of elements."""
+    return Stored(entry.type, entry.value).type_text
+
+
 def show_entry(value: Any) -> str:
     """Returns a stored value as errors show it."""
     return shown(value.values if isinstance(value, Array) else value)
+
+
+class KeyedMetadata(Metadata):
+    """Metadata in which a plain value that is added gets the type of its key, if that is a well-known one."""
+
+    def _entry(self, key: str, value: Any) -> Stored:
+        return as_entry(key, value, key)
 
 
 class KeyValues(construct.Subconstruct):
@@ -174,7 +190,7 @@ class KeyValues(construct.Subconstruct):
     def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
         rows = self.subcon._parsereport(stream, context, path)
         self.once.check_rows(rows, context, path)
-        return Metadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
+        return KeyedMetadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
 
     def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
         metadata = as_metadata({} if obj is None else obj, path)
@@ -189,7 +205,33 @@ def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
         return entries
     if not isinstance(entries, Mapping):
         raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
-    return Metadata({key: stored(value, VALUE_TYPES, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
+    return KeyedMetadata({key: as_entry(key, value, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
+
+
+def as_entry(key: str, value: Any, path: str) -> Stored:
+    """Returns a value with its type. A plain value of a well-known key gets the type of the key if it has the right kind.
+
+    Raises:
+        FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
+    """
+    type_ = type_of_key(key) if isinstance(key, str) else None
+    if type_ is None or isinstance(value, (np.generic, Typed, Stored)):
+        return stored(value, VALUE_TYPES, path)
+    if isinstance(value, str):
+        return from_value_text(value, type_, VALUE_TYPES, path)
+    if isinstance(value, (int, float, list, tuple)):
+        with suppress(FormatError):  # the key's rule refuses a value of another kind
+            return stored(Typed(value, type_), VALUE_TYPES, path)
+    return stored(value, VALUE_TYPES, path)
+
+
+class KeyType(Rule):
+    """The rule that a well-known key has a value of its kind: see `glft_schema.formats.gguf_keys`."""
+
+    def check(self, context: Any, path: str) -> None:
+        if not self.holds(context):
+            problem = f"expected {expected_of(context.key)} for {context.key}, found {type_text(context)}"
+            self.broken(context, problem, f"{path} -> {self.field}")
 
 
 # fmt: off
@@ -209,6 +251,8 @@ KeyValue = Struct(
          broken_by={"type": ARRAY_TYPE, "value": Array(ARRAY_TYPE, ())}),
     Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in parts(at.value, at.type)),
          f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
+    KeyType("gguf-key-type", "type", lambda at: not type_of_key(at.key) or suits(at.key, type_text(at)),
+         "of the kind that its key has", sets=(SPEC,), broken_by={"key": "general.name", "type": "uint32", "value": 1}),
     Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (is_integer(at.type) and at.value > 0),
          f"an integer above 0 for {ALIGNMENT}", show=show_entry,
          broken_by={"key": ALIGNMENT, "type": "uint32", "value": 0}),

@@ -155,7 +155,8 @@ class TensorType:
 
     def dtype_refusal(self, dtype: torch.dtype) -> str:
         """Returns why `encode` does not take tensors of `dtype`."""
-        return f"expected {'an integer' if self.is_integer else 'a float'} dtype, found {dtype}: exclude or convert it"
+        kind = "a signed integer dtype, uint8 or bool" if self.is_integer else "a float dtype"
+        return f"expected {kind}, found {dtype}: exclude or convert it"
 
     @property
     def least_row(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from glft_schema.checkpoints import StoredTensor
-from glft_schema.describe.page.samples import Part, describe, parts, stored_part
+from glft_schema.describe.page.samples import Part, describe, parts, stored_parts
 from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
@@ -82,7 +82,7 @@ def _all(tensor: Tensor) -> Iterator[Part]:
 def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns stored - source of a part of the matrix, and both; 0 where they are equal or both NaN."""
     rows, columns = part
-    found = stored_part(tensor, part)
+    found = stored_parts(tensor, [part])
     wanted = expected[rows.start : rows.stop : rows.step, columns.start : columns.stop].double()
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     return (found - wanted).masked_fill(same, 0.0), found, wanted

@@ -194,4 +194,4 @@ def _ends(stretch: Stretch, beginning: int) -> list[tuple[int, int]]:
 
 def encoded(source: Source, start: int, end: int) -> str:
     """Returns bytes of a source as base64."""
-    return base64.b64encode(source.view(start, end - start)).decode("ascii")
+    return base64.b64encode(source.read(start, end - start)).decode("ascii")

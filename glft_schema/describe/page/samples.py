@@ -1,8 +1,8 @@
-"""The numbers of a tensor in brief: a bounded sample of them, spread over the payload, and its histogram."""
+"""The numbers of a tensor in brief: a bounded sample from a few places of the payload, and its histogram."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from glft_schema.describe.page.text import number
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
+from glft_schema.source import ReadSource
 from glft_schema.tensor_types.chunks import matrix
 from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.tensors import Tensor
@@ -17,8 +18,7 @@ from glft_schema.tensors import Tensor
 SAMPLE = 1 << 16  # numbers of a tensor, about
 OF_ALL = 1 << 24  # numbers of all tensors together, about: where there are many, each has a smaller sample
 FEWEST = 1 << 10  # numbers of a sample, however many tensors there are
-ROWS = 64  # rows of the matrix [out, in] that a sample touches, unless the rows are short
-WINDOWS = 8  # of a long row
+PLACES = 8  # runs of neighbouring numbers in a sample: each may make the system read ahead
 BINS = 32
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -31,42 +31,49 @@ def sample_size(tensors: int) -> int:
 
 
 def parts(tensor: Tensor, count: int) -> list[Part]:
-    """Returns which parts of the matrix [out, in] a sample of about `count` numbers consists of: all where there are no more.
+    """Returns which parts of the matrix [out, in] a sample of about `count` numbers consists of: all if there are no more.
 
-    They are evenly spread, and begin and end where the type's blocks or groups do.
+    There are at most `PLACES` parts of one size, each one run of neighbouring numbers, so that a sample reads few pages of a
+    large file. They are evenly spread, the first at the beginning and the last at the end, and begin and end where the type's
+    blocks or groups do.
     """
     out, columns = matrix(tensor.shape)
-    if not out * columns:
-        return []
+    if out * columns <= count:
+        return [(range(out), range(columns))] if out * columns else []
+    run = max(count // PLACES, 1)
+    if columns <= run:  # whole rows
+        rows = run // columns
+        return [(range(row, row + rows), range(columns)) for row in _spread(out - rows, min(PLACES, out // rows))]
     unit = tensor.dtype.unit(tensor.shape)
-    across = min(columns, max(count // min(out, ROWS) // unit, 1) * unit)
-    rows = min(out, max(count // across, 1))
-    down = range(0, out, -(-out // rows))
-    if across == columns:
-        return [(down, range(columns))]
-    width = max(across // WINDOWS // unit, 1) * unit
-    windows = min(WINDOWS, across // width)
-    return [(down, range(start, start + width)) for start in _spread(columns // unit, width // unit, windows, unit)]
+    width = max(run // unit, 1) * unit
+    across, last = columns // width, (columns - width) // unit  # runs that a row has room for, and where the last one begins
+    if out >= PLACES or across == 1:  # along the diagonal
+        count = min(PLACES, out)
+        corners = list(zip(_spread(out - 1, count), _spread(last, count), strict=True))
+    else:  # several in a row
+        places = (divmod(i, across) for i in _spread(out * across - 1, min(PLACES, out * across)))
+        corners = [(row, last * place // (across - 1)) for row, place in places]
+    return [(range(row, row + 1), range(at * unit, at * unit + width)) for row, at in corners]
 
 
-def _spread(units: int, width: int, windows: int, unit: int) -> Iterator[int]:
-    """Yields where `windows` of `width` units begin that are evenly spread over `units`; counted in numbers."""
-    for i in range(windows):
-        yield (units - width) * i // max(windows - 1, 1) * unit
+def _spread(last: int, count: int) -> list[int]:
+    """Returns `count` integers, evenly spread from 0 to `last`."""
+    return [last * i // max(count - 1, 1) for i in range(count)]
 
 
-def stored_part(tensor: Tensor, part: Part) -> torch.Tensor:
-    """Returns the numbers of a part of the matrix, dequantized, as float64; only their bytes are read."""
-    rows, columns = part
-    fields = tensor.dtype.cut(tensor.place[0], tensor.position, tensor.shape, rows, columns, tensor.order)
-    return tensor.dtype.decode(fields, len(columns)).double()
+def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
+    """Returns the numbers of parts of the matrix of one size, dequantized together, as float64; only their bytes are read."""
+    source, width = ReadSource(tensor.place[0]), len(parts[0][1])
+    found = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
+    fields = {name: torch.cat([cut[name] for cut in found]) for name in found[0]} if len(found) > 1 else found[0]
+    return tensor.dtype.decode(fields, width).double()
 
 
 @one_thread()
 def sample(tensor: Tensor, count: int) -> Floats:
     """Returns about `count` numbers of a tensor as float64: the same ones each time."""
-    found = [stored_part(tensor, part).reshape(-1) for part in parts(tensor, count)]
-    numbers: Floats = torch.cat(found).numpy() if found else np.empty(0)
+    taken = parts(tensor, count)
+    numbers: Floats = stored_parts(tensor, taken).reshape(-1).numpy() if taken else np.empty(0)
     return numbers
 
 

@@ -1,0 +1,129 @@
+"""Well-known keys of GGUF's metadata, with the types of their values.
+
+Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that gguf-py writes. docs/gguf.md calls
+most counts uint64, but llama.cpp's model loader reads uint32 alone. Keys that were written with different kinds of type are
+left out: ``attention.sliding_window_pattern`` (a number or bools) and ``attention.shared_kv_layers`` (an integer or a float).
+"""
+
+from __future__ import annotations
+
+import re
+
+ARCH = "[arch]"  # stands for the name of an architecture
+NUMBERED = re.compile(r"(general\.base_model|general\.dataset|tokenizer\.chat_template)\.[^.]+")  # N: a number or a name
+
+# fmt: off
+ROWS = (  # prefix, type, rest of each key
+    ("general",              "string",         "type architecture name author version organization finetune basename "
+                                               "description quantized_by size_label license license.name license.link url "
+                                               "doi uuid repo_url"),
+    ("general",              "uint32",         "quantization_version alignment file_type base_model.count dataset.count"),
+    ("general",              "array[string]",  "tags languages datasets"),
+    ("general.source",       "string",         "url doi uuid repo_url"),
+    ("general.base_model.N", "string",         "name author version organization description url doi uuid repo_url"),
+    ("general.dataset.N",    "string",         "name author version organization description url doi uuid repo_url"),
+    ("general.sampling",     "string",         "sequence"),
+    ("general.sampling",     "int32",          "top_k penalty_last_n mirostat"),
+    ("general.sampling",     "float32",        "top_p min_p xtc_probability xtc_threshold temp penalty_repeat mirostat_tau "
+                                               "mirostat_eta"),
+    ("tokenizer",            "string",         "huggingface.json rwkv.world chat_template chat_template.N"),
+    ("tokenizer",            "array[string]",  "chat_templates"),
+    ("tokenizer.ggml",       "string",         "model pre"),
+    ("tokenizer.ggml",       "uint32",         "token_type_count bos_token_id eos_token_id eot_token_id eom_token_id "
+                                               "unknown_token_id seperator_token_id padding_token_id mask_token_id "
+                                               "fim_pre_token_id fim_suf_token_id fim_mid_token_id fim_pad_token_id "
+                                               "fim_rep_token_id fim_sep_token_id separator_token_id"),
+    ("tokenizer.ggml",       "bool",           "add_bos_token add_eos_token add_sep_token add_space_prefix "
+                                               "remove_extra_whitespaces"),
+    ("tokenizer.ggml",       "array[string]",  "tokens merges added_tokens"),
+    ("tokenizer.ggml",       "array[uint8]",   "precompiled_charsmap"),
+    ("tokenizer.ggml",       "array[int32]",   "token_type"),
+    ("tokenizer.ggml",       "array[float32]", "scores"),
+    ("[arch]",               "string",         "tensor_data_layout"),
+    ("[arch]",               "uint32",         "vocab_size context_length embedding_length embedding_length_out "
+                                               "features_length block_count leading_dense_block_count feed_forward_length "
+                                               "expert_feed_forward_length expert_shared_feed_forward_length "
+                                               "expert_chunk_feed_forward_length expert_count expert_used_count "
+                                               "expert_shared_count expert_group_count expert_group_used_count "
+                                               "expert_gating_func experts_per_group moe_every_n_layers moe_latent_size "
+                                               "nextn_predict_layers n_deepstack_layers pooling_type decoder_start_token_id "
+                                               "decoder_block_count rescale_every_n_layers time_mix_extra_dim "
+                                               "time_decay_extra_dim token_shift_count interleave_moe_layer_step "
+                                               "full_attention_interval altup.active_idx altup.num_inputs "
+                                               "embedding_length_per_layer_input kda.head_dim wkv.head_size "
+                                               "posnet.embedding_length posnet.block_count convnext.embedding_length "
+                                               "convnext.block_count shortconv.l_cache"),
+    ("[arch]",               "float32",        "expert_weights_scale expert_group_scale logit_scale attn_logit_softcapping "
+                                               "router_logit_softcapping final_logit_softcapping residual_scale "
+                                               "embedding_scale"),
+    ("[arch]",               "bool",           "use_parallel_residual expert_weights_norm swin_norm"),
+    ("[arch]",               "array[string]",  "classifier.output_labels"),
+    ("[arch]",               "array[float32]", "activation_sparsity_scale swiglu_clamp_exp swiglu_clamp_shexp"),
+    ("[arch].attention",     "uint32",         "head_count head_count_kv key_length value_length group_norm_groups "
+                                               "q_lora_rank kv_lora_rank decay_lora_rank iclr_lora_rank "
+                                               "value_residual_mix_lora_rank gate_lora_rank relative_buckets_count "
+                                               "sliding_window temperature_length key_length_mla value_length_mla "
+                                               "key_length_swa value_length_swa indexer.head_count "
+                                               "indexer.key_length indexer.top_k"),
+    ("[arch].attention",     "float32",        "max_alibi_bias clamp_kqv layer_norm_epsilon layer_norm_rms_epsilon "
+                                               "group_norm_epsilon scale output_scale temperature_scale"),
+    ("[arch].attention",     "bool",           "causal"),
+    ("[arch].rope",          "string",         "scaling.type"),
+    ("[arch].rope",          "uint32",         "dimension_count dimension_count_swa scaling.original_context_length"),
+    ("[arch].rope",          "float32",        "freq_base freq_base_swa scaling.factor scaling.alpha scaling.attn_factor "
+                                               "scaling.yarn_log_multiplier scaling.yarn_ext_factor scaling.yarn_attn_factor "
+                                               "scaling.yarn_beta_fast scaling.yarn_beta_slow scale_linear"),
+    ("[arch].rope",          "bool",           "scaling.finetuned"),
+    ("[arch].rope",          "array[int32]",   "dimension_sections"),
+    ("[arch].ssm",           "uint32",         "conv_kernel inner_size state_size time_step_rank group_count"),
+    ("[arch].ssm",           "bool",           "dt_b_c_rms"),
+)
+# fmt: on
+
+TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in rests.split()}
+
+KINDS = {  # by the name of a type without its width
+    "uint": ("an integer", "integers"),
+    "int": ("an integer", "integers"),
+    "float": ("a float", "floats"),
+    "bool": ("a bool", "bools"),
+    "string": ("a string", "strings"),
+}
+
+
+def type_of_key(key: str) -> str | None:
+    """Returns the type that a key has in new files, such as ``uint32`` or ``array[string]``; None for other keys."""
+    first, _, rest = key.partition(".")
+    general = first in ("general", "tokenizer")
+    return TYPES.get(key) or TYPES.get(NUMBERED.sub(r"\1.N", key) if general else f"{ARCH}.{rest}")
+
+
+def suits(key: str, type_: str) -> bool:
+    """Tells whether values of a type may stand under a key.
+
+    Integers and floats may have any width, as docs/gguf.md recommends to readers. A number of an architecture may also be an
+    array of such numbers, one for each layer: llama.cpp reads those.
+    """
+    known = type_of_key(key)
+    return (
+        known is None
+        or _kind(type_) == _kind(known)
+        or (_is_per_layer(key, known) and _kind(type_) == _kind(f"array[{known}]"))
+    )
+
+
+def expected_of(key: str) -> str:
+    """Returns what a well-known key is expected to hold, in words."""
+    known = type_of_key(key) or ""
+    return f"{_kind(known)}, or {_kind(f'array[{known}]')}" if _is_per_layer(key, known) else _kind(known)
+
+
+def _kind(type_: str) -> str:
+    """Returns a type in words that leave out the width of numbers; a nested array as it is."""
+    element = type_.removeprefix("array[").removesuffix("]")
+    one, many = KINDS.get(element.rstrip("0123456789"), (type_, type_))
+    return one if element == type_ else f"an array of {many}"
+
+
+def _is_per_layer(key: str, known: str) -> bool:
+    return not key.startswith(("general.", "tokenizer.")) and known in ("uint32", "float32")
