@@ -123,6 +123,55 @@ def known_keys() -> str:
     )
 
 
+def clients() -> str:
+    """Returns which clients are compared, and how."""
+    from tests.foreign.clients import CLIENTS
+
+    rows = [(f"`{of.package}` {of.version}", of.registry, of.reads, of.writes) for of in CLIENTS]
+    return table(("client", "from", "reads our files: compared are", "writes files that we read"), rows)
+
+
+def client_layouts() -> str:
+    """Returns which versions and byte orders each client reads."""
+    from glft_schema.numbers import BIG, LITTLE
+    from tests.foreign.clients import LAYOUTS
+
+    layouts = [(version, order) for version in (1, 2, 3) for order in (LITTLE, BIG)]
+    rows = []
+    for client, failures in LAYOUTS.items():
+        verdicts = (failures[layout].why if layout in failures else "read" for layout in layouts)
+        rows.append((f"`{client}`", *verdicts))
+    return table(("client", *(f"v{version}, {order}" for version, order in layouts)), rows)
+
+
+def client_types() -> str:
+    """Returns what each client makes of tensors of each type."""
+    from tests.foreign.clients import TENSORS, expected
+    from tests.foreign.files import TYPES
+
+    rows = [(type_.name, *(expected(client, type_.name) for client in TENSORS)) for type_ in TYPES]
+    return table(("type", *(f"`{client}`" for client in TENSORS)), rows)
+
+
+def client_faults() -> str:
+    """Returns what each client gets wrong."""
+    from tests.foreign.clients import FAULTS
+
+    rows: list[tuple[str, ...]] = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
+    return table(("client", "file", "what it does", "why"), rows)
+
+
+def slice_indices() -> str:
+    """Returns the kinds of index that safetensors' slices and ours disagree on."""
+    from tests.foreign.clients import INDICES
+
+    rows: list[tuple[str, ...]] = []
+    for row in INDICES:
+        they = f"`{row.they}`" if isinstance(row.they, str) else "takes it, as torch does"
+        rows.append((row.kind, they, "`IndexError`"))
+    return table(("index", "safetensors", "glft_schema"), rows)
+
+
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Returns a table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
@@ -137,6 +186,8 @@ def parts() -> dict[str, Callable[[], str]]:
     """Returns what makes each generated part."""
     made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python, "limits": limits}
     made |= {"refused files": refused_files, "read files": read_files, "known keys": known_keys}
+    made |= {"clients": clients, "client layouts": client_layouts, "client types": client_types}
+    made |= {"client faults": client_faults, "slice indices": slice_indices}
     for format in FORMATS:
         name = format.name.lower()
         made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads, where they wait, leave the processors to other processes
 default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
@@ -23,6 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """Picks how many examples there are, before the tests are imported, whose settings start from it."""
     asked_for_fuzzing = config.getoption("markexpr") == "fuzz"
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if asked_for_fuzzing else "default"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out the tests of other clients, unless they are asked for by mark or by path."""
+    if collection_path != FOREIGN or "foreign" in config.getoption("markexpr"):
+        return None
+    named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
+    return None if any(FOREIGN in (path, *path.parents) for path in named) else True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,0 +1,151 @@
+"""GGUF files for other clients, written by this package.
+
+They have every tensor type, every type of metadata, versions 1 to 3, both byte orders, and several
+alignments.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from glft_schema import Container, Typed
+from glft_schema.numbers import BIG, LITTLE, f16
+from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.tensor_type import TensorType
+
+ROWS, BLOCKS = 3, 2  # of the tensors
+TYPES = tuple(GGML)
+FLOATS = ("F32", "F16", "BF16", "F64")
+INTEGERS = ("I8", "I16", "I32", "I64")
+SCALARS: dict[str, tuple[Any, ...]] = {
+    "uint8": (0, 200, 255),
+    "int8": (-128, 0, 127),
+    "uint16": (0, 1, 65535),
+    "int16": (-32768, -1, 32767),
+    "uint32": (0, 2**31, 2**32 - 1),
+    "int32": (-(2**31), -1, 2**31 - 1),
+    "float32": (0.0, -0.0, 1.5, float(np.float32(0.1)), float("inf"), float("-inf"), float("nan")),
+    "bool": (True, False),
+    "string": ("", "a", "tü 漢 🙂", "a\0b\n"),
+    "uint64": (0, 2**53 + 1, 2**64 - 1),
+    "int64": (-(2**63), -(2**53) - 1, 2**63 - 1),
+    "float64": (0.0, -0.0, 0.1, 5e-324, float("inf"), float("nan")),
+}
+NESTED: dict[str, Any] = {
+    "n.numbers": [Typed([1, 2], "array[uint8]"), Typed([], "array[int16]"), Typed([-1], "array[int64]")],
+    "n.mixed": [Typed([1.5], "array[float32]"), ["x", ""], [True]],
+    "n.deep": [[[["x"], ["y", "z"]]], [[["w"]]]],  # 4 levels
+}
+
+
+def metadata(types: Iterable[str] = SCALARS) -> dict[str, Any]:
+    """Returns a key for each value of each type, for an array of these, and for an empty array."""
+    made: dict[str, Any] = {"general.architecture": "toy", "general.quantization_version": 2}
+    for type_ in types:
+        made |= {f"s.{type_}.{number}": Typed(value, type_) for number, value in enumerate(SCALARS[type_])}
+        made[f"a.{type_}"] = Typed(list(SCALARS[type_]), f"array[{type_}]")
+        made[f"e.{type_}"] = Typed([], f"array[{type_}]")
+    return made
+
+
+@cache
+def weights_in(type_: TensorType) -> int:
+    """Returns the weights of a block: the length of the shortest row."""
+    return next(length for length in range(1, 257) if type_.refusal([1, length]) is None)
+
+
+@cache
+def blocks(type_: TensorType, count: int) -> torch.Tensor:
+    """Returns u8 [count, size]: random blocks with weights up to 1,000 and no subnormal halves."""
+    assert type_.block
+    random = np.random.default_rng(type_.code)
+    kept: list[torch.Tensor] = []
+    while len(kept) < count:
+        made = torch.from_numpy(random.integers(0, 256, (64, type_.block.sizeof()), dtype=np.uint8))
+        kept += made[(type_.dequantize(blocks=made).abs() <= 1000).all(1) & ~has_subnormal(type_, made)]  # no NaN either
+    return torch.stack(kept[:count])
+
+
+def has_subnormal(type_: TensorType, made: torch.Tensor) -> torch.Tensor:
+    """Tells of each block whether a float16 in it is subnormal or 0."""
+    found = torch.zeros(len(made), dtype=torch.bool)
+    start = 0
+    for field in type_.block.subcons:
+        if field.subcon.number is f16:
+            found |= made[:, start : start + 2].contiguous().view(torch.float16)[:, 0].abs() < 2**-14
+        start += field.sizeof()
+    return found
+
+
+def fields(type_: TensorType, shape: list[int], scale: float = 1) -> dict[str, torch.Tensor]:
+    """Returns the stored fields of a random tensor."""
+    if type_.block:
+        rows, columns = shape
+        per_row = columns // weights_in(type_)
+        return {"blocks": blocks(type_, rows * per_row).reshape(rows, per_row, -1)}
+    generator = torch.Generator().manual_seed(type_.code)
+    if type_.dtype.is_floating_point:
+        return {"weights": (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(type_.dtype)}
+    limits = torch.iinfo(type_.dtype)
+    return {"weights": torch.randint(limits.min, limits.max, shape, generator=generator, dtype=type_.dtype)}
+
+
+def regions(
+    types: Iterable[TensorType] = TYPES,
+    entries: Mapping[str, Any] | None = None,
+    alignment: int = 32,
+    order: str = LITTLE,
+    version: int = 3,
+    scale: float = 1,
+) -> dict[str, Any]:
+    """Returns the value of a file with a tensor of each type, ``TYPE.weight``.
+
+    Plain floats are multiplied by `scale`.
+    """
+    made = dict(metadata() if entries is None else entries)
+    if alignment != 32:
+        made["general.alignment"] = Typed(alignment, "uint32")
+    infos, data = [], {}
+    for type_ in types:
+        columns = BLOCKS * weights_in(type_) if type_.block else 5
+        name = f"{type_.name}.weight"
+        infos.append({"name": name, "dims": [columns, ROWS], "dtype": type_.name})
+        data[name] = fields(type_, [ROWS, columns], scale)
+    header = {"byte_order": order, "version": version}
+    return {"format": "GGUF", "header": header, "metadata": made, "tensor_infos": infos, "data": data}
+
+
+def block_regions(type_name: str, bits: int) -> dict[str, Any]:
+    """Returns the value of a file with a tensor of a type whose blocks begin with these 16 bits."""
+    made = regions([GGML[type_name]], {"general.architecture": "toy"})
+    (payload,) = made["data"].values()
+    payload["blocks"] = payload["blocks"].clone()
+    payload["blocks"][..., :2] = torch.tensor(list(bits.to_bytes(2, "little")), dtype=torch.uint8)
+    return made
+
+
+def write(path: Path, **options: Any) -> Path:
+    """Writes a file of `regions` and returns its path."""
+    Container.build_file(regions(**options), path)
+    return path
+
+
+class Kind(NamedTuple):
+    """The layout of a file."""
+
+    version: int
+    order: str
+    alignment: int
+
+    def __str__(self) -> str:
+        return f"v{self.version}-{self.order}-{self.alignment}"
+
+
+KINDS = [Kind(*parts) for parts in itertools.product((1, 2, 3), (LITTLE, BIG), (8, 32, 64, 4096))]

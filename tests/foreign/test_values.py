@@ -1,0 +1,144 @@
+"""Tensors of every type: what each client makes of them, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import Container
+from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.tensor_type import TensorType
+from tests.foreign.clients import (
+    DIFFUSERS,
+    DROPPED,
+    HALF,
+    MLX,
+    PARTS,
+    REFUSED,
+    SAME,
+    TENSORS,
+    TRANSFORMERS,
+    WRONG,
+    ZEROS,
+    expected,
+    is_half,
+)
+from tests.foreign.files import TYPES, weights_in, write
+from tests.foreign.our_reading import ours
+from tests.foreign.readings import Reading, Values, same_bits
+
+Read = Callable[[str, Path], Reading]
+by_type = pytest.mark.parametrize("type_", TYPES, ids=str)
+
+
+def from_parts(name: str, found: dict[str, Values], bits: int) -> np.ndarray:
+    """Returns f32[out, in]: code * scale + bias.
+
+    MLX has codes as u32[out, in * bits / 32], scales and biases as f16[out, in / 32].
+    """
+    codes = found[f"{name}.weight"].values.view(np.uint8)
+    if bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), -1)
+    rows = len(codes)
+    scales, biases = (found[f"{name}.{part}"].values.astype(np.float32)[..., None] for part in ("scales", "biases"))
+    return (codes.reshape(rows, -1, 32).astype(np.float32) * scales + biases).reshape(rows, -1)
+
+
+def verdict(type_: TensorType, theirs: Reading, mine: Reading) -> str:
+    """Returns what a client has made of a tensor."""
+    name = f"{type_.name}.weight"
+    if theirs.error:
+        return REFUSED
+    if not theirs.tensors:
+        return DROPPED
+    found, right = theirs.tensors[name], mine.tensors[name]
+    if f"{type_.name}.scales" in theirs.tensors:
+        made = from_parts(type_.name, theirs.tensors, 8 if type_.name == "Q8_0" else 4)
+        return PARTS if made.shape == right.values.shape and (made == right.values).all() else WRONG
+    assert found.shape == right.shape
+    if same_bits(found.values, right.values):
+        return SAME
+    if is_half(found.values, right.values):
+        return HALF
+    return ZEROS if found.values.dtype == right.values.dtype and (found.values == right.values).all() else WRONG
+
+
+@by_type
+@pytest.mark.parametrize("client", TENSORS)
+def test_tensors_of_each_type(read: Read, tmp_path: Path, client: str, type_: TensorType) -> None:
+    path = write(tmp_path / "file.gguf", types=[type_], entries={"general.architecture": "toy"})
+    theirs = read(client, path)
+    assert not theirs.error.startswith("SIG")
+    assert verdict(type_, theirs, ours(path)) == expected(client, type_.name)
+
+
+@pytest.mark.parametrize("client", TENSORS)
+def test_all_types_in_a_file(read: Read, tmp_path: Path, client: str) -> None:
+    """Not only one by one: offsets of many payloads, one after another."""
+    types = [type_ for type_ in TYPES if expected(client, type_.name) == SAME]
+    path = write(tmp_path / "file.gguf", types=types, entries={"general.architecture": "toy"}, alignment=64)
+    theirs, mine = read(client, path), ours(path)
+    assert list(theirs.tensors) == list(mine.tensors) or client == MLX
+    assert {type_.name: verdict(type_, theirs, mine) for type_ in types} == dict.fromkeys((t.name for t in types), SAME)
+
+
+@pytest.mark.parametrize(
+    ("client", "type_"),
+    [(of, type_) for of in (DIFFUSERS, TRANSFORMERS) for type_ in TYPES if type_.block and expected(of, type_.name) == SAME],
+    ids=str,
+)
+def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorType) -> None:
+    """Any bytes: infinities, NaN and subnormal scales, too."""
+    rows, columns = 64, 16
+    stored = np.random.default_rng(type_.code).integers(0, 256, (rows, columns, type_.block.sizeof()), dtype=np.uint8)
+    path = tmp_path / "file.gguf"
+    row = {"name": "w", "dims": [columns * weights_in(type_), rows], "dtype": type_.name}
+    regions = {
+        "metadata": {"general.architecture": "toy"},
+        "tensor_infos": [row],
+        "data": {"w": {"blocks": torch.from_numpy(stored)}},
+    }
+    Container.build_file({"format": "GGUF", **regions}, path)
+    found, right = read(client, path).tensors["w"].values, ours(path).tensors["w"].values
+    assert right.shape == (rows, columns * weights_in(type_))
+    assert same_bits(found, right)
+
+
+@pytest.mark.parametrize("type_", [GGML[name] for name in ("Q4_0", "Q4_1", "Q8_0")], ids=str)
+def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> None:
+    """Scales are equal; biases are -8 or -128 scales, because codes are stored unsigned."""
+    path = write(tmp_path / "file.gguf", types=[type_], entries={})
+    found = read(MLX, path).tensors
+    scales, biases = (found[f"{type_.name}.{part}"].values.reshape(-1) for part in ("scales", "biases"))
+    with glft_schema.open(path) as file:
+        fields = {name: field.numpy() for name, field in file.tensors[f"{type_.name}.weight"].fields.items()}
+    assert same_bits(scales, fields["d"].reshape(-1))
+    expected_biases = {"Q4_0": -8 * fields["d"], "Q8_0": -128 * fields["d"]}.get(type_.name, fields.get("m"))
+    assert same_bits(biases, expected_biases.reshape(-1))
+    if type_.name == "Q8_0":
+        codes = found["Q8_0.weight"].values.view(np.uint8).reshape(-1, 32)
+        assert (codes.astype(np.int16) - 128 == fields["qs"]).all()
+
+
+def test_mlx_has_a_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:
+    """Its numbers are those of Q4_K if each odd 32 had the scale and minimum of the even 32."""
+    path = write(tmp_path / "file.gguf", types=[GGML["Q4_K"]], entries={})
+    with glft_schema.open(path) as file:
+        fields = {name: field.numpy() for name, field in file.tensors["Q4_K.weight"].fields.items()}
+    d, dmin = (fields[name].astype(np.float32) for name in ("d", "dmin"))
+    packed = fields["scales"].reshape(-1, 12)
+    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scales = d * np.concatenate((low & 63, high & 15 | low >> 6 << 4), 1)
+    minima = dmin * np.concatenate((middle & 63, high >> 4 | middle >> 6 << 4), 1)
+    codes = fields["qs"].reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8)[:, None] & 15  # [blocks, 64s, halves, 32]
+    scales, minima = (pairs.reshape(-1, 4, 2, 1, 1) for pairs in (scales, minima))
+    halves = [codes * scales[:, :, half] - minima[:, :, half] for half in (0, 1)]
+    found = read(MLX, path).tensors["Q4_K.weight"].values
+    assert same_bits(found, halves[0].astype(np.float16).reshape(found.shape))
+    right = np.stack((halves[0][:, :, 0], halves[1][:, :, 1]), 2)
+    assert same_bits(right.reshape(found.shape), ours(path).tensors["Q4_K.weight"].values)

@@ -1,0 +1,96 @@
+"""Files that clients write, read by this package: all that the client has put in, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import glft_schema
+from glft_schema import convert
+from glft_schema.container import findings
+from glft_schema.tensor_types.ggml import GGML
+from tests import llama_cpp
+from tests.foreign import npm
+from tests.foreign.conftest import ROOT, require
+from tests.foreign.files import KINDS, metadata, write
+from tests.foreign.our_reading import ours
+from tests.foreign.readings import same_bits
+from tests.foreign.writers import CONTENTS, WRITERS, Written
+
+SAFETENSORS = [name for name in WRITERS if name != "mlx_gguf"]
+
+
+def written(name: str, folder: Path) -> Written:
+    """Has a client write into a folder; returns what it has written."""
+    require(name.partition("_")[0])
+    environment = os.environ | {"DEV": "PYTHON", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "tests.foreign.writers", name, folder]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Written(**pickle.loads((folder / CONTENTS).read_bytes()))
+
+
+def test_gguf_of_mlx(tmp_path: Path) -> None:
+    made = written("mlx_gguf", tmp_path)
+    mine = ours(tmp_path / made.name)
+    assert mine.metadata == made.metadata
+    assert mine.types == made.types
+    assert mine.tensors.keys() == made.tensors.keys()
+    for name, tensor in made.tensors.items():
+        assert mine.tensors[name].dtype == tensor.dtype
+        assert same_bits(mine.tensors[name].values, tensor.values), name
+
+
+def test_gguf_of_mlx_for_llama_cpp(tmp_path: Path) -> None:
+    """MLX does not pad the last payload, which llama.cpp refuses; `convert` does."""
+    path, converted = tmp_path / written("mlx_gguf", tmp_path).name, tmp_path / "converted.gguf"
+    with glft_schema.open(path) as file:
+        assert {finding.rule for finding in findings(file, "ggml")} == {"gguf-data-padded"}
+    convert(path, converted)
+    assert [llama_cpp.reads_gguf(file.read_bytes()) for file in (path, converted)] == [False, True]
+
+
+@pytest.mark.parametrize("name", SAFETENSORS)
+def test_safetensors(tmp_path: Path, name: str) -> None:
+    """Converted to GGUF without quantizing, a checkpoint keeps its bits."""
+    made = written(name, tmp_path)
+    convert(tmp_path / made.name, tmp_path / "converted.gguf", metadata={"general.architecture": "toy"})
+    mine = ours(tmp_path / "converted.gguf")
+    assert mine.tensors.keys() == made.tensors.keys()
+    for tensor_name, tensor in made.tensors.items():
+        assert same_bits(mine.tensors[tensor_name].values, tensor.values), tensor_name
+
+
+def test_headers_of_huggingface(packages: Path, tmp_path: Path) -> None:
+    """``buildGgufHeader`` gives our bytes, in all versions, byte orders and alignments."""
+    entries = {key: value for key, value in metadata().items() if key not in ("a.uint8", "e.uint8")}
+    pairs = []
+    for kind in KINDS:
+        types = [GGML[name] for name in ("F32", "Q4_K", "I64")]
+        options = {"version": kind.version, "order": kind.order, "alignment": kind.alignment}
+        pairs.append(
+            (write(tmp_path / f"{kind}.gguf", types=types, entries=entries, **options), tmp_path / f"{kind}-again.gguf")
+        )
+    assert npm.rewritten(packages, pairs) == [""] * len(KINDS)
+    for source, again in pairs:
+        assert again.read_bytes() == source.read_bytes(), source.name
+        assert ours(again).metadata == ours(source).metadata
+
+
+def test_values_are_compared() -> None:
+    """Another bit, shape or dtype is found."""
+    one = np.array([1.0, np.nan], np.float32)
+    assert same_bits(one, one.copy())
+    for other in (
+        np.array([1.0000001, np.nan], np.float32),
+        one.astype(np.float64),
+        one[None],
+        np.array([np.nan, 1], np.float32),
+    ):
+        assert not same_bits(one, other)
