@@ -46,7 +46,7 @@ OTHER_READS: dict[str, Read] = {
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # of what the code generator imports
-    pytest.mark.filterwarnings("ignore:.*tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning"),  # torch 2.6's
 ]
 
 
@@ -54,7 +54,7 @@ pytestmark = [
 def _fresh_compiler() -> Iterator[None]:
     """Forgets what was compiled before and after. Falling back to no compiling at all, after too many graphs, is an error."""
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(recompile_limit=1000, fail_on_recompile_limit_hit=True):
+    with torch._dynamo.config.patch(cache_size_limit=1000, fail_on_cache_limit_hit=True):
         yield
     torch._dynamo.reset()
 

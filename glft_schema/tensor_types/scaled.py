@@ -32,6 +32,9 @@ class Scaled(NamedTuple):
     @property
     def shape(self) -> list[int]:
         """That of the codes, with those dims cut in which a group ends."""
+        return self._sizes()
+
+    def _sizes(self) -> list[int]:  # torch 2.6 traces methods of a tuple, but not its properties
         sizes = self.codes.shape[1:]
         ends = {math.prod(sizes[dim:]) for dim in range(len(sizes) + 1)} | {math.prod(sizes) // self.scales.shape[1]}
         return [len(self.codes), *reversed([outer // inner for inner, outer in pairwise(sorted(ends))])]
@@ -45,8 +48,8 @@ class Scaled(NamedTuple):
     def weights(self) -> torch.Tensor:
         """Returns the weights, float32 of `shape`."""
         if by_words(self.codes):
-            return self._scale(self.codes.to(torch.float32, copy=True)).view(self.shape)
-        weights = self.codes.reshape(self.shape).to(torch.float32) * self._of_groups(self.scales)
+            return self._scale(self.codes.to(torch.float32, copy=True)).view(self._sizes())
+        weights = self.codes.reshape(self._sizes()).to(torch.float32) * self._of_groups(self.scales)
         return weights if self.offsets is None else weights + self._of_groups(self.offsets)
 
     def pairs(self) -> torch.Tensor:
@@ -54,8 +57,8 @@ class Scaled(NamedTuple):
 
         As they are, a compiler would write number by number.
         """
-        parts = (self._replace(codes=self.codes[..., which]).weights() for which in range(2))
-        first, second = (part.view(torch.int32).to(torch.int64) for part in parts)
+        parts = [self._replace(codes=self.codes[..., which]).weights() for which in range(2)]
+        first, second = [part.view(torch.int32).to(torch.int64) for part in parts]
         return first & 0xFFFFFFFF | second << 32
 
     def write(self, out: torch.Tensor) -> None:
@@ -81,7 +84,7 @@ class Scaled(NamedTuple):
     def _of_groups(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns scales or offsets in as many dims as `shape` has."""
         numbers = once(numbers)
-        shape, group = self.shape, math.prod(self.codes.shape[1:]) // numbers.shape[1]
+        shape, group = self._sizes(), math.prod(self.codes.shape[1:]) // numbers.shape[1]
         outer = next(dims for dims in range(1, len(shape) + 1) if math.prod(shape[dims:]) == group)
         return numbers.to(torch.float32).view(*shape[:outer], *[1] * (len(shape) - outer))
 
