@@ -57,7 +57,7 @@ class Scaled(NamedTuple):
 
         As they are, a compiler would write number by number.
         """
-        parts = [self._replace(codes=self.codes[..., which]).weights() for which in range(2)]
+        parts = [Scaled(self.codes[..., which], self.scales, self.offsets).weights() for which in range(2)]
         first, second = [part.view(torch.int32).to(torch.int64) for part in parts]
         return first & 0xFFFFFFFF | second << 32
 

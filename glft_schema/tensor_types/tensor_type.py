@@ -292,7 +292,7 @@ class TensorType:
         """
         columns: dict[str, torch.Tensor] = {}
         for name, field in self.fields():
-            columns |= field.columns(name, fields[name])
+            columns.update(field.columns(name, fields[name]))  # torch 2.6 does not trace |=
         return columns
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
