@@ -1,6 +1,6 @@
 """Settings for the whole suite: 1,000 examples of a property; ``pytest -m fuzz`` looks at 100,000 of those marked so.
 
-``HYPOTHESIS_PROFILE=thorough`` looks at twenty times as many examples of each property, ``quick`` at a twentieth.
+``HYPOTHESIS_PROFILE=thorough`` looks at twenty times as many examples of each property.
 """
 
 import os
@@ -15,7 +15,6 @@ FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads, where they wait, leave the processors to other processes
 default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
-settings.register_profile("quick", default, max_examples=50)
 settings.register_profile("thorough", default, max_examples=20_000)
 settings.register_profile("fuzz", default, max_examples=100_000)
 

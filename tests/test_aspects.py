@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from random import Random
@@ -38,7 +39,8 @@ def aspect_of(made: Corruption) -> str:
     """Returns the aspect of a corruption by what it says, told by hand."""
     if made.rule in BETWEEN_ROWS or "claims more than there is" in made.sentence or "a payload begins" in made.sentence:
         return "consistency"
-    region = made.path.partition(" -> ")[0]
+    cut = re.match("cut off at byte [0-9]+, in (.*)", made.sentence)  # a count before may be to blame
+    region = (cut[1] if cut else made.path).partition(" -> ")[0]
     return "alignment" if made.rule in OF_ALIGNMENT else REGIONS.get(region, region)
 
 

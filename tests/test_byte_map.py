@@ -453,7 +453,8 @@ def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> No
         assert list(found) == claimed + found.unclaimed
         assert (found[-1].end, claimed) == (cut, whole[: len(claimed)])
         assert error.offset is not None
-        assert claimed[-1].end <= error.offset or error.path.endswith(" -> offset")  # whose payload is cut off as a whole
+        # unless a count or an offset before is to blame, because of rows or of a payload that are missing as a whole
+        assert claimed[-1].end <= error.offset or error.path.endswith((" -> n", " -> n_tensors", " -> n_kv", " -> offset"))
 
 
 def test_of_a_whole_file_it_is_the_map() -> None:

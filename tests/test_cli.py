@@ -304,7 +304,7 @@ def test_the_source_is_not_written_over(source: Path) -> None:
 def test_the_file_to_blame(source: Path, four_types: Path, tmp_path: Path) -> None:
     assert_refused(glft("export", source, "/dev/full"), "glft: /dev/full: is not a regular file; it is left alone")
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
-    assert_refused(glft("verify", tmp_path / "cut", "--against", source), "cut: descriptors")
+    assert_refused(glft("verify", tmp_path / "cut", "--against", source), "cut: header -> n_tensors")
     done = glft("verify", four_types, "--against", tmp_path / "missing.safetensors")
     assert (done.returncode, "missing.safetensors: No such file" in done.stderr) == (2, True)
 

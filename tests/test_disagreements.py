@@ -37,6 +37,7 @@ files = st.one_of(
 
 @pytest.fixture(scope="module")
 def gguf_py() -> Iterator[GgufPy]:
+    pytest.importorskip("gguf")
     with GgufPy() as reader:
         yield reader
 

@@ -89,6 +89,7 @@ def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:
+    pytest.importorskip("zensical")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_site", "__pycache__"))
     (tmp_path / "glft_schema").symlink_to(ROOT / "glft_schema")
     command = [Path(sys.executable).parent / "zensical", "build", "-f", "docs/mkdocs.yml"]
@@ -115,6 +116,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_generated_parts_are_what_the_declarations_say() -> None:
     """To renew them: ``python docs/generate.py``."""
+    pytest.importorskip("zensical", reason="typer's own documentation differs between versions; this is that of the dev extra")
     pages = generate.pages()
     assert {page.name for page in pages} >= {"glft.md", "gguf.md", "types.md", "command-line.md"}
     for page in pages:

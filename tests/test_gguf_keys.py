@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 import safetensors.torch
@@ -20,6 +19,7 @@ import glft_schema
 from glft_schema import Container, FormatError, Typed, convert, save_file
 from glft_schema.container import findings
 from glft_schema.formats.gguf_keys import ARCH, TYPES, suits, type_of_key
+from tests.peers import gguf
 from tests.test_cli import assert_refused
 from tests.test_cli import in_this_process as glft
 

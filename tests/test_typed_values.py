@@ -114,7 +114,7 @@ REFUSED = [
     (Typed([1], "array[int8,int8]"), "expected one type for the elements, found 'int8, int8'"),
     (Typed([[1]], "array[array[int8],array[int8]]"), "expected 2 elements, found 1"),
     (Typed([300], "array[int8]"), "expected a number that i8 can hold, found 300"),
-    (Typed(np.array([300]), "array[int8]"), "expected a number that i8 can hold, found np.int64(300)"),
+    (Typed(np.array([300]), "array[int8]"), f"expected a number that i8 can hold, found {np.int64(300)!r}"),
     (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected int8 in one dim, found int8 [2, 2]"),
     (Typed(np.array([1], np.uint8), "array[bool]"), "expected bool in one dim, found uint8 [1]"),
     (Typed(np.array([True]), "array[uint8]"), "expected uint8 in one dim, found bool [1]"),
