@@ -16,8 +16,7 @@ import numpy as np
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.expressions import field_path
-from glft_schema.fields import Picked
+from glft_schema.fields import Picked, check_count
 from glft_schema.limits import limits_of
 from glft_schema.numbers import ByteOrder, Number, byte_order
 from glft_schema.source import BytesSource, Cursor, Source, bytes_left, read_exactly
@@ -354,21 +353,3 @@ def fitting(stream: Any, counted: Any, count: int, least: int, path: str) -> Ite
     cursor = Cursor(BytesSource(stream.read()))
     yield cursor
     stream.seek(start + cursor.tell())
-
-
-def check_count(counted: Any, count: int, least: int, left: int, path: str) -> None:
-    """Checks that `count` elements can follow, before any of them is read.
-
-    Args:
-        counted: the declaration of the count, such as ``this.n``.
-        count: its value.
-        least: the fewest bytes of an element.
-        left: bytes from here to the end.
-        path: of the elements.
-
-    Raises:
-        TruncatedError: at the count, if the elements do not fit into the bytes left.
-    """
-    if count * least > left:
-        most = f"{left // least} ({left} bytes are left, each takes at least {least})"
-        raise TruncatedError(f"expected at most {most}, found {count}", field_path(counted, path))

@@ -131,13 +131,13 @@ def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any]) -> Metadata:
         texts = {key: text for key, text in entries.items() if key != MARKER and (key, text) != FOR_TORCH}
         entries = {key: from_text(text, VALUE_TYPES, f"metadata -> {key}") for key, text in texts.items()}
     elif not isinstance(entries, Metadata):
-        entries = {key: added.get(key, text) for key, text in entries.items()}  # what is replaced need not have the right type
+        entries = {key: added.get(key, text) for key, text in entries.items()}  # a text that is replaced is not parsed
     metadata = as_metadata(entries)
     return metadata | {key: _in_type_of(key, value, metadata) for key, value in added.items()}
 
 
 def _in_type_of(key: str, value: Any, metadata: Metadata) -> Any:
-    """Returns a value that is added in the type of the one that it replaces, if that suits the key, or of the key."""
+    """Returns an added value, in the type of the value that it replaces if that suits the key, else in the key's type."""
     path = f"metadata -> {key}"
     if key not in metadata or not suits(key, metadata.type_of(key)):
         return as_entry(key, value, path)

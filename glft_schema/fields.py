@@ -23,7 +23,7 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.errors import FormatError, TruncatedError, shown
-from glft_schema.expressions import compiled, read
+from glft_schema.expressions import compiled, field_path, read
 from glft_schema.limits import A_LIMIT, DEFAULTS, limits_of
 from glft_schema.numbers import Number, byte_order
 from glft_schema.records import Record, record_class
@@ -304,8 +304,8 @@ class Sizes(construct.Construct):
     def _parse(self, stream: Any, context: Any, path: str) -> list[int]:
         count, order = self.count._parse(stream, context, path), byte_order(context)
         width = self.size.pick(context).itemsize
-        if count * width <= bytes_left(stream):
-            limits_of(context).check(self.limit, count, path)
+        check_count(self.count, count, width, bytes_left(stream), path)
+        limits_of(context).check(self.limit, count, path)
         stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
@@ -315,6 +315,24 @@ class Sizes(construct.Construct):
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
+
+
+def check_count(counted: Any, count: int, least: int, left: int, path: str) -> None:
+    """Checks that `count` elements can follow, before any of them is read.
+
+    Args:
+        counted: the declaration of the count, such as ``this.n``.
+        count: its value.
+        least: the fewest bytes of an element.
+        left: bytes from here to the end.
+        path: of the elements.
+
+    Raises:
+        TruncatedError: at the count, if the elements do not fit into the bytes left.
+    """
+    if count * least > left:
+        most = f"{left // least} (bytes left: {left}, at least {least} each)"
+        raise TruncatedError(f"expected at most {most}, found {count}", field_path(counted, path))
 
 
 class Padding(construct.Construct):

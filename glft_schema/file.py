@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Callable, KeysView, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -140,7 +140,7 @@ class File:
         return self  # nothing in it changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from glft_schema.container import Container, open
+        from glft_schema.container import open, parse_source
         from glft_schema.shards import COUNT
 
         source = self.source
@@ -149,14 +149,14 @@ class File:
             alone = len(self.shards) == 1 and COUNT in self.metadata  # a file of a set that was opened without the others
             again = partial(open, mmap=source.mapped, whole_set=not alone, offset=source.start, size=source.asked)
             files = [shard.source for shard in self.shards if isinstance(shard.source, FileSource)]
-            return _reopened, (again, self.limits, [(file.name, file.version) for file in files], self.name, self.device)
-        _, (data, *_) = source.__reduce__()
-        return _reopened, (Container.parse, self.limits, [], data)
+            return _reopened, (again, self.limits, [file.version for file in files], self.name, self.device)
+        return _reopened, (parse_source, self.limits, [], source, self.device)
 
     def __repr__(self) -> str:
         state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
         return f"<{self.format.name} file {shown(self.name)}: {state}>"
 
+    @outside_graphs
     def __str__(self) -> str:
         if self.source.closed:
             return repr(self)
@@ -166,11 +166,15 @@ class File:
         return file_html(self)
 
 
-def _reopened(opens: Callable[..., File], limits: Limits, versions: Iterable[tuple[str, Version]], *arguments: Any) -> File:
-    for path, version in versions:
-        check_version(path, version)
+def _reopened(opens: Callable[..., File], limits: Limits, versions: Sequence[Version], *arguments: Any) -> File:
+    if versions:  # first: a changed file fails to parse in other ways
+        check_version(arguments[0], versions[0])
     with limits:
-        return opens(*arguments)
+        file = opens(*arguments)
+    for shard, version in zip(file.shards, versions, strict=False):  # the first file tells how many there are
+        assert isinstance(shard.source, FileSource)
+        shard.source.check_version(version)
+    return file
 
 
 def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:

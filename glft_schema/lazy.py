@@ -1,4 +1,4 @@
-"""torch, imported when it is first used, and its compiler kept out of what it cannot trace, without importing that either.
+"""torch, imported on first use, and `outside_graphs`, which keeps torch.compile out of code that it cannot guard.
 
 Looking into a file (`glft inspect`, `Container.parse_file`) needs no tensor, and importing torch takes most of a second.
 Type checkers see the real module; at run time the name stands for a module that fetches each attribute from torch, once.
@@ -36,8 +36,8 @@ def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments,
     nor in ``a in (b, c)`` nor on the keys of a dict, so a graph traced for one file or tensor type could run for another and
     give wrong numbers (seen with torch 2.13).
 
-    `torch.compiler.disable` does this, but importing the compiler takes seconds. As nothing is traced before it has been
-    imported, it is asked for only then.
+    `torch.compiler.disable` does this, but importing the compiler takes seconds. Nothing is traced before the compiler is
+    imported, so the wrapper is made only then.
     """
 
     @wraps(function)

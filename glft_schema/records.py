@@ -65,6 +65,9 @@ class Record(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
+    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+        return repr(self)
+
     def _repr_html_(self) -> str:
         return fields_table("record", {**self, **self.counts}).html()
 

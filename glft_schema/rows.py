@@ -17,9 +17,8 @@ from typing import Any
 import construct
 from construct.core import evaluate
 
-from glft_schema.bulk import check_count
 from glft_schema.errors import LimitError
-from glft_schema.fields import Interpreted
+from glft_schema.fields import Interpreted, check_count
 from glft_schema.limits import limits_of
 from glft_schema.quick import read_ahead, row_reader
 from glft_schema.rules import Check
@@ -30,9 +29,9 @@ from glft_schema.trace import Located, Trace, plain_path
 class Table(Interpreted, construct.Array):
     """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
 
-    Parses into a list, builds from any sequence. Before a row is parsed, a count is refused whose rows do not fit into the
-    bytes left, and one above the limit on objects, counted with all rows of tables before. Rows with nothing unusual take a
-    fast path, see `glft_schema.quick`.
+    Parses into a list, builds from any sequence. Before parsing a row, refuses a count whose rows do not fit into the bytes
+    left, or that exceeds the limit on objects (earlier tables included). Rows with nothing unusual take a fast path, see
+    `glft_schema.quick`.
     """
 
     def _parse(self, stream: Any, context: Any, path: str) -> list[Any]:

@@ -76,6 +76,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
 
+    @outside_graphs
     def __str__(self) -> str:
         return tensor_table(self).text()
 
@@ -174,22 +175,20 @@ class Tensor:
         Raises:
             ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
-        for rows, columns in self._parts(numbers):
-            yield self._numbers(rows, columns, None, None).reshape(-1)
+        out, columns, rows, width = self._chunk_sizes(numbers)
+        for row in range(0, out, rows):
+            for first in range(0, columns, width):
+                part = range(row, min(row + rows, out)), range(first, min(first + width, columns))
+                yield self._numbers(*part, None, None).reshape(-1)
 
     @outside_graphs
-    def _parts(self, numbers: int) -> list[tuple[range, range]]:
-        """Returns the rows and columns of the matrix that `chunks` takes at a time."""
+    def _chunk_sizes(self, numbers: int) -> tuple[int, int, int, int]:
+        """Returns the rows and columns of the matrix, and of a chunk; no rows for a tensor without numbers."""
         self._check_known()
         (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
         if 0 in (out, columns):
-            return []
-        rows, width = max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
-        return [
-            (range(row, min(row + rows, out)), range(first, min(first + width, columns)))
-            for row in range(0, out, rows)
-            for first in range(0, columns, width)
-        ]
+            return 0, 0, 1, 1
+        return out, columns, max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
 
     @outside_graphs
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:

@@ -133,6 +133,9 @@ class Metadata(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
 
+    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+        return repr(self)
+
     def _repr_html_(self) -> str:
         return metadata_table(self).html()
 
@@ -157,7 +160,8 @@ class Metadata(Mapping[str, Any]):
         entries = dict(self._entries)
         typed = others._entries if isinstance(others, Metadata) else others
         for key, value in typed.items():
-            if key in entries and not entries[key].is_nested and not isinstance(value, (Typed, Stored)):
+            plain = not isinstance(value, (Typed, Stored))
+            if key in self and plain and not self._entries[key].is_nested and self._keeps_type(key):
                 value = Typed(value, entries[key].type_text)
             entries[key] = self._entry(key, value)
         return type(self)(entries, self._types)
@@ -165,6 +169,10 @@ class Metadata(Mapping[str, Any]):
     def _entry(self, key: str, value: Any) -> Stored:
         """Returns a value that is added, with its type."""
         return stored(value, self._types, key)
+
+    def _keeps_type(self, key: str) -> bool:
+        """Tells whether a plain value that replaces another one gets its type."""
+        return True
 
     def without(self, *keys: str) -> Metadata:
         """Returns these entries but those of `keys`. Raises KeyError for a key that is not there."""

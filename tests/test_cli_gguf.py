@@ -262,7 +262,7 @@ def test_get_tensor(gguf: Path, tmp_path: Path) -> None:
 def test_get_tensor_writes_no_other_ending(gguf: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / name
     done = glft("get-tensor", gguf, "w.weight", out)
-    expected = f"glft: expected a file that ends in .npy, the only ending that get-tensor writes, found {str(out)!r}\n"
+    expected = f"glft: expected OUT to end in .npy, found {str(out)!r}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
     assert not out.exists()
 

@@ -18,6 +18,7 @@ import torch
 import glft_schema
 from glft_schema import Container, FormatError, Typed, convert, save_file
 from glft_schema.container import findings
+from glft_schema.formats.gguf import as_metadata
 from glft_schema.formats.gguf_keys import ARCH, TYPES, suits, type_of_key
 from tests.peers import gguf
 from tests.test_cli import assert_refused
@@ -25,6 +26,7 @@ from tests.test_cli import in_this_process as glft
 
 GROUPS = ("general.", "tokenizer.", "toy.")
 SEVERAL_KINDS = {"toy.attention.sliding_window_pattern", "toy.attention.shared_kv_layers"}
+SEVERAL_KINDS |= {"toy.swiglu_clamp_exp", "toy.swiglu_clamp_shexp"}
 NAME_INSIDE = {"toy.x_feat_in", "toy.x_feat_out"}
 SAMPLES: dict[Any, Any] = {int: 1, str: "x", float: 0.5, bool: True, bytes: b"x"}
 
@@ -195,8 +197,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "tokenizer.ggml.tokens": ("a", "expected an array of strings for tokenizer.ggml.tokens, found string"),
     "tokenizer.ggml.scores": ([1, 2], "expected an array of floats for tokenizer.ggml.scores, found array[int32]"),
     "tokenizer.ggml.add_bos_token": (1, "expected a bool for tokenizer.ggml.add_bos_token, found uint32"),
-    "toy.context_length": (4096.0, "expected an integer, or an array of integers for toy.context_length, found float32"),
-    "toy.rope.freq_base": ("1", "expected a float, or an array of floats for toy.rope.freq_base, found string"),
+    "toy.context_length": (4096.0, "expected an integer or an array of integers for toy.context_length, found float32"),
+    "toy.rope.freq_base": ("1", "expected a float or an array of floats for toy.rope.freq_base, found string"),
     "toy.rope.scaling.type": (2, "expected a string for toy.rope.scaling.type, found uint32"),
     "toy.attention.causal": ([True], "expected a bool for toy.attention.causal, found array[bool]"),
 }
@@ -226,3 +228,18 @@ def test_every_width_suits_and_no_other_kind() -> None:
             wanted |= arrays  # one for each layer
         assert {found for found in every if suits(key, found)} == wanted
     assert all(suits("toy.note", found) for found in every)
+
+
+def test_numbers_of_an_architecture_may_be_arrays() -> None:
+    given = {"toy.attention.head_count": [4, 8], "toy.rope.freq_base": [1, 2], "toy.block_count": "[3]", "toy.vocab_size": []}
+    metadata = as_metadata(given)
+    types = ["array[int32]", "array[float32]", "array[int32]", "array[int32]"]
+    assert [metadata.type_of(key) for key in given] == types
+    assert list(metadata.values()) == [[4, 8], [1.0, 2.0], [3], []]
+
+
+def test_a_value_of_a_wrong_kind_can_be_replaced() -> None:
+    wrong = {"toy.rope.freq_base": Typed(10000, "uint32"), "general.author": Typed(["x"], "array[string]")}
+    metadata = Container.parse(Container.build({"format": "GGUF", "metadata": wrong})).metadata
+    mended = metadata | {"toy.rope.freq_base": 0.5, "general.author": "y"}
+    assert [(mended[key], mended.type_of(key)) for key in wrong] == [(0.5, "float32"), ("y", "string")]

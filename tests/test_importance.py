@@ -110,7 +110,7 @@ def test_old_files_of_nonsense(tmp_path: Path) -> None:
         (bytes(4), "expected the importance of at least one matrix, found none"),
         (
             b"\xff\xff\xff\xff and not much more",
-            "n: expected at most 1 (18 bytes are left, each takes at least 12), found 4294967295",
+            "n: expected at most 1 (bytes left: 18, at least 12 each), found 4294967295",
         ),
         (b"\x01\0\0\0\xff\xff\xff\xff not much more", "entries -> 0 -> name: expected 4294967295 bytes, found 14"),
     ):

@@ -135,7 +135,7 @@ def test_alignment_unless_told_otherwise() -> None:
 
 def test_a_count_that_the_file_has_no_room_for_is_no_matter_of_limits() -> None:
     for stored in (File(n_tensors=2**64 - 1).bytes(), File(n_kv=2**40).bytes(), rows(9)[:-200]):
-        with Limits(objects=5, dims=5), pytest.raises(TruncatedError, match=r"expected at most \d \(\d+ bytes are left"):
+        with Limits(objects=5, dims=5), pytest.raises(TruncatedError, match=r"expected at most \d \(bytes left: \d+"):
             Container.parse(stored)
     declared = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
     with pytest.raises(TruncatedError, match="metadata: expected 4294967295 bytes, found 0"):

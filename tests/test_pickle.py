@@ -122,7 +122,7 @@ def test_a_file_that_has_changed_is_not_unpickled(part: str, change: Callable[[P
     before = pickle.dumps(PARTS[part](file))
     change(path)
     for pickled in (before, pickle.dumps(PARTS[part](file))):  # what was opened is the version that counts
-        with pytest.raises(OSError, match=r"the file has changed since it was pickled: '.*model\.gguf'") as caught:
+        with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*model\.gguf'") as caught:
             pickle.loads(pickled)
         assert caught.value.filename == str(path)
 
@@ -140,7 +140,7 @@ def test_a_file_of_a_set_that_has_changed(tmp_path: Path) -> None:
     pickled = [pickle.dumps(part) for part in (file, file.tensors, file.tensors["t2"])]
     overwrite(Path(paths[2]))
     for part in pickled:
-        with pytest.raises(OSError, match=r"the file has changed since it was pickled: '.*part-00003-of-00003\.gguf'"):
+        with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*part-00003-of-00003\.gguf'"):
             pickle.loads(part)
 
 

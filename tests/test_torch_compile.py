@@ -40,6 +40,8 @@ OTHER_READS: dict[str, Read] = {
     "parse_file": lambda file, name, zero: glft.Container.parse_file(file.name).tensors[name][...] + zero,
     "header": lambda file, name, zero: zero + file.header.n_tensors + file.tensors[name].nbytes + file.nbytes,
     "metadata": lambda file, name, zero: zero + int(file.metadata["toy.number"]),
+    "text": lambda file, name, zero: zero + len(str(file.info(name).dtype) + str(file.header) + str(file.info(name))),
+    "type": lambda file, name, zero: zero + (file.info(name).dtype == GGML["Q4_0"]),
     "quantize": lambda file, name, zero: glft.fake_quantize(file.get_tensor(name), "f16") + zero,
 }
 

@@ -28,9 +28,7 @@ def get_tensor(
     with blame(file), open(file) as opened:
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
-            raise SchemeError(
-                f"expected a file that ends in {ENDING}, the only ending that get-tensor writes, found {str(out)!r}"
-            )
+            raise SchemeError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
         names = matching(name, opened.tensors)
         if len(names) > 1:
             raise SchemeError(f"expected one tensor that matches {shown(name)}, found {len(names)}")

@@ -177,6 +177,9 @@ class KeyedMetadata(Metadata):
     def _entry(self, key: str, value: Any) -> Stored:
         return as_entry(key, value, key)
 
+    def _keeps_type(self, key: str) -> bool:
+        return suits(key, self.type_of(key))
+
 
 class KeyValues(construct.Subconstruct):
     """The rows of a table of key-values. Parses into `Metadata`, builds from any mapping of keys to values."""
@@ -214,7 +217,8 @@ def as_entry(key: str, value: Any, path: str) -> Stored:
     Raises:
         FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
     """
-    type_ = type_of_key(key) if isinstance(key, str) else None
+    of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
+    type_ = type_of_key(key, of_array) if isinstance(key, str) else None
     if type_ is None or isinstance(value, (np.generic, Typed, Stored)):
         return stored(value, VALUE_TYPES, path)
     if isinstance(value, str):
@@ -252,7 +256,8 @@ KeyValue = Struct(
     Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in parts(at.value, at.type)),
          f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
     KeyType("gguf-key-type", "type", lambda at: not type_of_key(at.key) or suits(at.key, type_text(at)),
-         "of the kind that its key has", sets=(SPEC,), broken_by={"key": "general.name", "type": "uint32", "value": 1}),
+         "the kind of type that the key requires", sets=(SPEC,),
+         broken_by={"key": "general.name", "type": "uint32", "value": 1}),
     Rule("gguf-alignment", "value", lambda at: not is_alignment(at) or (is_integer(at.type) and at.value > 0),
          f"an integer above 0 for {ALIGNMENT}", show=show_entry,
          broken_by={"key": ALIGNMENT, "type": "uint32", "value": 0}),

@@ -2,7 +2,8 @@
 
 Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that gguf-py writes. docs/gguf.md calls
 most counts uint64, but llama.cpp's model loader reads uint32 alone. Keys that were written with different kinds of type are
-left out: ``attention.sliding_window_pattern`` (a number or bools) and ``attention.shared_kv_layers`` (an integer or a float).
+left out: ``attention.sliding_window_pattern`` (a number or bools), ``attention.shared_kv_layers`` (an integer or a float),
+``swiglu_clamp_exp`` and ``swiglu_clamp_shexp`` (a float or an array of floats).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 
 ARCH = "[arch]"  # stands for the name of an architecture
+PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
 NUMBERED = re.compile(r"(general\.base_model|general\.dataset|tokenizer\.chat_template)\.[^.]+")  # N: a number or a name
 
 # fmt: off
@@ -58,7 +60,7 @@ ROWS = (  # prefix, type, rest of each key
                                                "embedding_scale"),
     ("[arch]",               "bool",           "use_parallel_residual expert_weights_norm swin_norm"),
     ("[arch]",               "array[string]",  "classifier.output_labels"),
-    ("[arch]",               "array[float32]", "activation_sparsity_scale swiglu_clamp_exp swiglu_clamp_shexp"),
+    ("[arch]",               "array[float32]", "activation_sparsity_scale"),
     ("[arch].attention",     "uint32",         "head_count head_count_kv key_length value_length group_norm_groups "
                                                "q_lora_rank kv_lora_rank decay_lora_rank iclr_lora_rank "
                                                "value_residual_mix_lora_rank gate_lora_rank relative_buckets_count "
@@ -91,11 +93,16 @@ KINDS = {  # by the name of a type without its width
 }
 
 
-def type_of_key(key: str) -> str | None:
-    """Returns the type that a key has in new files, such as ``uint32`` or ``array[string]``; None for other keys."""
-    first, _, rest = key.partition(".")
-    general = first in ("general", "tokenizer")
-    return TYPES.get(key) or TYPES.get(NUMBERED.sub(r"\1.N", key) if general else f"{ARCH}.{rest}")
+def type_of_key(key: str, of_array: bool = False) -> str | None:
+    """Returns the type that a key has in new files, such as ``uint32`` or ``array[string]``; None for other keys.
+
+    Args:
+        key: the key.
+        of_array: the value is an array, which a number of an architecture may be, with one element for each layer.
+    """
+    of_architecture = _is_of_architecture(key)
+    known = TYPES.get(key) or TYPES.get(f"{ARCH}.{key.partition('.')[2]}" if of_architecture else NUMBERED.sub(r"\1.N", key))
+    return PER_LAYER.get(known, known) if of_array and of_architecture and known else known
 
 
 def suits(key: str, type_: str) -> bool:
@@ -104,18 +111,19 @@ def suits(key: str, type_: str) -> bool:
     Integers and floats may have any width, as docs/gguf.md recommends to readers. A number of an architecture may also be an
     array of such numbers, one for each layer: llama.cpp reads those.
     """
-    known = type_of_key(key)
-    return (
-        known is None
-        or _kind(type_) == _kind(known)
-        or (_is_per_layer(key, known) and _kind(type_) == _kind(f"array[{known}]"))
-    )
+    kinds = _kinds(key)
+    return not kinds or _kind(type_) in kinds
 
 
 def expected_of(key: str) -> str:
     """Returns what a well-known key is expected to hold, in words."""
-    known = type_of_key(key) or ""
-    return f"{_kind(known)}, or {_kind(f'array[{known}]')}" if _is_per_layer(key, known) else _kind(known)
+    return " or ".join(_kinds(key))
+
+
+def _kinds(key: str) -> list[str]:
+    """Returns the kinds of type that a key may have; none for keys that are not well known."""
+    types = (type_of_key(key), type_of_key(key, of_array=True))
+    return list(dict.fromkeys(_kind(type_) for type_ in types if type_))
 
 
 def _kind(type_: str) -> str:
@@ -125,5 +133,5 @@ def _kind(type_: str) -> str:
     return one if element == type_ else f"an array of {many}"
 
 
-def _is_per_layer(key: str, known: str) -> bool:
-    return not key.startswith(("general.", "tokenizer.")) and known in ("uint32", "float32")
+def _is_of_architecture(key: str) -> bool:
+    return not key.startswith(("general.", "tokenizer."))

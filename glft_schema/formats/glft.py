@@ -59,6 +59,9 @@ class Metadata(Mapping[str, str]):
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
 
+    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+        return repr(self)
+
     def _repr_html_(self) -> str:
         return metadata_table(self).html()
 

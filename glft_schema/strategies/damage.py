@@ -86,7 +86,7 @@ def _declared(file: File, path: str) -> Any:
 def _counts(file: File) -> Iterator[tuple[int, int, str]]:
     """Yields where each table and array begins, the fewest bytes that its count asks for, and the path of the count.
 
-    In file order, what holds others first: the first one that has not so many bytes left is to blame.
+    In file order, outer ones first. The first count whose elements do not fit gets the error.
     """
     for span in sorted(trace_fields(file), key=lambda span: (span.start, -(span.end or 0))):
         value, table = span.value, _declared(file, span.path)

@@ -138,7 +138,7 @@ class Blocks(TensorField):
 
 
 def _numbers(rows: torch.Tensor, place: slice, number: Number) -> torch.Tensor:
-    """Returns some bytes of each of the rows [blocks, bytes] as numbers: a view if they are aligned and no compiler asks."""
+    """Returns some bytes of each of the rows [blocks, bytes] as numbers: a view if aligned and not traced, else a copy."""
     if not (number.is_float or number.is_signed):  # torch.compile would put no guard on `number in (u8, u16, u32)`
         return rows[:, place]
     size = number.itemsize

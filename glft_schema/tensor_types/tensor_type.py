@@ -119,6 +119,14 @@ class TensorType:
     def __repr__(self) -> str:
         return self.name
 
+    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+        return self.name
+
+    def __eq__(self, other: object) -> bool:  # by name, which torch.compile guards: names are unique
+        return isinstance(other, TensorType) and self.name == other.name
+
+    __hash__ = object.__hash__
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _named, (self.name,)
 
