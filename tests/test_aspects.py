@@ -20,6 +20,7 @@ from tests import reference
 from tests.fuzz.mutator import drawn
 from tests.gguf_reference import ARRAY, STRING, File, Info
 from tests.golden import golden
+from tests.peers import makes_examples_of_bytes
 
 T = TypeVar("T")
 SEEDED = settings(database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -68,6 +69,7 @@ def test_aspects_are_drawn_as_their_weights_say() -> None:
     assert_weights(found, within=4)
 
 
+@makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
 def test_corruptions_are_where_the_weights_say(format: str) -> None:
     found = Counter(aspect_of(made) for made in examples(corruptions(FILES[format]), 400))
@@ -119,6 +121,7 @@ def test_places_are_those_of_the_fields() -> None:
     assert set(places_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
 
 
+@makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
 def test_bytes_are_damaged_where_the_weights_say(format: str) -> None:
     """The first byte that differs is in a field of the aspect, where one byte is changed."""

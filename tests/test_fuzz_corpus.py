@@ -17,6 +17,7 @@ from tests.fuzz.mutator import mutated
 from tests.fuzz.promises import check_promises
 from tests.fuzz.seeds import CORPUS, LONGEST, seeds, write_seeds
 from tests.golden import golden
+from tests.peers import makes_examples_of_bytes
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(CORPUS.glob("*"))
@@ -57,6 +58,7 @@ def test_a_broken_promise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             check_promises(stored)
 
 
+@makes_examples_of_bytes
 def test_mutations_break_one_thing() -> None:
     stored, made = golden("gguf_little"), [mutated(golden("gguf_little"), Random(number)) for number in range(60)]
     assert len({file for file in made if file is not None}) > 30
