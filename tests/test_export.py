@@ -159,7 +159,7 @@ def test_float_dtypes_are_kept_or_widened_exactly(path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("dtype", [name for name in FLOATS if name.startswith("float8")])
+@pytest.mark.parametrize("dtype", [name for name in FLOATS if name.startswith("float8") and hasattr(torch, name)])
 def test_every_float8_is_held_exactly(path: Path, dtype: str) -> None:
     every = torch.arange(256).to(torch.uint8).view(getattr(torch, dtype))
     save_file({"w": every, "q8": every[:120].view(2, 60)}, path, schemes={"q8": "f16"} if dtype != "float8_e8m0fnu" else {})
