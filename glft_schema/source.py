@@ -191,7 +191,7 @@ class FileSource(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         self.check_open()
         if not self.has_path:
-            return BytesSource, (bytes(self.read(0, self.size)), self.name)
+            return BytesSource, (bytes(self.read(0, self.size)),)
         return _reopened, (self.name, self.mapped, self.start, self.asked, self.version)
 
     def _size_now(self) -> int:
