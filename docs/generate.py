@@ -11,45 +11,27 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from types import ModuleType
 
 import glft_schema
-from glft_schema.container import FORMATS, format_named
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.gguf_keys import TYPES
+from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.limits import LIMITS
 
-MODULES = {  # what is public beside the names of the package itself
-    "checkpoints": ["open_checkpoint"],
-    "container": ["findings", "parse_source"],
-    "describe.byte_counts": ["byte_counts"],
-    "describe.byte_map": ["byte_map_of"],
-    "describe.as_json": ["as_data"],
-    "describe.nodes": ["Schema", "StructOf", "Field", "TypeOf"],
-    "describe.page.render": ["page"],
-    "describe.schema": ["schema_of", "node_of"],
-    "fields": ["Struct", "Count", "Derived", "Picked", "Sizes", "Padding", "TypeCode"],
-    "manifests": [
-        "hash_file",
-        "manifest_of",
-        "read_manifest",
-        "compare_hashes",
-        "model_hash",
-        "FileHash",
-        "TensorHash",
-        "Verdict",
-    ],
-    "numbers": ["Number", "TensorField"],
-    "rows": ["Table"],
-    "rules": ["Rule", "Check", "Finding"],
-    "splitting": ["split", "merge"],
-    "strategies": ["containers", "corruptions", "Corruption", "from_construct", "values_of", "rule_ids"],
-    "tensor_types": ["TensorType"],
-    "tensor_types.tensor_type": ["Reserved"],
-    "values": ["odd_values", "oddities", "Oddity"],
-    "verify": ["compare"],
+SUBJECTS = {  # the names of the package itself; those of its parts come after them, a section each
+    "Files": "Container open File Tensor Typed Limits parse_source Source",
+    "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor read_importance",
+    "Sets of files": "split merge",
+    "Checks": "check_rules Finding check_values Oddity compare Comparison hash_file",
+    "Bytes": "byte_map ByteMap Stretch",
+    "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
+    "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
+    "QuantizationWarning TiedWarning",
 }
+PARTS_OF_IT = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))  # for the tests, whose tables are shown
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -79,13 +61,30 @@ def command_line() -> str:
 
 
 def python() -> str:
-    """Returns, for each public name, the directive by which the site takes in its docstring."""
-    public = [getattr(glft_schema, name) for name in sorted(glft_schema.__all__)]
-    declared = [value if hasattr(value, "__qualname__") else type(value) for value in public]
-    lines = ["## glft_schema", *(f"::: {value.__module__}.{value.__qualname__}" for value in declared)]
-    for module, names in MODULES.items():
-        lines += [f"## glft_schema.{module}", *(f"::: glft_schema.{module}.{name}" for name in names)]
+    """Returns, for each public name, the directive by which the site takes in its docstring.
+
+    Raises:
+        ValueError: if `SUBJECTS` lacks a public name, or has another one.
+    """
+    named = [name for names in SUBJECTS.values() for name in names.split()]
+    if odd := set(named) ^ (set(glft_schema.__all__) - set(PARTS_OF_IT)):
+        raise ValueError(f"expected a subject for each public name, found {', '.join(sorted(odd))} in one place only")
+    sections = {subject: names.split() for subject, names in SUBJECTS.items()}
+    lines = [line for subject, names in sections.items() for line in (f"## {subject}", *directives(glft_schema, names))]
+    for part in PARTS_OF_IT:
+        module, seen = getattr(glft_schema, part), set(named)
+        lines += [f"## glft_schema.{part}", *directives(module, [name for name in module.__all__ if name not in seen])]
     return "\n\n".join(lines) + "\n"
+
+
+def directives(module: ModuleType, names: list[str]) -> list[str]:
+    """Returns the directives of classes and functions; then a line of the names that are neither."""
+    values = {name: getattr(module, name) for name in names}
+    declared = [value for value in values.values() if hasattr(value, "__qualname__")]
+    if module is glft_schema and "Container" in values:
+        declared.insert(0, type(values.pop("Container")))
+    others = ", ".join(f"`{name}`" for name, value in values.items() if value not in declared)
+    return [*(f"::: {value.__module__}.{value.__qualname__}" for value in declared), *([f"Also {others}."] if others else [])]
 
 
 def limits() -> str:
@@ -96,8 +95,8 @@ def limits() -> str:
 
 def refused_files() -> str:
     """Returns what each reader does with the GGUF files that are refused."""
-    from tests.cases import READS
-    from tests.gguf_cases import REFUSED
+    from tests.catalogue.cases import READS
+    from tests.catalogue.gguf_cases import REFUSED
 
     rows = [(name, "refused", READS if case.c else "refused", code_or_text(case.gguf_py)) for name, case in REFUSED.items()]
     return table(("file", "glft_schema", "llama.cpp", "gguf-py"), rows)
@@ -105,8 +104,8 @@ def refused_files() -> str:
 
 def read_files() -> str:
     """Returns which rules the GGUF files that are read break, and what other readers do with them."""
-    from tests.cases import READS
-    from tests.gguf_cases import READ
+    from tests.catalogue.cases import READS
+    from tests.catalogue.gguf_cases import READ
 
     rows = []
     for name, case in READ.items():
@@ -133,7 +132,7 @@ def clients() -> str:
 
 def client_layouts() -> str:
     """Returns which versions and byte orders each client reads."""
-    from glft_schema.numbers import BIG, LITTLE
+    from glft_schema.codec.context import BIG, LITTLE
     from tests.foreign.clients import LAYOUTS
 
     layouts = [(version, order) for version in (1, 2, 3) for order in (LITTLE, BIG)]

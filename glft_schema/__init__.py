@@ -1,66 +1,109 @@
-"""Model-weight containers, GLFT and GGUF, declared once: one construct schema parses, builds, checks and documents each."""
+"""Model-weight containers, GGUF and GLFT, declared once: one construct schema parses, builds, checks and documents each.
 
-from glft_schema.container import Container, open
-from glft_schema.convert import convert
+    import glft_schema as glft
+
+    glft.open, load_file, save_file, convert ...   files and weights
+    glft.types         tensor types, and how to declare one
+    glft.codec         the constructs that formats are declared in
+    glft.formats       the formats, and what is known of each
+    glft.describe      the declarations as data, pages, and other languages
+    glft.manifests     SHA-256 of files and tensors
+    glft.testing       the declarations as test data; needs hypothesis
+    glft.lab           the quantization lab's functions
+
+All other modules are private.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from glft_schema import codec, describe, formats, lab, manifests, types
+from glft_schema.checks.compare import Comparison, compare
+from glft_schema.checks.manifests import hash_file
+from glft_schema.checks.values import Oddity, check_values
+from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
 from glft_schema.errors import (
     ClosedError,
+    Finding,
     FormatError,
     LimitError,
+    OptionError,
     QuantizationWarning,
     SchemeError,
     TensorError,
     TiedWarning,
     TruncatedError,
 )
-from glft_schema.export import save_file, write_gguf_lite
-from glft_schema.file import File
-from glft_schema.importance import read_importance
+from glft_schema.files.container import Container, open
+from glft_schema.files.file import File
+from glft_schema.files.parsing import check_rules, parse_source
+from glft_schema.files.splitting import merge, split
+from glft_schema.files.state_dict import load_file
+from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
+from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
-from glft_schema.load import load_file, read_gguf_lite
-from glft_schema.quantize import (
-    Quantized,
-    dequantize_symmetric,
-    fake_quantize,
-    quantize_symmetric_per_channel,
-    quantize_symmetric_per_group,
-)
-from glft_schema.tensor_types.compiled import compile_formulas
-from glft_schema.tensor_types.ggml import register_type
-from glft_schema.tensors import Tensor
-from glft_schema.typed_values import Typed
+from glft_schema.storage.source import Source
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.convert import convert
+from glft_schema.weights.importance import read_importance
+from glft_schema.weights.payloads import WrittenTensor
+from glft_schema.weights.save import save_file
+from glft_schema.weights.stored_tensors import StoredTensor
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
     "ClosedError",
+    "Comparison",
     "Container",
     "File",
+    "Finding",
     "FormatError",
     "LimitError",
     "Limits",
+    "Oddity",
+    "OptionError",
     "QuantizationWarning",
-    "Quantized",
     "SchemeError",
+    "Source",
+    "StoredTensor",
     "Stretch",
     "Tensor",
     "TensorError",
     "TiedWarning",
     "TruncatedError",
     "Typed",
+    "WrittenTensor",
     "byte_map",
-    "compile_formulas",
+    "check_rules",
+    "check_values",
+    "codec",
+    "compare",
     "convert",
-    "dequantize_symmetric",
+    "describe",
     "fake_quantize",
+    "formats",
+    "hash_file",
+    "lab",
     "load_file",
+    "manifests",
+    "merge",
     "open",
-    "quantize_symmetric_per_channel",
-    "quantize_symmetric_per_group",
+    "open_checkpoint",
+    "parse_source",
     "read_gguf_lite",
     "read_importance",
-    "register_type",
     "save_file",
+    "split",
+    "types",
     "write_gguf_lite",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "testing":  # it needs hypothesis, which not everybody has
+        return import_module("glft_schema.testing")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

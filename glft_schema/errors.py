@@ -5,7 +5,8 @@ ValueError
  │    ├── TruncatedError    fewer bytes than the file declares: the rest may still arrive
  │    └── LimitError        a limit of this reader, not a rule of the format
  ├── TensorError            a tensor that the asked type cannot hold: choose another type
- ├── SchemeError            a scheme that names no tensor or no type: mend the request
+ ├── OptionError            an argument or option that cannot be followed: change the request
+ │    └── SchemeError       a scheme or pattern that names no type or no tensor
  └── ClosedError            a file that was closed before this access
 
 UserWarning
@@ -17,6 +18,9 @@ hostile file can neither fill a log nor steer a terminal.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -34,9 +38,21 @@ def safe(text: str, limit: int = 100) -> str:
 
 def printable(line: str, limit: int) -> str:
     """Returns a line as it can be printed: what steers terminals or ends lines escaped, and cut to `limit` characters."""
-    start = line[: limit + 1]
-    text = start if start.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in start)
+    text = without_controls(line[: limit + 1])
     return text if len(text) <= limit else f"{text[:limit]}... ({len(line)} characters in all)"
+
+
+def without_controls(text: str, code: Callable[[str], str] = lambda letter: repr(letter)[1:-1], keep: str = "") -> str:
+    """Returns text in which each character that cannot be printed, control and direction characters above all, is its code.
+
+    Args:
+        text: from a file.
+        code: the character -> what stands for it; Python's escape unless given.
+        keep: characters that stay as they are, such as newlines.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in keep else code(letter) for letter in text)
 
 
 def one_line(text: str, limit: int = 200) -> str:
@@ -130,8 +146,12 @@ class TensorError(ValueError):
         return f"tensor {shown(self.tensor)}{place}: {self.problem}"
 
 
-class SchemeError(ValueError):
-    """A scheme, pattern or option that cannot be followed."""
+class OptionError(ValueError):
+    """An argument or option that cannot be followed."""
+
+
+class SchemeError(OptionError):
+    """A scheme or pattern that names no type or no tensor."""
 
 
 class ClosedError(ValueError):
@@ -144,3 +164,24 @@ class QuantizationWarning(UserWarning):
 
 class TiedWarning(UserWarning):
     """Tensors that are one and the same, but get different types: loaded into a tied model, the later one wins."""
+
+
+@dataclass
+class Finding:
+    """A rule that a file breaks.
+
+    Attributes:
+        rule: its id.
+        sets: the rule sets that hold it.
+        path: the field.
+        problem: what was expected and what was found.
+        offset: where the field begins, in bytes from the start of the container.
+        building: whether building keeps to the rule, where one of its sets is asked for.
+    """
+
+    rule: str
+    sets: tuple[str, ...]
+    path: str
+    problem: str
+    offset: int | None = None
+    building: bool = True

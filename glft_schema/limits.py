@@ -1,4 +1,4 @@
-"""How much this reader puts up with: its limits, each with its reason, in one place.
+"""Resource limits for untrusted files, with the reason for each default.
 
 A limit is no rule of a format. What goes past one raises `LimitError`, which says so and names it, and the caller may raise it:
 
@@ -14,12 +14,10 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from construct.expr import ExprMixin
-
-from glft_schema.errors import LimitError, SchemeError, shown
+from glft_schema.errors import LimitError, OptionError, shown
 
 
-class Limit(NamedTuple):
+class Maximum(NamedTuple):
     """How much of something there may be unless told otherwise, and why not more."""
 
     most: int
@@ -29,20 +27,20 @@ class Limit(NamedTuple):
 
 # fmt: off
 LIMITS = {
-    "objects":   Limit(200_000, "tensors, entries of the metadata and arrays in it, all together",
+    "objects":   Maximum(200_000, "tensors, entries of the metadata and arrays in it, all together",
                        "each takes 4 to 8 us and up to 600 bytes. The largest models known have 70,000 tensors, twice as "
                        "many where scales are tensors, too; a vocabulary is one entry"),
-    "nesting":   Limit(16,      "levels of arrays in arrays", "each takes room on Python's stack"),
-    "dims":      Limit(64,      "dims of a tensor", "numpy's own limit"),
-    "alignment": Limit(1 << 20, "bytes, of which the places of payloads are multiples",
+    "nesting":   Maximum(16,      "levels of arrays in arrays", "each takes room on Python's stack"),
+    "dims":      Maximum(64,      "dims of a tensor", "numpy's own limit"),
+    "alignment": Maximum(1 << 20, "bytes, of which the places of payloads are multiples",
                        "no page of memory is larger, and each payload is padded by up to as much"),
-    "text":      Limit(1 << 28, "bytes of a string of GGUF: a key, a value, a name", "it is held in memory as a whole"),
-    "strings":   Limit(1 << 24, "strings of an array",
+    "text":      Maximum(1 << 28, "bytes of a string of GGUF: a key, a value, a name", "it is held in memory as a whole"),
+    "strings":   Maximum(1 << 24, "strings of an array",
                        "to know where one begins, those before are looked at; the largest vocabularies have a million"),
-    "metadata":  Limit(1 << 28, "bytes of GLFT's metadata", "it is held in memory and taken apart as a whole"),
-    "stream":    Limit(1 << 32, "bytes of a stream that is no regular file",
+    "metadata":  Maximum(1 << 28, "bytes of GLFT's metadata", "it is held in memory and taken apart as a whole"),
+    "stream":    Maximum(1 << 32, "bytes of a stream that is no regular file",
                        "it is held in memory, and may never end; a larger file belongs on a disk, where it can be opened"),
-    "manifest":  Limit(1 << 26, "bytes of a manifest to check against", "it is held in memory; it can have 400,000 tensors"),
+    "manifest":  Maximum(1 << 26, "bytes of a manifest to check against", "it is held in memory; it can have 400,000 tensors"),
 }
 # fmt: on
 A_LIMIT = "a limit of this reader"
@@ -57,15 +55,15 @@ class Limits:
         objects, nesting, dims, alignment, text, strings, metadata, stream, manifest: see `LIMITS`.
 
     Raises:
-        SchemeError: for a name that is no limit's, or a number that is no integer from 0 on.
+        OptionError: for a name that is no limit's, or a number that is no integer from 0 on.
     """
 
     def __init__(self, **given: int) -> None:
         for name, most in given.items():
             if name not in LIMITS:
-                raise SchemeError(f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}")
+                raise OptionError(f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}")
             if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-                raise SchemeError(f"expected an integer from 0 on for the limit {name}, found {shown(most)}")
+                raise OptionError(f"expected an integer from 0 on for the limit {name}, found {shown(most)}")
         around = _blocks.get()
         self._most: dict[str, int] = {**(around[-1]._most if around else DEFAULTS), **given}
 
@@ -116,25 +114,8 @@ def current() -> Limits:
     return blocks[-1] if blocks else Limits()
 
 
-def limits_of(context: Any) -> Limits:
-    """Returns the limits that the container being parsed or built keeps to."""
-    limits: Limits = context["_params"].get("limits") or current()
-    return limits
-
-
 def exceeded(name: str, most: str, found: str, path: str) -> LimitError:
     """Returns the error that says that a limit does not allow what was found."""
     error = LimitError(f"expected at most {most}, {A_LIMIT}, found {found}", path)
     error.limit = name
     return error
-
-
-class Allowed(ExprMixin):
-    """The number that a limit allows, in expressions of declarations: ``len_(this.dims) <= Allowed("dims")``."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, context: Any, *args: Any) -> int:
-        number: int = getattr(limits_of(context), self.name)
-        return number

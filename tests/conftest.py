@@ -1,4 +1,4 @@
-"""Settings for the whole suite: 1,000 examples of a property; ``pytest -m fuzz`` looks at 100,000 of those marked so.
+"""Settings for the whole suite: 1,000 examples of a property, 25 in the fast tier, 100,000 of those that ``-m fuzz`` asks for.
 
 ``HYPOTHESIS_PROFILE=thorough`` looks at twenty times as many examples of each property.
 """
@@ -17,12 +17,13 @@ default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_h
 settings.register_profile("default", default)
 settings.register_profile("thorough", default, max_examples=20_000)
 settings.register_profile("fuzz", default, max_examples=100_000)
+settings.register_profile("fast", default, max_examples=25)
+PROFILES = {"fuzz": "fuzz", "not slow": "fast"}  # by what is asked for with -m
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Picks how many examples there are, before the tests are imported, whose settings start from it."""
-    asked_for_fuzzing = config.getoption("markexpr") == "fuzz"
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if asked_for_fuzzing else "default"))
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES.get(config.getoption("markexpr"), "default")))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,7 +15,6 @@ import typer
 
 from glft_schema.cli.convert import convert
 from glft_schema.cli.explain import explain
-from glft_schema.cli.export import export
 from glft_schema.cli.fuzz import fuzz
 from glft_schema.cli.get_tensor import get_tensor
 from glft_schema.cli.hash import hash
@@ -26,7 +25,7 @@ from glft_schema.cli.split import merge, split
 from glft_schema.cli.terminal import FAILED, REFUSED, once, request, say
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
 
 app = typer.Typer(
@@ -35,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (convert, explain, export, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
+for verb in (convert, explain, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
     app.command()(verb)
 
 
@@ -58,12 +57,12 @@ def options(
 
 
 def limits_in(given: list[str]) -> Limits:
-    """Returns the limits that are given as ``NAME=NUMBER``. Raises SchemeError for anything else, and for a repeated name."""
+    """Returns the limits that are given as ``NAME=NUMBER``. Raises OptionError for anything else, and for a repeated name."""
     limits: list[tuple[str, str, int]] = []
     for text in given:
         name, _, number = text.partition("=")
         if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
-            raise SchemeError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
+            raise OptionError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
         limits.append((name, number, int(number)))
     return Limits(**once("--limit", "name", limits))
 

@@ -1,4 +1,4 @@
-"""`glft convert IN OUT`: a weights file of one format into one of another."""
+"""`glft convert IN OUT`: a checkpoint or weights file in another format, or with other types."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.checkpoints import open_with_metadata
-from glft_schema.cli.terminal import Exclude, blame, refuse_overwriting, say
-from glft_schema.cli.written import (
+from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting, say
+from glft_schema.cli.writing_options import (
     Alignment,
     BigEndian,
     Entries,
@@ -23,14 +22,16 @@ from glft_schema.cli.written import (
     importance_in,
     report,
     schemes_in,
-    writing,
 )
-from glft_schema.convert import convert as convert_file
-from glft_schema.convert import target_format
+from glft_schema.formats.registry import target_format
+from glft_schema.weights.checkpoints import open_with_metadata
+from glft_schema.weights.convert import convert as convert_file
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="A GGUF, GLFT, .safetensors or torch .pt file, or a folder.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A GGUF, GLFT, .safetensors or torch .pt file, or a folder of shards.")
+    ],
     out: Out,
     scheme: Schemes = None,
     metadata: Entries = None,
@@ -42,29 +43,31 @@ def convert(
     rules: Rules = None,
     imatrix: Imatrix = None,
 ) -> None:
-    """Write a weights file in another format, or the same one with other types.
+    """Write a checkpoint or a weights file in another format, or in the same one with other types.
 
-    FORMAT follows from the ending of OUT unless given. Payloads are copied where OUT has their type and no scheme asks for
-    another; else they are dequantized, and quantized where a scheme says so. The report says what happened to each tensor.
-    In GGUF a well-known key such as general.quantization_version gets a value of its own type.
+    FORMAT follows from the ending of OUT unless given. Payloads are copied if OUT has their type and no scheme asks for
+    another; otherwise they are dequantized, and quantized if a scheme says so. The report says what happened to each tensor.
+    TYPE is f32, f16, q8_per_channel or q4_per_group_64 in GLFT, and f32, f16, bf16, q8_0, q4_0 and so on in GGUF. PATTERN is a
+    name or has wildcards; a name wins over patterns, and later patterns over earlier ones. In GGUF a well-known key such as
+    general.quantization_version gets a value of its own type.
     """
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
-        target = target_format(out, format)
+        target_format(out, format)
         with blame(source):
             checkpoint = open_with_metadata(source, exclude or [])
         importance = importance_in(imatrix, checkpoint.tensors)
-        with writing(out, checkpoint.tensors) as step:
+        with progress_bar(f"writing {out.name}") as bar:
             written = convert_file(
                 checkpoint,
                 out,
-                schemes_in(scheme),
-                entries(metadata, typed=True),
-                format=target,
+                schemes=schemes_in(scheme),
+                metadata=entries(metadata, typed=True),
+                format=format,
                 header=header_of(gguf_version, big_endian),
                 alignment=alignment,
                 rules=rules,
-                progress=step,
+                progress=bar,
                 importance=importance,
             )
-    say(*report(written, out, errors=True))
+    say(*report(written, out))

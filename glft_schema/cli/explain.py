@@ -16,9 +16,9 @@ import typer
 from glft_schema.cli.terminal import blame, say
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
-from glft_schema.errors import SchemeError, shown
-from glft_schema.names import matching
-from glft_schema.source import open_source
+from glft_schema.errors import OptionError, shown
+from glft_schema.storage.file_source import open_source
+from glft_schema.weights.patterns import names_matching
 
 WIDTH = 80  # columns, where there is no terminal
 NUMBER = "0x[0-9a-fA-F]+|[0-9]+"
@@ -51,16 +51,16 @@ def explain(
     """
     with blame(file), closing(open_source(file)) as source:
         if tensor is not None and range is not None:
-            raise SchemeError("expected --tensor or --range, found both")
+            raise OptionError("expected --tensor or --range, found both")
         found, error = byte_map_of(source)
         coloured = is_coloured(color)
         view = HexView(found, width(), STYLES if coloured else PLAIN_STYLES)
         if range is not None:
             lines = view.part(*bounds(range, found.nbytes))
         elif tensor is not None:
-            names = matching(tensor, found.tensors)
+            names = names_matching(tensor, found.tensors)
             if len(names) > 1:
-                raise SchemeError(f"expected one tensor that matches {shown(tensor)}, found {len(names)}")
+                raise OptionError(f"expected one tensor that matches {shown(tensor)}, found {len(names)}")
             lines = view.tensor(names[0])
         else:
             broken = ", broken" if error else ""
@@ -76,14 +76,14 @@ def bounds(text: str, size: int) -> tuple[int, int]:
     """Returns the first byte and the end of a range ``A:B`` of a file of `size` bytes.
 
     Raises:
-        SchemeError: where it is none, or not within the file.
+        OptionError: where it is none, or not within the file.
     """
     if not (parts := RANGE.fullmatch(text)):
-        raise SchemeError(f"expected a range such as 0x40:128, :64 or 100:, found {shown(text)}")
+        raise OptionError(f"expected a range such as 0x40:128, :64 or 100:, found {shown(text)}")
     start, end = (int(number, 0 if number.startswith("0x") else 10) if number else None for number in parts.groups())
     start, end = start or 0, size if end is None else end
     if not start < end <= size:
-        raise SchemeError(f"expected a range within bytes 0 to {size}, the first end below the second, found {shown(text)}")
+        raise OptionError(f"expected a range within bytes 0 to {size}, the first end below the second, found {shown(text)}")
     return start, end
 
 

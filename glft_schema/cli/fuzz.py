@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar, say
-from glft_schema.container import FORMATS, Container, format_named
-from glft_schema.errors import SchemeError, safe
+from glft_schema.errors import OptionError, safe
+from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
-from glft_schema.source import read_regular
+from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.storage.file_source import read_regular
 
 if TYPE_CHECKING:
-    from glft_schema.fuzzing import Case, Failure, Fuzzed, Progress
+    from glft_schema.display import Progress
+    from glft_schema.testing.fuzzing import Case, Failure, Fuzzed
 
 INTERRUPTED = 130  # as shells have it
 SAME = "The same one gives the same files in the same environment: see the page on fuzzing."
@@ -62,7 +64,7 @@ def fuzz(
 
 
 def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path) -> None:
-    from glft_schema import corpora, fuzzing
+    from glft_schema.testing import corpora, fuzzing
 
     wanted = _wanted(source)
     if out != Path():
@@ -129,15 +131,15 @@ def _no_lost_interrupts(progress: Progress) -> Iterator[Progress]:
 
 
 def _wanted(source: str) -> Wanted:
-    from glft_schema.corpora import format_of_corpus, read_corpus
-    from glft_schema.fuzzing import GIVEN, Case
+    from glft_schema.testing.corpora import format_of_corpus, read_corpus
+    from glft_schema.testing.fuzzing import GIVEN, Case
 
     path = Path(source)
     if not path.exists() or path.is_dir():
         try:
             format = format_named(source)
-        except SchemeError as error:
-            raise SchemeError(f"{error}, which is no file") from None
+        except OptionError as error:
+            raise OptionError(f"{error}, which is no file") from None
         return Wanted(format, [], format)
     if path.suffix == ".json":
         given = read_corpus(path)
@@ -148,23 +150,23 @@ def _wanted(source: str) -> Wanted:
 
 
 def _refuse_no_folder(path: Path, option: str) -> None:
-    """Raises SchemeError where there is no folder at `path`, and none can be made."""
+    """Raises OptionError where there is no folder at `path`, and none can be made."""
     there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not there.is_dir():
-        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which is none")
+        raise OptionError(f"expected a folder for {option}, found {safe(str(there))}, which is none")
     try:
         tempfile.TemporaryFile(dir=there).close()
     except OSError:
-        raise SchemeError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to") from None
+        raise OptionError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to") from None
 
 
 def _refuse_corpus(source: str, wanted: Wanted, corpus: Path) -> None:
-    """Raises SchemeError where no corpus can be made of what is wanted, or be written where it should go."""
+    """Raises OptionError where no corpus can be made of what is wanted, or be written where it should go."""
     if wanted.only_given:
-        raise SchemeError("expected a file or a format to make a corpus of, found a manifest")
+        raise OptionError("expected a file or a format to make a corpus of, found a manifest")
     _refuse_no_folder(corpus, "--corpus")
     if corpus.is_dir() and any(corpus.iterdir()):
-        raise SchemeError(f"expected an empty folder for --corpus, found {safe(str(corpus))}, which has files")
+        raise OptionError(f"expected an empty folder for --corpus, found {safe(str(corpus))}, which has files")
     if isinstance(wanted.of, bytes):
         Container.parse_file(source)  # only a valid file can be broken
 
@@ -178,7 +180,7 @@ def _counts(fuzzed: Fuzzed) -> str:
 
 def _report(fuzzed: Fuzzed, failure: Failure, wanted: Wanted, out: Path, command: str) -> None:
     """Prints what the failure is, writes the file that shows it, and says how to see it again."""
-    from glft_schema.corpora import write_corpus
+    from glft_schema.testing.corpora import write_corpus
 
     case, name = failure.case, f"fuzz-{failure.case.sha256[:12]}.json"
     say(f"failed: {failure.error}")

@@ -8,11 +8,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from glft_schema.atomic import atomic_write
 from glft_schema.cli.terminal import blame, refuse_overwriting, say
-from glft_schema.container import open
-from glft_schema.errors import SchemeError, shown
-from glft_schema.names import matching
+from glft_schema.errors import OptionError, shown
+from glft_schema.files.container import open
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.weights.patterns import names_matching
 
 ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
@@ -28,12 +28,12 @@ def get_tensor(
     with blame(file), open(file) as opened:
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
-            raise SchemeError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
-        names = matching(name, opened.tensors)
+            raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
+        names = names_matching(name, opened.tensors)
         if len(names) > 1:
-            raise SchemeError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
+            raise OptionError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
         if dtype not in (None, *DTYPES):
-            raise SchemeError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
+            raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
         import torch
 
         with atomic_write(out) as stream:  # which refuses before any work is done

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from glft_schema.checks.manifests import hash_file, manifest_of
 from glft_schema.cli.terminal import blame, progress_bar
-from glft_schema.container import Container
-from glft_schema.manifests import hash_file, manifest_of
+from glft_schema.files.container import Container
 
 
 def hash(
@@ -26,7 +26,7 @@ def hash(
     with progress_bar("hashing") as bar:
         for path in files:
             with blame(path), Container.parse_file(path, mmap=False) as file:
-                text = manifest_of(hash_file(file, bar))
+                text = manifest_of(hash_file(file, progress=bar))
             sys.stdout.flush()
             if hasattr(sys.stdout, "buffer"):
                 sys.stdout.buffer.write(os.fsencode(text))  # names of files are bytes

@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glft_schema.cli.terminal import blame, safe, say, table
-from glft_schema.container import Container
+from glft_schema.cli.terminal import blame, say, table
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_counts import byte_counts
-from glft_schema.errors import shown
-from glft_schema.file import File
-from glft_schema.typed_values import Array, Metadata, Stored
+from glft_schema.errors import safe, shown
+from glft_schema.files.container import Container
+from glft_schema.files.file import File
 
 FIRST = 8  # elements of a long array that are shown
 
@@ -67,7 +68,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
 
 
 def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
-    if not isinstance(metadata, Metadata):
+    if not isinstance(metadata, TypedMetadata):
         return dict(metadata)
     entries: dict[str, Any] = {}
     for key, value in metadata.items():
@@ -93,7 +94,7 @@ def in_lines(file: File) -> list[str]:
     header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
     files = f", the first of {len(file.shards)} files" if len(file.shards) > 1 else ""
     lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}{files}"]
-    if isinstance(file.metadata, Metadata):
+    if isinstance(file.metadata, TypedMetadata):
         entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]
         lines += ["", *table(("key", "type", "value"), entries, right=0)] if entries else []
     elif file.metadata:
@@ -117,11 +118,11 @@ def in_lines(file: File) -> list[str]:
     return lines
 
 
-def _as_text(entry: Stored) -> str:
+def _as_text(entry: StoredValue) -> str:
     """Returns a value as text, numbers with the digits that their own type needs."""
     value = entry.value
     if not isinstance(value, Array):
         return safe(value) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
-    parts = [Stored(value.type, element) for element in value.values[:FIRST]]
+    parts = [StoredValue(value.type, element) for element in value.values[:FIRST]]
     first = ", ".join(shown(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
     return f"[{first}{f', ... {len(value.values):,} in all' if len(value.values) > FIRST else ''}]"

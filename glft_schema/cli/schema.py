@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from enum import Enum
-from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from glft_schema.cli.terminal import request
-from glft_schema.container import FORMATS
+from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
-from glft_schema.errors import SchemeError, shown
+from glft_schema.errors import OptionError, shown
 from glft_schema.formats.format import Format
+from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types import TensorType
 
-# The module of describe that writes each language; its function is called as the last part of its name.
-WRITERS = {"markdown": "as_markdown", "json": "as_json", "kaitai": "kaitai.as_kaitai", "c": "as_c", "imhex": "as_imhex"}
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
 DEFAULT = next(iter(Language))
 
@@ -31,15 +29,14 @@ def schema(
     """
     with request():
         described = find(name)
-        module = import_module(f"glft_schema.describe.{WRITERS[language.value]}")  # the others are not needed
-        print(getattr(module, WRITERS[language.value].rpartition(".")[2])(schema_of(described)), end="")
+        print(write(schema_of(described), language.value), end="")
 
 
 def find(name: str) -> Format | TensorType:
     """Returns the format or tensor type of this name, in letters of either case.
 
     Raises:
-        SchemeError: where there is none.
+        OptionError: where there is none.
     """
     for format in FORMATS:
         if name.lower() == format.name.lower():
@@ -48,6 +45,6 @@ def find(name: str) -> Format | TensorType:
         if name.lower() in format.types and isinstance(type_ := format.types[name.lower()], TensorType):
             return type_
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types)
-    raise SchemeError(
+    raise OptionError(
         f"expected {' or '.join(format.name.lower() for format in FORMATS)}, or one of {', '.join(types)}; found {shown(name)}"
     )

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from glft_schema.cli.terminal import blame, refuse_overwriting, say
-from glft_schema.container import open
-from glft_schema.splitting import merge as merge_files
-from glft_schema.splitting import split as split_file
+from glft_schema.files.container import open
+from glft_schema.files.splitting import merge as merge_files
+from glft_schema.files.splitting import split as split_file
 
 
 def split(
@@ -21,7 +21,7 @@ def split(
 ) -> None:
     """Cut a GGUF file into several."""
     with blame(file), open(file) as opened:
-        for path in split_file(opened, prefix, max_tensors, max_bytes):
+        for path in split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes):
             say(f"{path}: {Path(path).stat().st_size:,} bytes")
 
 

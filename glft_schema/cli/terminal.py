@@ -12,11 +12,11 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from glft_schema.checkpoints import INDEX_SUFFIX
-from glft_schema.describe.tables import aligned
-from glft_schema.errors import FormatError, SchemeError, TensorError, printable, shown
+from glft_schema.display import aligned
+from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
 from glft_schema.errors import safe as safe  # which the verbs take from here
-from glft_schema.shards import NAME, shard_path
+from glft_schema.files.shards import NAME, shard_path
+from glft_schema.weights.checkpoints import INDEX_SUFFIX
 
 FAILED = 1  # a verification that did not hold
 REFUSED = 2  # bad input, as for a wrong option
@@ -77,7 +77,7 @@ def request() -> Iterator[None]:
     """Turns an error in what was asked for into one line on stderr and exit code 2."""
     try:
         yield
-    except SchemeError as error:
+    except OptionError as error:
         say(f"glft: {error}", error=True)  # of the request, not of a file
         raise typer.Exit(REFUSED) from None
 
@@ -91,20 +91,20 @@ def once(option: str, what: str, given: Iterable[tuple[str, str, Value]]) -> dic
         given: key, text and value of each use of the option.
 
     Raises:
-        SchemeError: for a repeated key, whose first value would be lost.
+        OptionError: for a repeated key, whose first value would be lost.
     """
     texts: dict[str, str] = {}
     values: dict[str, Value] = {}
     for key, text, value in given:
         if key in texts:
             both = f"{shown(texts[key])} and {shown(text)}"
-            raise SchemeError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
+            raise OptionError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
         texts[key], values[key] = text, value
     return values
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:
-    """Raises SchemeError where writing `out` would replace what is read from `source`: a file, a set, or a folder of shards."""
+    """Raises OptionError where writing `out` would replace what is read from `source`: a file, a set, or a folder of shards."""
     if not out.exists():
         return
     folder = source if source.is_dir() else source.parent
@@ -113,7 +113,7 @@ def refuse_overwriting(out: Path, source: Path) -> None:
     shards = [shard_path(named["prefix"], i, int(named["count"])) for i in range(int(named["count"]))] if named else []
     read = [source, *(shard for shard in shards if shard.exists())]
     if any(out.samefile(path) for path in read) or (of_folder and out.parent.samefile(folder)):
-        raise SchemeError("expected another file to write to, found the one to be read")
+        raise OptionError("expected another file to write to, found the one to be read")
 
 
 @contextmanager

@@ -13,16 +13,18 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.checkpoints import StoredTensor, open_checkpoint
-from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, safe, say, table
-from glft_schema.container import Container, findings
-from glft_schema.errors import SchemeError, shown
-from glft_schema.file import File
+from glft_schema.checks.compare import Comparison, compare
+from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
+from glft_schema.checks.values import UNKNOWN, Oddity, check_values
+from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, say, table
+from glft_schema.codec.rules import REQUIRED, RULE_SETS
+from glft_schema.errors import OptionError, safe, shown
+from glft_schema.files.container import Container
+from glft_schema.files.file import File
+from glft_schema.files.parsing import check_rules
 from glft_schema.limits import current
-from glft_schema.manifests import FileHash, compare_hashes, hash_file, read_manifest
-from glft_schema.rules import LENIENT, RULE_SETS
-from glft_schema.values import UNKNOWN, Oddity, odd_values
-from glft_schema.verify import Comparison, compare
+from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.stored_tensors import StoredTensor
 
 
 @dataclass
@@ -56,33 +58,33 @@ def verify(
 ) -> None:
     """Check a file against its format, a manifest, and the checkpoint that it was made from; look at its numbers.
 
-    Rules are those of the format's specification (spec), of llama.cpp's reader (ggml), or what no reader can do without
-    (lenient). Unless SET is given, what breaks the first two is reported, but is no failure. With --manifest the file, and each
-    tensor where the manifest has them, is compared with its SHA-256. With --values NaN, infinities and codes that stand for
-    nothing are failures; subnormal scales and tensors that are all zero are reported. With --against each tensor is compared
-    with its source after quantizing: the two are expected to be equal. Exit code 1 where any of these fails, 2 where a file
-    cannot be read.
+    Rules are those of the format's specification (spec), of llama.cpp's reader (ggml), or of every reader (required).
+    Unless SET is given, what breaks the first two is reported, but is no failure. With --manifest the file, and each
+    tensor where the manifest has them, is compared with its SHA-256. With --values NaN, infinities and codes that stand
+    for nothing are failures; subnormal scales and tensors that are all zero are reported. With --against each tensor is
+    compared with its source after quantizing: the two are expected to be equal. Exit code 1 where any of these fails, 2
+    where a file cannot be read.
     """
     if manifest:
         with blame(manifest):
             hashes = read_manifest(_stored(manifest))
     with blame(file), Container.parse_file(file, mmap=False) as parsed:
         if exclude and against is None and not values:
-            raise SchemeError("expected --against or --values with --exclude, found neither")
-        if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, LENIENT}:
-            raise SchemeError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
-        outcomes = {"rules": check_rules(parsed, rules or parsed.format.rule_sets, bool(rules))}
+            raise OptionError("expected --against or --values with --exclude, found neither")
+        if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
+            raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
+        outcomes = {"rules": rules_outcome(parsed, rules or parsed.format.rule_sets, bool(rules))}
         if manifest:
             with progress_bar("hashing") as bar:
-                found = hash_file(parsed, bar)
+                found = hash_file(parsed, progress=bar)
             with blame(manifest):
-                outcomes["manifest"] = check_manifest(found, hashes, manifest)
+                outcomes["manifest"] = manifest_outcome(found, hashes, manifest)
         if values:
-            outcomes["values"] = check_values(parsed, exclude or [])
+            outcomes["values"] = values_outcome(parsed, exclude or [])
         if against is not None:
             with blame(against):
                 source = open_checkpoint(against, exclude or [])
-            outcomes["against"] = check_source(parsed, source, against, tolerance)
+            outcomes["against"] = source_outcome(parsed, source, against, tolerance)
         holds = all(outcome.holds for outcome in outcomes.values())
         if as_json:
             about = {"file": parsed.name, "format": parsed.format.name, "tensors": len(parsed.tensors), "bytes": parsed.nbytes}
@@ -103,9 +105,9 @@ def _stored(manifest: Path) -> bytes:
         return stream.read(current().manifest + 1)
 
 
-def check_rules(file: File, sets: list[str] | tuple[str, ...], binding: bool) -> Outcome:
+def rules_outcome(file: File, sets: list[str] | tuple[str, ...], binding: bool) -> Outcome:
     """Looks for broken rules; whether they are failures is asked for by `binding`."""
-    found = [(Path(shard.name).name, finding) for shard in file.shards for finding in findings(shard, sets)]
+    found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, sets)]
     state = f"{len(found)} broken of the rules" if found else "all rules hold"
     name, size = safe(file.name), f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
     lines = [f"{name}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]
@@ -120,7 +122,7 @@ def check_rules(file: File, sets: list[str] | tuple[str, ...], binding: bool) ->
     return Outcome(lines, {"checked": list(sets), "broken": broken}, not (found and binding))
 
 
-def check_manifest(found: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:
+def manifest_outcome(found: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:
     """Compares a file's hashes with those of a manifest."""
     verdict, origin = compare_hashes(found, manifest), safe(str(path))
     lines = [f"{safe(name)}: {problem}" for name, problem in verdict.files]
@@ -137,11 +139,11 @@ def check_manifest(found: list[FileHash], manifest: list[FileHash], path: Path) 
     return Outcome(lines, {"compared": verdict.compared, **differing}, verdict.holds)
 
 
-def check_values(file: File, exclude: list[str]) -> Outcome:
+def values_outcome(file: File, exclude: list[str]) -> Outcome:
     """Looks for NaN, infinities, and what else is odd about the numbers."""
     odd, known, looked_at = list[Oddity](), 0, 0
     with progress_bar("looking at values") as bar:
-        for tensor, found in odd_values(file, exclude):
+        for tensor, found in check_values(file, exclude):
             odd += found
             known += not any(oddity.kind == UNKNOWN for oddity in found)
             looked_at += 1
@@ -159,7 +161,7 @@ def check_values(file: File, exclude: list[str]) -> Outcome:
     return Outcome(lines, data, not faulty)
 
 
-def check_source(file: File, source: Mapping[str, StoredTensor], path: Path, tolerance: float) -> Outcome:
+def source_outcome(file: File, source: Mapping[str, StoredTensor], path: Path, tolerance: float) -> Outcome:
     """Compares a file with the checkpoint that it was made from."""
     results = list[Comparison]()
     with progress_bar("comparing") as bar:

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.atomic import atomic_write
-from glft_schema.checkpoints import open_checkpoint
 from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting, say
-from glft_schema.container import Container
-from glft_schema.errors import SchemeError
+from glft_schema.describe.page.render import page
+from glft_schema.errors import OptionError
+from glft_schema.files.container import Container
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.weights.checkpoints import open_checkpoint
 
 
 def view(
@@ -26,11 +27,9 @@ def view(
 
     The page is one file that loads nothing from anywhere. Of the tensors it has samples and the first bytes.
     """
-    from glft_schema.describe.page.render import page  # jinja2 takes a while
-
     with blame(file), Container.parse_file(file) as parsed:
         if exclude and against is None:
-            raise SchemeError("expected --against with --exclude, found none")
+            raise OptionError("expected --against with --exclude, found none")
         refuse_overwriting(out, file)
         source = None
         if against is not None:
@@ -38,6 +37,6 @@ def view(
                 refuse_overwriting(out, against)
                 source = open_checkpoint(against, exclude or [])
         with atomic_write(out) as stream, progress_bar("looking into") as bar:  # which refuses before any work is done
-            made = page(parsed, source, against.name if against else "", bar).encode()
+            made = page(parsed, source, against_name=against.name if against else "", progress=bar).encode()
             stream.write(made)
     say(f"{out}: {len(made):,} bytes")

@@ -1,1 +1,28 @@
-"""What is derived from a schema, or from a file with it, for people and other tools."""
+"""The declarations as data, and what is written from them: byte maps, pages, documentation, other languages."""
+
+from __future__ import annotations
+
+from glft_schema.describe.as_json import as_data
+from glft_schema.describe.byte_counts import byte_counts
+from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.describe.languages import write
+from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
+from glft_schema.describe.page.render import page
+from glft_schema.describe.schema import node_of, schema_of
+
+__all__ = [
+    "ByteMap",
+    "Field",
+    "Schema",
+    "Stretch",
+    "StructOf",
+    "TypeOf",
+    "as_data",
+    "byte_counts",
+    "byte_map",
+    "byte_map_of",
+    "node_of",
+    "page",
+    "schema_of",
+    "write",
+]

@@ -13,12 +13,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from glft_schema.codec.expressions import Constant, Expression, Operation, Reference, read, subexpressions
+from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe import nodes as s
 from glft_schema.describe.c_language import BITS, C_TYPES, LOGIC, RESERVED, c_constant, c_string, number_kind, said
-from glft_schema.describe.languages import MATRIX, Names, count_name, identifier, in_order, length_name, plain, rule_text, words
-from glft_schema.expressions import Constant, Expression, Operation, Reference, parts, read
-from glft_schema.rules import Check, Rule
-from glft_schema.type_table import TypeTable
+from glft_schema.describe.identifiers import (
+    MATRIX,
+    Identifiers,
+    count_name,
+    identifier,
+    in_order,
+    length_name,
+    one_line_of,
+    rule_text,
+    words,
+)
 
 
 def as_c(schema: s.Schema) -> str:
@@ -86,7 +96,7 @@ class _Header:
         """Puts a comment: each paragraph is wrapped, and begins a line; spaces that it begins with indent all of it."""
         wrapped = []
         for paragraph in paragraphs:
-            safe = plain(paragraph).replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
+            safe = one_line_of(paragraph).replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
             inner = " " * (len(paragraph) - len(paragraph.lstrip(" ")))
             more, width = inner + "  " * bool(inner), 100 - len(indent)
             wrapped += textwrap.wrap(safe, width, initial_indent=inner, subsequent_indent=more, break_long_words=False)
@@ -132,7 +142,7 @@ class _Header:
         self.put("")
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
-        enum, names = self.called(name), Names(())
+        enum, names = self.called(name), Identifiers(())
         entries = [(names.of(f"{enum}_{type_.name}".upper()), type_) for type_ in sorted(table, key=lambda type_: type_.code)]
         self.comment(f"The codes of {table.kind} types.")
         rows = [f"    {constant} = {type_.code}" for constant, type_ in entries]
@@ -163,7 +173,7 @@ class _Header:
 
     def pieces(self, struct: s.StructOf) -> Iterator[_Piece]:
         """Yields a struct's fields, and before those of varying size the numbers that say how much of them there is."""
-        names = Names(RESERVED)
+        names = Identifiers(RESERVED)
         for part in struct.fields:
             if isinstance(part.node, s.Text):
                 yield _Piece(names.of(length_name(part.name)), part.node.length, f"bytes of {part.name}")
@@ -188,7 +198,7 @@ class _Header:
     def outcomes(self, run: list[_Piece]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
         """Yields, for each outcome of the conditions in a run, a part of a name, a sentence, and what holds."""
         conditions = list(dict.fromkeys(node.condition for piece in run if isinstance(node := piece.node, s.Either)))
-        names = Names(())
+        names = Identifiers(())
         named = {condition: names.of(words(condition)) for condition in conditions}
         for holds in itertools.product((True, False), repeat=len(conditions)):
             outcome = dict(zip(conditions, holds, strict=True))
@@ -326,7 +336,7 @@ class _Header:
             "All tensor types, each as X(identifier, code, name, weights, bytes): `weights` is how many a block holds, or where"
             " there are no blocks the fewest that a row can have; `bytes` is what these take, beside what a whole row has."
         )
-        names, rows = Names(RESERVED), []
+        names, rows = Identifiers(RESERVED), []
         for type_ in self.schema.types:
             known = type_.type
             rows.append(f"X({names.of(known.name)}, {known.code}, {c_string(known.name)}, {type_.weights}, {type_.nbytes})")
@@ -352,7 +362,7 @@ class _Header:
         self.put(f"static inline uint64_t {self.called('payload_size')}(uint64_t type, uint64_t out, uint64_t in) {{")
         self.put("    (void)out;", "    (void)in;", "    switch (type) {")
         for type_ in self.schema.types:
-            self.put(f"    case {type_.type.code}: /* {plain(type_.type.name).replace('*/', '* /')} */")
+            self.put(f"    case {type_.type.code}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
             for condition in self.conditions(type_):
                 self.put(f"        if (!{condition}) return {self.macro}_NO_SIZE;")
             self.put(f"        return {self.total(self.schema.structs[type_.payload].fields)};")
@@ -372,7 +382,7 @@ class _Header:
                 yield f"(in % {part.node.weights} == 0)"
         for rule in type_.rules:
             holds = read(rule.holds) if isinstance(rule, Rule) else None
-            named = {part.names for part in parts(holds) if isinstance(part, Reference)} if holds else set()
+            named = {part.names for part in subexpressions(holds) if isinstance(part, Reference)} if holds else set()
             if holds and named <= {("out",), ("in",)}:
                 yield self.expression(holds)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from glft_schema.codec.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey
 from glft_schema.describe import nodes as s
-from glft_schema.describe.languages import Names, count_name, identifier, in_order, length_name, plain, rule_text
-from glft_schema.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey
+from glft_schema.describe.identifiers import Identifiers, count_name, identifier, in_order, length_name, one_line_of, rule_text
 
 # fmt: off
 KEYWORDS = """
@@ -50,7 +50,7 @@ class _Pattern:
     def __init__(self, schema: s.Schema) -> None:
         self.schema = schema
         self.lines: list[str] = []
-        self.names = Names(RESERVED)
+        self.names = Identifiers(RESERVED)
         self.regions = {part.name: self.names.of(identifier(part.name, HIDDEN)) for part in self.root.fields}
         self.structs = {name: self.names.of(f"{name}_t") for name in schema.structs}
         self.enums: dict[tuple[str, str], str] = {}
@@ -95,7 +95,7 @@ class _Pattern:
         self.lines.extend(lines)
 
     def opening(self) -> None:
-        title = plain(self.schema.title)
+        title = one_line_of(self.schema.title)
         self.put(f"// {title}, as its declaration in glft_schema has it. Made by")
         self.put(f"//     glft schema {title.lower()} --as imhex > {title.lower()}.hexpat")
         self.put(f"#pragma description {title}")
@@ -114,7 +114,7 @@ class _Pattern:
         if key in self.enums:
             return
         self.enums[key] = name = self.names.of(key[0])
-        names = Names(RESERVED)
+        names = Identifiers(RESERVED)
         self.put(f"enum {name} : {NUMBERS[code.number.kind]} {{")
         for type_ in sorted(code.table, key=lambda type_: type_.code):
             entry = names.of(type_.name)
@@ -137,7 +137,7 @@ class _Pattern:
     def struct(self, struct: s.StructOf, is_payload: bool) -> None:
         lines = [line for part in struct.fields for line in self.field(part, struct)]
         named = {rule.id for part in struct.fields for rule in part.rules}
-        notes = [f"// {plain(rule_text(rule))}" for rule in struct.rules if rule.id not in named]
+        notes = [f"// {one_line_of(rule_text(rule))}" for rule in struct.rules if rule.id not in named]
         parameters = f"<{', '.join(f'auto {name}' for name in PARAMETERS.values())}>" if is_payload else ""
         is_static = struct.name in {type_.block for type_ in self.schema.types}  # arrays of it are not evaluated one by one
         self.put(*notes, f"struct {self.structs[struct.name]}{parameters} {{", *(f"    {line}" for line in lines))
@@ -145,7 +145,7 @@ class _Pattern:
 
     def field(self, part: s.Field, struct: s.StructOf) -> Iterator[str]:
         """Yields the lines of a field: its rules, and the members that it is."""
-        yield from (f"// {plain(rule_text(rule))}" for rule in part.rules)
+        yield from (f"// {one_line_of(rule_text(rule))}" for rule in part.rules)
         yield from self.members(part.node, part.name or "unnamed", part.doc, struct)
 
     def members(self, node: s.Node, name: str, doc: str, struct: s.StructOf, up: int = 0) -> Iterator[str]:
@@ -174,9 +174,9 @@ class _Pattern:
                 yield "    }"
             yield "}"
         elif isinstance(node, s.ByteOrder):
-            yield f"// {plain(f'{name}: {doc}')}"
+            yield f"// {one_line_of(f'{name}: {doc}')}"
         elif isinstance(node, s.Derived):
-            yield f"// {plain(f'{name}, no bytes: {doc} ({node.value})')}"
+            yield f"// {one_line_of(f'{name}, no bytes: {doc} ({node.value})')}"
         else:
             kind, count = self.placed(node, name, struct, up)
             yield f"{kind} {called}{f'[{count}]' if count else ''} {attribute};"
@@ -281,7 +281,7 @@ class _Pattern:
         self.byte_order()
         at = itertools.chain(["0x00"], itertools.repeat("$"))
         for part in struct.fields:
-            self.put(*(f"// {plain(rule_text(rule))}" for rule in part.rules))
+            self.put(*(f"// {one_line_of(rule_text(rule))}" for rule in part.rules))
             name = self.regions[part.name]
             if isinstance(part.node, s.Derived):
                 self.derived(part, name, struct)
@@ -320,7 +320,7 @@ class _Pattern:
 
     def derived(self, part: s.Field, name: str, struct: s.StructOf) -> None:
         """Puts a global variable for what follows from the regions before it, where an expression says how."""
-        self.put(f"// {plain(f'{part.name}: {part.doc}')}")
+        self.put(f"// {one_line_of(f'{part.name}: {part.doc}')}")
         if isinstance(value := part.node, s.Derived) and isinstance(lookup := value.value, ValueOfKey):
             table = next(field for field in struct.fields if (field.name,) == getattr(lookup.mapping, "names", ()))
             assert isinstance(table.node, s.List)
@@ -413,5 +413,5 @@ def bare(expression: str) -> str:
 
 def quoted(text: str) -> str:
     """Returns a literal of text."""
-    safe = plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    safe = one_line_of(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{safe}"'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from glft_schema.codec.expressions import Expression, in_python, read
+from glft_schema.codec.rules import Check, Rule
 from glft_schema.describe import nodes as s
-from glft_schema.expressions import Expression, in_python, read
-from glft_schema.rules import Check, Rule
 
 
 def as_json(schema: s.Schema) -> str:

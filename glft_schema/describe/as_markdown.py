@@ -8,11 +8,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from glft_schema.codec.expressions import Constant, Expression, outermost
+from glft_schema.codec.rules import Check
 from glft_schema.describe import nodes as s
 from glft_schema.describe.bit_picture import picture, weights_of_bits
-from glft_schema.describe.languages import MATRIX, held_by
-from glft_schema.expressions import Constant, Expression, outermost
-from glft_schema.rules import Check
+from glft_schema.describe.identifiers import MATRIX, held_by
 
 NO_BYTES = "no bytes"
 NUMBERS = (
@@ -95,7 +95,7 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     sizes = f"{type_.sizes}; there is {'an' if type_.type.has_encoder else 'no'} encoder{by_importance}."
     struct = schema.structs[type_.block or type_.payload]
     weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row
-    places = type_.type.places([1, weights]) if type_.block is None else {}
+    places = type_.type.field_spans([1, weights]) if type_.block is None else {}
     starts = {start: name for name, (start, _) in places.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
     lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text"]
@@ -117,7 +117,7 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> str:
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
-    refused = [f"- `{part.name}`: never {sentence} (always)" for part in struct.fields for sentence in part.refuses]
+    refused = [f"- `{part.name}`: never {sentence} (required)" for part in struct.fields for sentence in part.refuses]
     rules = _rules(struct.rules)
     return "\n".join([*_fields(struct, schema), *(rules or ([""] if refused else [])), *refused]) + "\n"
 

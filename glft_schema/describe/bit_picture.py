@@ -11,7 +11,8 @@ from functools import lru_cache
 
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
-from glft_schema.source import BytesSource, Cursor
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 
 QUIET = 8  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from glft_schema.container import region_starts
-from glft_schema.file import File
-from glft_schema.tensor_data import TensorMap
-from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.tensors import Place
+from glft_schema.files.file import File
+from glft_schema.files.parsing import region_starts
+from glft_schema.tensors.region import TensorMap
+from glft_schema.tensors.tensor import Place
 
 PAYLOADS = "data"
 
@@ -39,8 +38,8 @@ def _payloads(places: Sequence[Place]) -> Counter[str]:
     counts: Counter[str] = Counter()
     of_kind = Counter((place.dtype, place.shape, place.nbytes) for place in places)  # a model has many tensors of few shapes
     for (dtype, shape, nbytes), number in of_kind.items():
-        if isinstance(dtype, OpaqueType):
+        if not dtype.is_known:
             counts[f"{dtype} bytes"] += number * nbytes
         else:
-            counts.update({f"{dtype} {field}": number * size for field, (_, size) in dtype.places(shape).items()})
+            counts.update({f"{dtype} {field}": number * size for field, (_, size) in dtype.field_spans(shape).items()})
     return counts

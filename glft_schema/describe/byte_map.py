@@ -18,19 +18,20 @@ from typing import Any, overload
 
 import numpy as np
 
-from glft_schema.container import format_of, trace_fields, trace_source
+from glft_schema.codec.context import LITTLE
+from glft_schema.codec.trace import Span
 from glft_schema.describe import nodes as s
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
-from glft_schema.errors import FormatError, SchemeError, shown
-from glft_schema.file import File
+from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.files.file import File
+from glft_schema.files.parsing import trace_fields, trace_source
 from glft_schema.formats.format import Format
-from glft_schema.numbers import LITTLE
-from glft_schema.source import Source
-from glft_schema.tensor_data import TensorMap
+from glft_schema.formats.registry import format_of
+from glft_schema.storage.source import Source
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.chunks import matrix
-from glft_schema.trace import Span
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.region import TensorMap
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
 STEP = " -> "
@@ -220,11 +221,11 @@ def byte_map(file: File) -> ByteMap:
         file: an open file.
 
     Raises:
-        SchemeError: for a set of several files.
+        OptionError: for a set of several files.
         ClosedError: after the file was closed.
     """
     if len(file.shards) > 1:
-        raise SchemeError(f"expected one file, found a set of {len(file.shards)}: byte_map takes each of file.shards")
+        raise OptionError(f"expected one file, found a set of {len(file.shards)}: byte_map takes each of file.shards")
     file.source.check_open()
     return _mapped(file.format, file.source, trace_fields(file))
 
@@ -233,7 +234,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
     """Attributes every byte of a file that may be broken: what comes after the break is unclaimed.
 
     Args:
-        source: the file's bytes, as `glft_schema.source.open_source` gives them.
+        source: the file's bytes, as `glft_schema.storage.source.open_source` gives them.
 
     Returns:
         The map, and why the file cannot be read; None where it can.
@@ -247,7 +248,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
 
 
 def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
-    fields = _Fields(format, source, spans)
+    fields = _ParsedFields(format, source, spans)
     stretches: list[Stretch] = []
     end = 0
     for stretch in fields.stretches():
@@ -271,7 +272,7 @@ class _Row:
     of_tensor: bool
 
 
-class _Fields:
+class _ParsedFields:
     """The fields of a parse, each with its declaration."""
 
     def __init__(self, format: Format, source: Source, spans: Sequence[Span]) -> None:
@@ -412,7 +413,7 @@ class _Fields:
         node_of(type_.payload, schema, PAYLOAD)
         out, columns = matrix(shape)
         scope = Scope(schema, {"dims": list(shape), "out": out, "in": columns})
-        places = type_.places(shape)
+        places = type_.field_spans(shape)
         return [
             (*places[part.name], part, type_text(part.node, scope, self.reader), scope)
             for part in schema.structs[PAYLOAD].fields

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from glft_schema.codec.expressions import ROOT, Expression, Operation
 from glft_schema.describe import nodes as s
-from glft_schema.expressions import ROOT, Expression, Operation
 
 # fmt: off
 KEYWORDS = """

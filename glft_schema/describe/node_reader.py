@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from construct.expr import opnames
 
-from glft_schema import numbers
-from glft_schema.bulk import StoredStrings
-from glft_schema.describe import nodes as s
-from glft_schema.expressions import (
+from glft_schema.codec import numbers
+from glft_schema.codec.arrays import StoredStrings
+from glft_schema.codec.context import BIG, LITTLE, ByteOrder
+from glft_schema.codec.expressions import (
     Constant,
     Expression,
     Length,
@@ -33,8 +33,8 @@ from glft_schema.expressions import (
     nbytes,
     outermost,
 )
-from glft_schema.numbers import BIG, LITTLE, ByteOrder
-from glft_schema.source import Source
+from glft_schema.describe import nodes as s
+from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements up to which a part's value is the list of them

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from glft_schema.expressions import Expression
+from glft_schema.codec.expressions import Expression
+from glft_schema.codec.rules import Check
+from glft_schema.codec.type_codes import TypeTable
 from glft_schema.formats.format import Format
-from glft_schema.rules import Check
 from glft_schema.tensor_types.tensor_type import TensorType
-from glft_schema.type_table import TypeTable
 
 FILE = "file"  # the name of a format's outermost struct
 

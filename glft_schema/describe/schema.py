@@ -13,7 +13,12 @@ from typing import Any
 
 import construct
 
-from glft_schema import bulk, fields, numbers, rows
+from glft_schema.codec import arrays, numbers, structs, tables, type_codes
+from glft_schema.codec import text as codec_text
+from glft_schema.codec.expressions import Expression, read
+from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.metadata_lines import KeyValueLines
+from glft_schema.codec.rules import Check
 from glft_schema.describe.nodes import (
     FILE,
     BlockArray,
@@ -39,14 +44,10 @@ from glft_schema.describe.nodes import (
     Text,
     TypeOf,
 )
-from glft_schema.expressions import Expression, read
 from glft_schema.formats.format import Format
-from glft_schema.formats.gguf import KeyValues
-from glft_schema.formats.glft import KeyValueLines
-from glft_schema.rules import Check
-from glft_schema.tensor_data import TensorData
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensors.region import TensorData
 
 ORDERS = {"<": "little", ">": "big", "=": "file"}
 LETTERS = {"B": "u8", "b": "i8", "H": "u16", "h": "i16", "L": "u32", "l": "i32", "Q": "u64", "q": "i64"}
@@ -108,7 +109,7 @@ def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
 
 
 @node_of.register
-def _(declared: rows.Nested, schema: Schema, name: str) -> Node:
+def _(declared: tables.Nested, schema: Schema, name: str) -> Node:
     return node_of(declared.subcon, schema, name)
 
 
@@ -127,7 +128,7 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
         if not isinstance(part, Check):
             node = node_of(part, schema, part.name or name)
             guards = tuple(rule for rule in rules if rule.field == part.name)
-            is_count, default, refuses = fields.is_count(part), default_of(part), _refused_by(part)
+            is_count, default, refuses = structs.is_count(part), default_of(part), _refused_by(part)
             made.append(Field(part.name or "", part.docs, node, is_count, default, guards, refuses))
     offsets: list[int | None] = [0]
     for part in made:
@@ -192,7 +193,7 @@ def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Text:
 
 
 @node_of.register
-def _(declared: bulk.Text, schema: Schema, name: str) -> Text:
+def _(declared: codec_text.Text, schema: Schema, name: str) -> Text:
     return Text(node_of(declared.length, schema, name))
 
 
@@ -205,7 +206,7 @@ def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Counted:
 
 
 @node_of.register
-def _(declared: fields.Sizes, schema: Schema, name: str) -> Counted:
+def _(declared: numbers.Sizes, schema: Schema, name: str) -> Counted:
     return Counted(node_of(declared.count, schema, name), node_of(declared.size, schema, name))
 
 
@@ -224,23 +225,23 @@ def _(declared: KeyValues, schema: Schema, name: str) -> List:
 
 
 @node_of.register
-def _(declared: bulk.Numbers, schema: Schema, name: str) -> List:
+def _(declared: arrays.Numbers, schema: Schema, name: str) -> List:
     return List(known(declared.count), node_of(declared.number, schema, name))
 
 
 @node_of.register
-def _(declared: bulk.Strings, schema: Schema, name: str) -> List:
+def _(declared: arrays.Strings, schema: Schema, name: str) -> List:
     return List(known(declared.count), Text(node_of(declared.length, schema, name)))
 
 
 @node_of.register
-def _(declared: fields.Picked, schema: Schema, name: str) -> Either:
+def _(declared: numbers.Picked, schema: Schema, name: str) -> Either:
     then, otherwise = (Number(number.kind, "file") for number in (declared.then, declared.otherwise))
     return Either(known(declared.condition), then, otherwise)
 
 
 @node_of.register
-def _(declared: fields.TypeCode, schema: Schema, name: str) -> Code:
+def _(declared: type_codes.TypeCode, schema: Schema, name: str) -> Code:
     return Code(node_of(declared.subcon, schema, name), declared.table)
 
 
@@ -269,7 +270,7 @@ def _(declared: KeyValueLines, schema: Schema, name: str) -> Lines:
 
 
 @node_of.register
-def _(declared: fields.Padding, schema: Schema, name: str) -> Padding:
+def _(declared: structs.Padding, schema: Schema, name: str) -> Padding:
     return Padding(known(declared.to), read(declared.may_lack))
 
 
@@ -279,7 +280,7 @@ def _(declared: numbers.ByteOrderOf, schema: Schema, name: str) -> ByteOrder:
 
 
 @node_of.register
-def _(declared: fields.Derived, schema: Schema, name: str) -> Derived:
+def _(declared: structs.Derived, schema: Schema, name: str) -> Derived:
     return Derived(read(declared.of))
 
 

@@ -1,1 +1,7 @@
-"""The formats: one file each, in the order of its specification. Formats never import each other."""
+"""The formats: a file each, in the order of its specification, and the registry. Formats never import each other."""
+
+from glft_schema.formats.format import Format, ShardKeys
+from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.tensors.region import TensorData, TensorFits
+
+__all__ = ["FORMATS", "Format", "ShardKeys", "TensorData", "TensorFits", "format_named"]

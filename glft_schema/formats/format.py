@@ -1,15 +1,33 @@
-"""What a format is to the rest of the package."""
+"""`Format`: what the package knows of a container format beside its declaration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from glft_schema.fields import Struct, follows
-from glft_schema.rules import SPEC
+import construct
+
+from glft_schema.codec.expressions import Lookup, Reversed, read
+from glft_schema.codec.rules import SPEC
+from glft_schema.codec.structs import Derived, Struct, follows
+from glft_schema.codec.type_codes import TypeTable
 from glft_schema.tensor_types import TensorType
-from glft_schema.type_table import TypeTable
+
+
+class ShardKeys(NamedTuple):
+    """The keys of the metadata that say which file of a set one is.
+
+    Attributes:
+        number: which one, counted from 0.
+        files: of how many.
+        tensors: how many tensors all of them have together.
+    """
+
+    number: str
+    files: str
+    tensors: str
 
 
 @dataclass(frozen=True)
@@ -21,22 +39,20 @@ class Format:
         magics: the four bytes that its files start with, and those that are recognised only to be refused with a reason.
         types: its tensor types.
         struct: the whole file; its last region is the `TensorData`, ``data``.
-        table: the name of the region with a row for each tensor: name, dims, dtype, offset.
-        dims_of: a tensor's shape in torch's order -> its dims as they are stored; and the other way round.
+        endings: those of its files' names, the usual one first.
         keeps_to: the rule sets that new files keep to.
-        vectors_stay: whether patterns in schemes leave tensors of fewer than two dims as they are.
-        with_alignment: (metadata, alignment) -> metadata that states it; None where files do not.
+        keep_vectors: whether patterns in schemes leave tensors of fewer than two dims as they are.
+        shards: the keys of a model in several files; None if it is always in one.
     """
 
     name: str
     magics: tuple[bytes, ...]
     types: TypeTable[TensorType]
     struct: Struct
-    table: str
-    dims_of: Callable[[Sequence[int]], Sequence[int]]
+    endings: tuple[str, ...] = ()
     keeps_to: tuple[str, ...] = ()
-    vectors_stay: bool = False
-    with_alignment: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
+    keep_vectors: bool = False
+    shards: ShardKeys | None = None
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
@@ -53,3 +69,42 @@ class Format:
     def regions(self) -> list[str]:
         """The names of the regions."""
         return [field.name for field in self.struct.subcons if field.name and not follows(field)]
+
+    @cached_property
+    def table(self) -> str:
+        """The name of the region with a row for each tensor: name, dims, dtype, offset."""
+        name: str = self.field("data").table
+        return name
+
+    @cached_property
+    def metadata(self) -> Any:
+        """The declaration of the metadata: `KeyValues` or `KeyValueLines`."""
+        return self.field("metadata")
+
+    @cached_property
+    def alignment_key(self) -> str | None:
+        """The key of the metadata that states the alignment; None if files state none."""
+        alignment = self.field("alignment")
+        expression = alignment.of if isinstance(alignment, Derived) else None
+        return expression.key if isinstance(expression, Lookup) else None
+
+    def dims_of(self, shape: Sequence[int]) -> list[int]:
+        """Returns the dims as they are stored of a tensor's shape, in torch's order."""
+        return list(shape)[::-1] if self._reverses_dims else list(shape)
+
+    @cached_property
+    def _reverses_dims(self) -> bool:
+        row = self.field(self.table).subcon
+        return isinstance(read(_declared(row, "shape").of), Reversed)
+
+    def field(self, name: str) -> Any:
+        """Returns the declaration of a region, or of what follows from regions; None if there is none of this name."""
+        return _declared(self.struct, name)
+
+
+def _declared(struct: construct.Construct, name: str) -> Any:
+    """Returns the declaration of a field, without its name and sentence."""
+    field = next((field for field in struct.subcons if field.name == name), None)
+    while isinstance(field, construct.Renamed):
+        field = field.subcon
+    return field

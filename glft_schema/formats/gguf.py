@@ -5,42 +5,42 @@
 One after another without alignment, but for PADDING: DATA begins at a multiple of the alignment, counted from the start of the
 file, and offsets count from there. In v1 counts, lengths and dims are u32; in v2 and v3 they are u64.
 
-Rules that only some readers hold name their rule sets: `SPEC`, the specification; `GGML`, llama.cpp's gguf.cpp.
+Rules that only some readers hold name their rule sets: `SPEC`, the specification; `GGML_TYPES`, llama.cpp's gguf.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Any
 
 import construct
-import numpy as np
 from construct import Bytes, Default, Switch, len_, this
 
-from glft_schema.bulk import Numbers, StoredNumbers, Strings, Text, is_utf8
-from glft_schema.errors import FormatError, shown
-from glft_schema.expressions import Lookup, matching, nbytes, nbytes_, reverse, reverse_
-from glft_schema.fields import Count, Derived, Padding, Picked, Sizes, Struct, TypeCode
-from glft_schema.formats.format import Format
+from glft_schema.codec.arrays import Numbers, StoredNumbers, Strings
+from glft_schema.codec.context import BIG, Context
+from glft_schema.codec.expressions import Lookup, matches, nbytes, nbytes_, reverse_
+from glft_schema.codec.metadata import KeyTypes, KeyValues, Metadata, TypedArray
+from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
+from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Rule
+from glft_schema.codec.structs import Count, Derived, Padding, Struct
+from glft_schema.codec.tables import NamesOnce, Nested, Table
+from glft_schema.codec.text import Text, is_utf8
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
+from glft_schema.errors import shown
+from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.gguf_keys import expected_of, suits, type_of_key
-from glft_schema.numbers import BIG, ByteOrderOf, Number, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
-from glft_schema.rows import Nested, Table
-from glft_schema.rules import GGML, SPEC, Check, Limit, Rule
-from glft_schema.tensor_data import NamesOnce, TensorData, TensorFits, TensorMap
 from glft_schema.tensor_types import ggml
-from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.type_table import TypeTable
-from glft_schema.typed_text import from_value_text
-from glft_schema.typed_values import ARRAY, Array, Metadata, Stored, Typed, ValueType, stored
+from glft_schema.tensors.region import TensorData, TensorFits, TensorMap
 
 MAGIC = b"GGUF"
 VERSIONS = (1, 2, 3)
 ALIGNMENT = "general.alignment"
 DEFAULT_ALIGNMENT = 32
-SPLIT_NUMBER = "split.no"  # which file of a set one is, from 0
+SHARDS = ShardKeys("split.no", "split.count", "split.tensors.count")
+KEY_TYPES = KeyTypes(type_of_key, suits)
 GGML_MAX_LENGTH = 1 << 30  # bytes of a string, elements of an array
-GGML_TYPES = frozenset(ggml.GGML)  # without those that a user registers
+BUILT_IN_TYPES = frozenset(ggml.GGML_TYPES)  # without those that a user registers
 KEY = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
 
 
@@ -78,21 +78,11 @@ Header = Struct(
 # Key-values
 
 
-class ArrayOfOneType(construct.Adapter):
-    """An array's Struct. Parses into an `Array`, builds from one."""
-
-    def _decode(self, record: Any, context: Any, path: str) -> Array:
-        return Array(record.type, record.elements)
-
-    def _encode(self, array: Array, context: Any, path: str) -> dict[str, Any]:
-        return {"type": array.type, "elements": array.values}
-
-
 def array(arrays: Nested) -> construct.Construct:
     """Returns the declaration of an array, which may hold `arrays`."""
     elements = {type_: Numbers(type_.field, this.n) for type_ in NUMBERS}
     elements |= {STRING: Strings(size, this.n), ARRAY_TYPE: Table(this.n, arrays)}
-    return ArrayOfOneType(
+    return TypedArray(
         Struct(
             "type" / TypeCode(u32, VALUE_TYPES) * "of every element",
             "n" / Count(size, len_(this.elements)) * "number of elements",
@@ -122,17 +112,9 @@ ARRAY_TYPE = ValueType(ARRAY, 9, Nested(array))
 VALUE_TYPES = TypeTable[ValueType]("GGUF value", *NUMBERS, STRING, ARRAY_TYPE)
 
 
-def parts(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
-    """Yields a value, or of an array the array and what is in it, each with its type; runs of numbers as they are."""
-    yield type_, value
-    if isinstance(value, Array) and value.type in (STRING, ARRAY_TYPE):
-        for element in value.values:
-            yield from parts(element, value.type)
-
-
 def bools_are_0_or_1(entry: Any) -> bool:
     """Tells whether every bool in an entry's value is 0 or 1."""
-    for type_, value in parts(entry.value, entry.type):
+    for type_, value in values_within(entry.value, entry.type):
         if type_.name == "bool" and value not in (0, 1):
             return False
         if isinstance(value, Array) and value.type.name == "bool":
@@ -163,7 +145,7 @@ def is_integer(type_: ValueType) -> bool:
 
 def type_text(entry: Any) -> str:
     """Returns the type of an entry's value, with those of elements."""
-    return Stored(entry.type, entry.value).type_text
+    return StoredValue(entry.type, entry.value).type_text
 
 
 def show_entry(value: Any) -> str:
@@ -171,68 +153,10 @@ def show_entry(value: Any) -> str:
     return shown(value.values if isinstance(value, Array) else value)
 
 
-class KeyedMetadata(Metadata):
-    """Metadata in which a plain value that is added gets the type of its key, if that is a well-known one."""
-
-    def _entry(self, key: str, value: Any) -> Stored:
-        return as_entry(key, value, key)
-
-    def _keeps_type(self, key: str) -> bool:
-        return suits(key, self.type_of(key))
-
-
-class KeyValues(construct.Subconstruct):
-    """The rows of a table of key-values. Parses into `Metadata`, builds from any mapping of keys to values."""
-
-    once = NamesOnce("gguf-keys-once", "key", key="key")
-
-    def __init__(self, table: construct.Construct) -> None:
-        super().__init__(table)
-        self.flagbuildnone = True
-
-    def _parse(self, stream: Any, context: Any, path: str) -> Metadata:
-        rows = self.subcon._parsereport(stream, context, path)
-        self.once.check_rows(rows, context, path)
-        return KeyedMetadata({row.key: Stored(row.type, row.value) for row in rows}, VALUE_TYPES)
-
-    def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Metadata:
-        metadata = as_metadata({} if obj is None else obj, path)
-        entries = [(key, metadata.stored(key)) for key in metadata]
-        self.subcon._build([{"key": key, "type": e.type, "value": e.value} for key, e in entries], stream, context, path)
-        return metadata
-
-
-def as_metadata(entries: Mapping[str, Any], path: str = "metadata") -> Metadata:
-    """Returns entries with their types. Raises FormatError for a value that cannot be stored."""
-    if isinstance(entries, Metadata):
-        return entries
-    if not isinstance(entries, Mapping):
-        raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
-    return KeyedMetadata({key: as_entry(key, value, f"{path} -> {key}") for key, value in entries.items()}, VALUE_TYPES)
-
-
-def as_entry(key: str, value: Any, path: str) -> Stored:
-    """Returns a value with its type. A plain value of a well-known key gets the type of the key if it has the right kind.
-
-    Raises:
-        FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
-    """
-    of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
-    type_ = type_of_key(key, of_array) if isinstance(key, str) else None
-    if type_ is None or isinstance(value, (np.generic, Typed, Stored)):
-        return stored(value, VALUE_TYPES, path)
-    if isinstance(value, str):
-        return from_value_text(value, type_, VALUE_TYPES, path)
-    if isinstance(value, (int, float, list, tuple)):
-        with suppress(FormatError):  # the key's rule refuses a value of another kind
-            return stored(Typed(value, type_), VALUE_TYPES, path)
-    return stored(value, VALUE_TYPES, path)
-
-
 class KeyType(Rule):
     """The rule that a well-known key has a value of its kind: see `glft_schema.formats.gguf_keys`."""
 
-    def check(self, context: Any, path: str) -> None:
+    def check(self, context: Context, path: str) -> None:
         if not self.holds(context):
             problem = f"expected {expected_of(context.key)} for {context.key}, found {type_text(context)}"
             self.broken(context, problem, f"{path} -> {self.field}")
@@ -241,19 +165,19 @@ class KeyType(Rule):
 # fmt: off
 KeyValue = Struct(
     "key"   / string                           * "lower_snake_case segments joined by dots",
-    Rule("gguf-key", "key", matching(KEY)(this.key), "lower_snake_case segments joined by dots", sets=(SPEC,)),
+    Rule("gguf-key", "key", matches(KEY)(this.key), "lower_snake_case segments joined by dots", sets=(SPEC,)),
     Rule("gguf-key-length", "key", nbytes_(this.key) < 1 << 16, "at most 65535 bytes", sets=(SPEC,)),
     Rule("gguf-key-empty", "key", len_(this.key) >= 1, "at least one byte", sets=(SPEC, GGML)),
     "type"  / TypeCode(u32, VALUE_TYPES)       * "of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
     Rule("gguf-bool", "value", bools_are_0_or_1, "bools of 0 or 1", show=show_entry, sets=(SPEC,),
          broken_by={"type": "bool", "value": 2}),
-    Rule("gguf-utf8", "value", lambda at: all(is_utf8(v) for _, v in parts(at.value, at.type) if isinstance(v, str)), "UTF-8",
-         show=show_entry, sets=(SPEC,), broken_by={"type": STRING, "value": "\udcff"}),
+    Rule("gguf-utf8", "value", lambda at: all(is_utf8(v) for _, v in values_within(at.value, at.type) if isinstance(v, str)),
+         "UTF-8", show=show_entry, sets=(SPEC,), broken_by={"type": STRING, "value": "\udcff"}),
     Rule("gguf-nested-array", "value", lambda at: not (isinstance(at.value, Array) and at.value.type is ARRAY_TYPE),
          "no array in an array", show=show_entry, sets=(GGML,),
          broken_by={"type": ARRAY_TYPE, "value": Array(ARRAY_TYPE, ())}),
-    Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in parts(at.value, at.type)),
+    Rule("gguf-length", "value", lambda at: all(length(v) <= GGML_MAX_LENGTH for _, v in values_within(at.value, at.type)),
          f"at most {GGML_MAX_LENGTH} bytes or elements", show=show_entry, sets=(GGML,)),
     KeyType("gguf-key-type", "type", lambda at: not type_of_key(at.key) or suits(at.key, type_text(at)),
          "the kind of type that the key requires", sets=(SPEC,),
@@ -283,8 +207,8 @@ TensorInfo = Struct(
     "dims"   / Sizes(u32, size, "dims")                   * "sizes, the contiguous one first: a Linear's weight is [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(reverse_(this.dims))               * "the sizes in torch's order: [out, in]",
-    "dtype"  / TypeCode(u32, ggml.GGML)                   * "how the payload is stored; `type` in the specification",
-    Rule("gguf-type", "dtype", lambda at: at.dtype in GGML_TYPES, "a type of ggml", sets=(SPEC, GGML)),
+    "dtype"  / TypeCode(u32, ggml.GGML_TYPES)                   * "how the payload is stored; `type` in the specification",
+    Rule("gguf-type", "dtype", lambda at: at.dtype in BUILT_IN_TYPES, "a type of ggml", sets=(SPEC, GGML)),
     TensorFits("gguf-dims-fit-type", "dims"),
     "offset" / u64                                        * "where the payload begins, in bytes into DATA",
     Rule("gguf-offset", "offset", this.offset % this._root.alignment == 0, "a multiple of the alignment", sets=(SPEC,)),
@@ -298,12 +222,12 @@ class Contiguous(Check):
 
     expected = "where the payload before it, padded, ends: no gap, no other order, none shared"
 
-    def check(self, context: Any, path: str) -> None:
+    def check(self, context: Context, path: str) -> None:
         end = 0
         for i, row in enumerate(context[self.field]):
             if row.offset != end:
                 self.broken(context, f"expected {end}, found {row.offset}", f"{path} -> {self.field} -> {i} -> offset")
-            if isinstance(row.dtype, OpaqueType):
+            if not row.dtype.is_known:
                 return
             end = row.offset + row.dtype.nbytes(row.shape)
             end += -end % context.alignment
@@ -334,7 +258,7 @@ def show_keys(metadata: Metadata) -> str:
 
 def is_later(file: Any) -> bool:
     """Tells whether a file is one of a set, but not the first, which has the model's metadata."""
-    return bool(file.metadata.get(SPLIT_NUMBER, 0) != 0)
+    return bool(file.metadata.get(SHARDS.number, 0) != 0)
 
 
 def states_quantization(file: Any) -> bool:
@@ -349,15 +273,11 @@ def gaps_are_zero(file: Any) -> bool:
     return not isinstance(data, TensorMap) or all(is_zero(piece) for gap in data.gaps for piece in data.gap_pieces(gap))
 
 
-def with_alignment(metadata: Mapping[str, Any], alignment: int) -> Metadata:
-    """Returns metadata that states an alignment."""
-    return as_metadata(metadata) | {ALIGNMENT: Typed(alignment, "uint32")}
-
-
 # fmt: off
-GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
+GGUF = Format("GGUF", (MAGIC,), ggml.GGML_TYPES, Struct(
     "header"       / Header                                       * "what the file is, and how much of it",
-    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue)) * "typed values by key",
+    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, "gguf-keys-once", KEY_TYPES)
+                                                                  * "typed values by key",
     Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
          "the key general.architecture", show=show_keys, sets=(SPEC,), building=False,
          kept_by={"general.architecture": "llama"}),
@@ -372,9 +292,10 @@ GGUF = Format("GGUF", (MAGIC,), ggml.GGML, Struct(
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)  * "the payloads, each at its offset",
     Rule("gguf-gaps", "data", gaps_are_zero, "zeros between payloads", show=show_data, sets=(SPEC,)),
     Rule("gguf-data-padded", "data", data_is_padded, "the last payload padded to the alignment", show=show_data, sets=(GGML,)),
-), "tensor_infos", reverse,
+),
+    endings=(".gguf",),
     keeps_to=(SPEC, GGML),
-    vectors_stay=True,  # norms and biases: ggml's kernels take them in F32 only
-    with_alignment=with_alignment,
+    keep_vectors=True,  # norms and biases: ggml's kernels take them in F32 only
+    shards=SHARDS,
 )
 # fmt: on

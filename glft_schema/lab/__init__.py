@@ -1,1 +1,20 @@
-"""The lab: a small GPT trained, quantized, written to files, read back, verified layer by layer, measured and reported."""
+"""The quantization lab that GLFT comes from: its quantizing functions, its writer and reader, and its run from end to end."""
+
+from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
+from glft_schema.lab.quantizing import (
+    Quantized,
+    dequantize_symmetric,
+    fake_quantize,
+    quantize_symmetric_per_channel,
+    quantize_symmetric_per_group,
+)
+
+__all__ = [
+    "Quantized",
+    "dequantize_symmetric",
+    "fake_quantize",
+    "quantize_symmetric_per_channel",
+    "quantize_symmetric_per_group",
+    "read_gguf_lite",
+    "write_gguf_lite",
+]

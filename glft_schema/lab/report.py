@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from glft_schema.atomic import atomic_write
+from glft_schema.storage.atomic import atomic_write
 
 WIDTH, LEFT, BAR = 900, 120, 600  # of the picture, in its own units: in all, where bars begin, the longest bar
 

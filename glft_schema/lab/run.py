@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glft_schema.atomic import atomic_write
-from glft_schema.container import Container
 from glft_schema.describe.byte_counts import byte_counts
-from glft_schema.export import write_gguf_lite
-from glft_schema.formats.glft import GLFT
+from glft_schema.display import Progress
+from glft_schema.files.container import Container
+from glft_schema.formats.registry import format_named
+from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
+from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.lab.report import write_report
 from glft_schema.lab.training import corpus, held_back_loss, train
-from glft_schema.load import read_gguf_lite
-from glft_schema.planned import WrittenTensor
-from glft_schema.quantize import fake_quantize
-from glft_schema.verify import max_error
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.tensor_types.engine.differences import max_error
+from glft_schema.weights.payloads import WrittenTensor
 
 TENSOR_LIMIT = 1e-6  # max |reloaded - fake-quantized| of a tensor; we expect 0
 LAYER_LIMIT = 1e-3  # max |activation - activation| of a module
@@ -99,9 +99,7 @@ class Measured:
     module_bytes: dict[str, int]
 
 
-def run_lab(
-    out: Path, config: MiniGPTConfig, steps: int, seed: int, progress: Callable[[str, float], None] | None = None
-) -> dict[str, Any]:
+def run_lab(out: Path, config: MiniGPTConfig, steps: int, seed: int, progress: Progress | None = None) -> dict[str, Any]:
     """Runs the lab and writes its files, ``manifest.json`` and ``README.md`` into the folder `out`.
 
     Args:
@@ -172,7 +170,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, baseline: int) -> Measured:
         baseline: bytes of ``torch.save(model.state_dict())``.
     """
     entries = {"arch": "minigpt", **{name: str(value) for name, value in asdict(model.config).items()}}
-    written = write_gguf_lite(path, model, {"*": scheme}, entries)
+    written = write_gguf_lite(path, model, {"*": scheme}, metadata=entries)
     quantized = {tensor.name: tensor.type.scheme for tensor in written if tensor.type.exact is None}
     predicted = {
         name: fake_quantize(tensor, quantized[name]) if name in quantized else tensor
@@ -266,6 +264,6 @@ def _saving(model: nn.Module, patterns: tuple[str, ...], scheme: str, written: l
     for tensor in written:
         if tensor.alias_of is None:
             matched = any(fnmatchcase(tensor.name, pattern) for pattern in patterns)
-            type_ = tensor.type if matched else GLFT.types["F32"]
+            type_ = tensor.type if matched else format_named("GLFT").types["F32"]
             total += type_.nbytes(shapes[tensor.name])
     return baseline / total

@@ -24,14 +24,14 @@ def corpus() -> tuple[Tensor, Tensor]:
     return tokens[:kept], tokens[kept:]
 
 
-def train(model: MiniGPT, steps: int, seed: int, progress: Callable[[int, float], None] | None = None) -> float:
+def train(model: MiniGPT, steps: int, seed: int, watch: Callable[[int, float], None] | None = None) -> float:
     """Trains `model` in place with AdamW, a one-cycle learning rate and clipped gradients.
 
     Args:
         model: what to train.
         steps: batches to see.
         seed: for the choice of batches.
-        progress: called with step and loss after each batch.
+        watch: called with step and loss after each batch.
 
     Returns:
         The loss of the last batch, in nats per byte.
@@ -53,8 +53,8 @@ def train(model: MiniGPT, steps: int, seed: int, progress: Callable[[int, float]
         optimizer.step()
         schedule.step()
         last = loss.item()
-        if progress:
-            progress(step, last)
+        if watch:
+            watch(step, last)
     model.eval()
     return last
 

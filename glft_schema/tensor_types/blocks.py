@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from glft_schema.fields import Struct
+from glft_schema.codec.numbers import Number, TensorField, u8
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import Number, TensorField, u8
-from glft_schema.rules import Rule
-from glft_schema.tensor_types.bits import by_words
-from glft_schema.tensor_types.chunks import Fault
-from glft_schema.tensor_types.scaled import Encoder, Formula
+from glft_schema.tensor_types.engine.bits import by_words
+from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from glft_schema.fields import Struct
-from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, plain, ternary
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.scaled import Encoder, Formula
+from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
-from glft_schema.type_table import TypeTable
 
-FAMILIES = (plain, legacy, k_quants, i_quants, ternary, fp4)
+FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
-GGML = TypeTable[TensorType]("ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of)
+GGML_TYPES = TypeTable[TensorType]("ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of)
 
 
 def register_type(
     name: str,
     code: int,
+    *,
     weights: int,
     block: Struct,
     dequantize: Formula,
@@ -47,9 +48,9 @@ def register_type(
     """
     if not isinstance(code, int) or code < 0 or not isinstance(weights, int) or weights < 1:
         raise ValueError(f"expected a code from 0 on and at least 1 weight in a block, found {code!r} and {weights!r}")
-    for known in GGML:
+    for known in GGML_TYPES:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved, searches, weighted)
-    GGML.add(type_)
+    GGML_TYPES.add(type_)
     return type_

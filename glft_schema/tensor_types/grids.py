@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.resources import files
 
-from glft_schema.fields import Struct
+from glft_schema.codec.numbers import u8
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import u8
-from glft_schema.records import Record
-from glft_schema.tensor_types.bits import split
+from glft_schema.tensor_types.engine.bits import unpack
 
 # fmt: off
 Grids = Struct(
@@ -40,7 +40,7 @@ VALUES = {
 _KEPT: dict[tuple[str, str], torch.Tensor] = {}
 
 
-def kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def cached_on_device(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Returns what is made at its first use on a device.
 
     torch.compile cannot trace the making: call a formula once before compiling it.
@@ -53,7 +53,7 @@ def kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> t
 
 def grid(name: str, device: torch.device) -> torch.Tensor:
     """Returns a grid as int8 [entries, values]."""
-    return kept(name, device, lambda: _values(name).to(device))
+    return cached_on_device(name, device, lambda: _values(name).to(device))
 
 
 def _values(name: str) -> torch.Tensor:
@@ -62,7 +62,7 @@ def _values(name: str) -> torch.Tensor:
 
 def levels(name: str) -> torch.Tensor:
     """Returns a grid as u8 [entries, values], of each value its number in the list of values."""
-    return split(_packed_grids()[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
+    return unpack(_packed_grids()[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
 
 
 def _packed_grids() -> Record:

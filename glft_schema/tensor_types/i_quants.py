@@ -6,14 +6,14 @@ bit by bit.
 
 from __future__ import annotations
 
-from glft_schema.fields import Struct
+from glft_schema.codec.numbers import f16, u8, u16, u32
+from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import f16, u8, u16, u32
-from glft_schema.tensor_types.bits import by_words, fields, from_fields, looked_up, once, signed, split, words
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.grids import grid, kept
-from glft_schema.tensor_types.i_quant_encoders import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
-from glft_schema.tensor_types.scaled import Scaled
+from glft_schema.tensor_types.encoders.i_quants import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
+from glft_schema.tensor_types.engine.bits import by_words, fields, from_fields, looked_up, once, signed, unpack, words
+from glft_schema.tensor_types.engine.scaled import Scaled
+from glft_schema.tensor_types.grids import cached_on_device, grid
 
 
 def entries(name: str, index: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def entries(name: str, index: torch.Tensor) -> torch.Tensor:
 def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
     """Returns entries of four values, none below 0, two beside each other: indices [blocks, 2 k] -> integers [blocks, k, 8]."""
     device = index.device
-    words_ = kept(f"{name} as words", device, lambda: grid(name, device).view(torch.int32).squeeze(1))
+    words_ = cached_on_device(f"{name} as words", device, lambda: grid(name, device).view(torch.int32).squeeze(1))
     if by_words(index):
         return entries(name, index).view(len(index), -1, 8)
     low, high = (words_[index[:, half::2].to(torch.int32)].unsqueeze(2) for half in range(2))
@@ -34,7 +34,7 @@ def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
     """Returns -1 where a bit is set and 1 where not: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
-    return 1 - signed(split(once(bits.to(torch.uint8)), 1, 2) << 1)
+    return 1 - signed(unpack(once(bits.to(torch.uint8)), 1, 2) << 1)
 
 
 def even_signs(seven: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ def sevens(word: torch.Tensor) -> torch.Tensor:
 
 def nibbles(scales: torch.Tensor) -> torch.Tensor:
     """u8 [blocks, k] -> [blocks, 2 k], the low nibble of each byte first."""
-    return split(scales, 4, 2).flatten(1)
+    return unpack(scales, 4, 2).flatten(1)
 
 
 def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
@@ -71,7 +71,7 @@ def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> Scaled:
 
 def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and a sign byte."""
-    high = split(qh, 2, 2).flatten(1).to(torch.int32)
+    high = unpack(qh, 2, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
     return Scaled(entries("iq2_s", qs | high << 8) * signs(sign_bits), factor)
 
@@ -85,7 +85,7 @@ def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -
 
 def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> Scaled:
     """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
-    high = split(qh, 1, 2).flatten(1).to(torch.int32)
+    high = unpack(qh, 1, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
     return Scaled(pairs_of_entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
 
@@ -100,7 +100,7 @@ def shifted_entries(index: torch.Tensor) -> torch.Tensor:
         eighths = grid("iq1_s", index.device) << 3
         return torch.cat((eighths + 1, eighths - 1))
 
-    return looked_up(kept("iq1_s in eighths", index.device, make), index)
+    return looked_up(cached_on_device("iq1_s in eighths", index.device, make), index)
 
 
 def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:

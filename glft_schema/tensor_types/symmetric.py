@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from glft_schema.fields import Struct
+from glft_schema.codec.numbers import f16, i8, u8
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import f16, i8, u8
-from glft_schema.rules import Rule
-from glft_schema.tensor_types.bits import signed, split
-from glft_schema.tensor_types.chunks import Fault
-from glft_schema.tensor_types.scaled import Scaled
+from glft_schema.tensor_types.engine.bits import signed, unpack
+from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType
 
 GROUP = 64  # weights that share a scale in Q4_per_group_64
@@ -69,7 +69,7 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
 
 def unpack_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
     """Unpacks u8 [rows, in / 2] into [rows, in / 2, 2] of [-8, 7], the low nibble first: two's complement of four bits."""
-    return (signed(split(nibbles, 4, 2)) ^ 8) - 8
+    return (signed(unpack(nibbles, 4, 2)) ^ 8) - 8
 
 
 def quantize_q8(weights: torch.Tensor) -> dict[str, torch.Tensor]:

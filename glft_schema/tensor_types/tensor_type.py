@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 
 from construct import this
 
+from glft_schema.codec.context import LITTLE, ByteOrder, Context, new_context
+from glft_schema.codec.numbers import TensorField
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.type_codes import by_name
 from glft_schema.errors import FormatError, TensorError
-from glft_schema.fields import Struct, new_context
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.numbers import LITTLE, ByteOrder, TensorField
-from glft_schema.records import Record
-from glft_schema.source import Cursor, Source
-from glft_schema.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
-from glft_schema.tensor_types.scaled import Encoder, Formula
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import Source
+from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
+from glft_schema.tensor_types.engine.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
+from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 
 # What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
-
-
-_NAMED: dict[str, TensorType] = {}  # for pickle and copy, which hand on the name
 
 
 # The torch dtypes that hold one number an element, and float32 or float64 holds exactly.
@@ -37,6 +37,7 @@ FLOATS = (
 )
 
 
+_NAMES: set[str] = set()  # of all types: equal names are equal types
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 
@@ -112,9 +113,9 @@ class TensorType:
     weighted: Encoder | None = None
 
     def __post_init__(self) -> None:
-        if self.name in _NAMED:  # it is what pickle hands on
+        if self.name in _NAMES:
             raise ValueError(f"expected a name that no other type has, found {self.name!r}")
-        _NAMED[self.name] = self
+        _NAMES.add(self.name)
 
     def __repr__(self) -> str:
         return self.name
@@ -128,7 +129,13 @@ class TensorType:
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.name,)
+        return by_name(self)
+
+    def __copy__(self) -> TensorType:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TensorType:
+        return self  # nothing in it changes
 
     @property
     def scheme(self) -> str:
@@ -141,6 +148,11 @@ class TensorType:
         dtype = getattr(torch, self.exact or "float32")
         assert isinstance(dtype, torch.dtype)
         return dtype
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is declared: of another one only the code is known."""
+        return True
 
     @property
     def is_integer(self) -> bool:
@@ -220,6 +232,7 @@ class TensorType:
         self,
         tensor: torch.Tensor | Rows,
         name: str,
+        *,
         importance: torch.Tensor | None = None,
         watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -229,7 +242,7 @@ class TensorType:
             tensor: the numbers; or what gives its rows, some at a time.
             name: how errors and warnings call it.
             importance: how much an error in each column matters: as many numbers as the last dim has, or for a stack of
-                matrices as many for each; see `glft_schema.importance`. Types that make no use of it pass it over.
+                matrices as many for each; see `glft_schema.read_importance`. Types that make no use of it pass it over.
             watch: called with some rows [rows, in] at a time, as they came, and the fields made of them.
 
         Raises:
@@ -262,6 +275,7 @@ class TensorType:
         self,
         fields: Mapping[str, torch.Tensor],
         columns: int,
+        *,
         dtype: torch.dtype | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -307,7 +321,7 @@ class TensorType:
         """Returns what a file gives back of `tensor`: its numbers after encoding and decoding. Raises as `encode` does."""
         return self.decode(self.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
 
-    def places(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
+    def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
         """Returns where each field of a payload lies: its first byte, counted from the payload's, and its bytes."""
         context, start, places = _context(dims), 0, {}
         for name, field in self.fields():
@@ -364,7 +378,7 @@ def _unit(type_: TensorType, dims: tuple[int, ...]) -> int:
 @lru_cache(maxsize=1 << 12)
 def _layout(type_: TensorType, dims: tuple[int, ...]) -> list[tuple[str, TensorField, int, int]]:
     """Returns the fields of a payload: name, field, first byte, and how many numbers of it belong to each row."""
-    context, places = _context(dims), type_.places(dims)
+    context, places = _context(dims), type_.field_spans(dims)
     return [(name, field, places[name][0], _pitch(field, context)) for name, field in type_.fields()]
 
 
@@ -373,7 +387,7 @@ def _per_row(field: TensorField) -> bool:
     return len(field.dims) == 1 and field.dims[0] is OUT
 
 
-def _pitch(field: TensorField, context: Any) -> int:
+def _pitch(field: TensorField, context: Context) -> int:
     """Returns how many numbers of the field belong to each row."""
     return math.prod(field.shape(context)) // max(int(context["out"]), 1)
 
@@ -393,10 +407,6 @@ def _read_rows(source: Source, start: int, field: TensorField, rows: range, pitc
     return torch.stack([numbers(row * pitch + part.start, row * pitch + part.stop) for row in rows])
 
 
-def _named(name: str) -> TensorType:
-    return _NAMED[name]
-
-
 def _params(dims: Sequence[int]) -> dict[str, Any]:
     out, columns = matrix(dims)
     return {"dims": list(dims), "out": out, "in": columns}
@@ -414,6 +424,10 @@ class OpaqueType(TensorType):
     def of(cls, code: int) -> OpaqueType:
         """Returns the one for `code`."""
         return cls(f"type {code}", code, Struct(), _no_formula, None)
+
+    @property
+    def is_known(self) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         """Is in no table of names: it is handed on by its code."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from glft_schema.fields import Struct
+from glft_schema.codec.numbers import f16, u8
+from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.numbers import f16, u8
-from glft_schema.tensor_types.bits import along, by_words, merge
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.k_quants import planes
-from glft_schema.tensor_types.legacy import away_from_zero, inverse, less
-from glft_schema.tensor_types.scaled import Scaled
+from glft_schema.tensor_types.encoders.ternary import to_tq1_0, to_tq2_0
+from glft_schema.tensor_types.engine.bits import along, by_words
+from glft_schema.tensor_types.engine.packing import less, planes
+from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import Reserved
 
 
@@ -46,37 +46,6 @@ def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> Scaled:
 def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> Scaled:
     """d * (code - 1)."""
     return Scaled(less(planes(qs, 2), 1), d)
-
-
-def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns d, which is max |w|, and round(w / d) + 1 as u8."""
-    d = weights.abs().amax(1, keepdim=True)
-    return d, (away_from_zero(weights * inverse(d)) + 1).view(torch.uint8)
-
-
-def packed_trits(digits: torch.Tensor, count: int) -> torch.Tensor:
-    """[blocks, count, k] -> u8 [blocks, k], the inverse of `trits`; fewer than five digits are the most significant ones."""
-    number = torch.zeros_like(digits[:, 0], dtype=torch.int32)
-    for digit in range(5):
-        number = number * 3 + (digits[:, digit] if digit < count else 0)
-    return ((number * 256 + 242) // 243).to(torch.uint8)
-
-
-def to_tq1_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """d is max |w|."""
-    d, digits = to_digits(weights)
-    blocks = len(weights)
-    first = packed_trits(digits[:, :160].reshape(blocks, 5, 32), 5)
-    second = packed_trits(digits[:, 160:240].reshape(blocks, 5, 16), 5)
-    last = packed_trits(digits[:, 240:].reshape(blocks, 4, 4), 4)
-    return {"qs": torch.cat((first, second), 1), "qh": last, "d": d.to(torch.float16)}
-
-
-def to_tq2_0(weights: torch.Tensor) -> dict[str, torch.Tensor]:
-    """d is max |w|."""
-    d, digits = to_digits(weights)
-    qs = merge(digits.reshape(len(weights), 2, 4, 32), 2, 2)
-    return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
 
 
 def not_packed(count: int) -> Callable[[torch.Tensor], torch.Tensor]:

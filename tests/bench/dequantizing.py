@@ -9,12 +9,12 @@ import gguf
 import numpy as np
 import torch
 
-from glft_schema import compile_formulas
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.ggml import GGML
-from tests import llama_cpp
+from glft_schema.tensor_types.engine.compiled import compile_formulas
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn, once
+from tests.oracles import llama_cpp
 
 ROWS, COLUMNS = 8192, 4096  # 128 MiB as float32: more than any cache holds
 AGAINST_MEMORY = ("Q8_0", "Q8_per_channel", "Q4_per_group_64")
@@ -67,7 +67,7 @@ def rows() -> Iterator[Row]:
     weights = ROWS * COLUMNS * 4e-9  # GB that come out
     threads = torch.get_num_threads()
     memory = torch.empty(ROWS, COLUMNS)
-    for type_ in [*GGML, *GLFT.types]:
+    for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
         fields, out = payload(type_), np.zeros((ROWS, COLUMNS), np.float32)

@@ -38,7 +38,7 @@ def watch():
 
 threading.Thread(target=watch, daemon=True).start()
 start = time.perf_counter()
-convert(sys.argv[1], sys.argv[2], {"*": "q4_per_group_64"})
+convert(sys.argv[1], sys.argv[2], schemes={"*": "q4_per_group_64"})
 taken = time.perf_counter() - start
 done.set()
 print(json.dumps([taken, peak[0] - before]))

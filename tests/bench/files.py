@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from glft_schema import save_file
-from tests.real_files import fetched
+from tests.tools.real_files import fetched
 
 CACHE = Path(__file__).parents[2] / ".pytest_cache" / "d" / "real-weights"  # the tests', so that nothing is fetched twice
 
@@ -40,5 +40,5 @@ def many_tensors(folder: Path, count: int) -> Path:
     path = folder / f"tensors-{count}.gguf"
     weights = torch.zeros(4, 32)
     names = [f"blk.{number}.ffn_gate.weight" for number in range(count)]
-    save_file({name: weights.clone() for name in names}, path, {"general.architecture": "llama"}, {"*": "q8_0"})
+    save_file({name: weights.clone() for name in names}, path, {"general.architecture": "llama"}, schemes={"*": "q8_0"})
     return path

@@ -12,11 +12,11 @@ from safetensors.torch import save_file as save_safetensors
 
 from glft_schema import load_file, save_file
 from glft_schema.formats.glft import GLFT
-from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn
 
 ROWS, COLUMNS = 32768, 8192  # 1 GiB as float32
-TYPES = [*GLFT.types, *(GGML[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"))]
+TYPES = [*GLFT.types, *(GGML_TYPES[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q6_K"))]
 
 
 def waited(run: Callable[[], object]) -> Callable[[], None]:
@@ -45,7 +45,9 @@ def formulas() -> Iterator[Row]:
         for dtype in (torch.bfloat16, torch.float32):
             out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
             runs = {
-                "ours": waited(lambda type_=type_, fields=fields, out=out: type_.decode(fields, COLUMNS, out.dtype, out)),
+                "ours": waited(
+                    lambda type_=type_, fields=fields, out=out: type_.decode(fields, COLUMNS, dtype=out.dtype, out=out)
+                ),
                 "copy": waited(lambda: other.copy_(weights)),
             }
             times, moved = in_turn(runs, 10), (packed + out.nbytes) * 1e-9
@@ -77,7 +79,7 @@ def files_to_the_device(folder: Path) -> Iterator[Row]:
     ):
         save_file(tensors, path, schemes={"*": scheme})
         runs = {
-            "ours": waited(lambda path=path: load_file(path, "cuda", torch.bfloat16)),
+            "ours": waited(lambda path=path: load_file(path, "cuda", dtype=torch.bfloat16)),
             "safetensors": waited(lambda: load_safetensors(plain, device="cuda")),
         }
         times, what = in_turn(runs, 3), f"load {path.stat().st_size / 1e9:.1f} GB of {scheme} to the device as bfloat16"

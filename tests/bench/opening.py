@@ -13,9 +13,9 @@ from pathlib import Path
 import gguf
 
 from glft_schema import Container
-from tests import llama_cpp
 from tests.bench import files
 from tests.bench.measure import Row, in_turn, once
+from tests.oracles import llama_cpp
 
 
 def by_c(path: Path) -> None:

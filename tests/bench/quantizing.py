@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from glft_schema.formats.glft import GLFT
-from glft_schema.tensor_types.ggml import GGML
-from tests import llama_cpp
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn
+from tests.oracles import llama_cpp
 
 ROWS, COLUMNS = 1024, 4096
 SEARCHED_ROWS = 512  # what searches takes a hundred times longer
@@ -20,7 +20,7 @@ def rows() -> Iterator[Row]:
     """Yields what is measured."""
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
-    for type_ in [*GGML, *GLFT.types]:
+    for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
         what = f"quantize {type_}, {threads} threads"
@@ -29,7 +29,9 @@ def rows() -> Iterator[Row]:
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
             runs: dict[str, Callable[[], object]] = {
-                "ours": lambda type_=type_, weights=weights, importance=importance: type_.encode(weights, "w", importance)
+                "ours": lambda type_=type_, weights=weights, importance=importance: type_.encode(
+                    weights, "w", importance=importance
+                )
             }
             if type_.block:
                 out = np.zeros(type_.nbytes(weights.shape), np.uint8)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glft_schema import Container, Typed
-from glft_schema.numbers import BIG, LITTLE
-from glft_schema.tensor_types.ggml import GGML
+from glft_schema.codec.context import BIG, LITTLE
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.catalogue.gguf_cases import READ
 from tests.foreign.files import block_regions, metadata, regions
 from tests.foreign.readings import Reading, same_bits
-from tests.gguf_cases import READ
 
 HUGGINGFACE, NODE_LLAMA_CPP = "@huggingface/gguf", "node-llama-cpp"
 TINYGRAD, MLX, DIFFUSERS, TRANSFORMERS, SAFETENSORS = "tinygrad", "mlx", "diffusers", "transformers", "safetensors"
@@ -154,12 +154,12 @@ class Fault(NamedTuple):
 
 def keys(entries: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Returns a maker of a file with an architecture, keys, and one tensor."""
-    return lambda: regions(types=(GGML["F32"],), entries={"general.architecture": "toy", **entries})
+    return lambda: regions(types=(GGML_TYPES["F32"],), entries={"general.architecture": "toy", **entries})
 
 
 def of(*types: str, **options: Any) -> Callable[[], dict[str, Any]]:
     """Returns a maker of a file with tensors of these types."""
-    return lambda: regions(types=[GGML[name] for name in types], entries={"general.architecture": "toy"}, **options)
+    return lambda: regions(types=[GGML_TYPES[name] for name in types], entries={"general.architecture": "toy"}, **options)
 
 
 def fails(*errors: str) -> Callable[[Reading, Reading], bool]:
@@ -227,7 +227,7 @@ def is_nearly_equal_half(theirs: np.ndarray, ours: np.ndarray) -> bool:
 
 def scalars(type_: str) -> Callable[[], dict[str, Any]]:
     """Returns a maker of a file with values and arrays of a type."""
-    return lambda: regions(types=(GGML["F32"],), entries=metadata([type_]))
+    return lambda: regions(types=(GGML_TYPES["F32"],), entries=metadata([type_]))
 
 
 LONG = "x" * 3_000_000
@@ -319,7 +319,7 @@ FAULTS = (
           "gguflib uses the scale and minimum of the first 32 for both",
           of("Q4_K"), differs("Q4_K.weight", second_half_has_the_first_ones_scale)),
     Fault(MLX, "BF16", "returns float16: infinity from 65,520 on", "gguflib converts it to float16",
-          lambda: regions(types=(GGML["BF16"],), entries={}, scale=1e30), differs("BF16.weight", overflows)),
+          lambda: regions(types=(GGML_TYPES["BF16"],), entries={}, scale=1e30), differs("BF16.weight", overflows)),
     Fault(MLX, "a tensor of type TQ1_0 (code 34) or later", "drops it and all tensors after it, without an error",
           "gguflib ends the table at a type that it does not know",
           of("F16", "TQ1_0", "F32"), lacks("TQ1_0.weight", "F32.weight")),
@@ -349,7 +349,7 @@ FAULTS = (
           keys({"t.text": NO_UTF8}), fails("UnicodeDecodeError")),
     Fault(TRANSFORMERS, "a file without `general.architecture`, such as the second of a set", "raises `ValueError`",
           "the key selects the model",
-          lambda: regions(types=(GGML["F32"],), entries={}), fails("ValueError: ")),
+          lambda: regions(types=(GGML_TYPES["F32"],), entries={}), fails("ValueError: ")),
     Fault(TRANSFORMERS, "the first file of a set", "reads this file alone", "it ignores `split.count`",
           of("F32", "F16"), lacks("F16.weight"), "read a set"),
 )

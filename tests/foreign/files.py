@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from glft_schema import Container, Typed
-from glft_schema.numbers import BIG, LITTLE, f16
-from glft_schema.tensor_types.ggml import GGML
+from glft_schema.codec.context import BIG, LITTLE
+from glft_schema.codec.numbers import f16
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
 
 ROWS, BLOCKS = 3, 2  # of the tensors
-TYPES = tuple(GGML)
+TYPES = tuple(GGML_TYPES)
 FLOATS = ("F32", "F16", "BF16", "F64")
 INTEGERS = ("I8", "I16", "I32", "I64")
 SCALARS: dict[str, tuple[Any, ...]] = {
@@ -124,7 +125,7 @@ def regions(
 
 def block_regions(type_name: str, bits: int) -> dict[str, Any]:
     """Returns the value of a file with a tensor of a type whose blocks begin with these 16 bits."""
-    made = regions([GGML[type_name]], {"general.architecture": "toy"})
+    made = regions([GGML_TYPES[type_name]], {"general.architecture": "toy"})
     (payload,) = made["data"].values()
     payload["blocks"] = payload["blocks"].clone()
     payload["blocks"][..., :2] = torch.tensor(list(bits.to_bytes(2, "little")), dtype=torch.uint8)

@@ -15,7 +15,7 @@ import pytest
 from glft_schema.formats.gguf import VALUE_TYPES
 from tests.foreign.clients import CLIENTS, HUGGINGFACE
 from tests.foreign.readings import Info, Reading
-from tests.real_files import kept
+from tests.tools.real_files import kept
 
 UNREACHED = re.compile("ENOTFOUND|EAI_AGAIN|ETIMEDOUT|ECONNREFUSED|ECONNRESET|ENETUNREACH")
 SCRIPTS = ("headers.mjs", "rewrite.mjs")

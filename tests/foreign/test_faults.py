@@ -9,7 +9,7 @@ import pytest
 
 import glft_schema
 from glft_schema import Container
-from glft_schema.splitting import split
+from glft_schema.files.splitting import split
 from tests.foreign import npm
 from tests.foreign.clients import FAULTS, Fault
 from tests.foreign.our_reading import ours

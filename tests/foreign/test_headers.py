@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import glft_schema
 from glft_schema import Container
-from glft_schema.numbers import BIG
-from glft_schema.splitting import split
-from glft_schema.tensor_types.ggml import GGML
+from glft_schema.codec.context import BIG
+from glft_schema.files.splitting import split
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.foreign import npm
 from tests.foreign.clients import DIFFUSERS, HUGGINGFACE, LAYOUTS, MLX, NODE_LLAMA_CPP, NOT_READ, expected
 from tests.foreign.files import KINDS, NESTED, TYPES, Kind, metadata, write
 from tests.foreign.our_reading import ours
 from tests.foreign.readings import Info, Reading, same_bits
-from tests.gguf_reference import STRING, File
-from tests.gguf_strategies import BOOL, files
+from tests.oracles.gguf_reference import STRING, File
+from tests.tools.gguf_strategies import BOOL, files
 
 NPM = (HUGGINGFACE, NODE_LLAMA_CPP)
 PYTHON = tuple(client for client in LAYOUTS if client not in NPM)
@@ -81,7 +81,7 @@ def test_headers_of_all_types(packages: Path, folder: Path, client: str) -> None
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("client", PYTHON)
 def test_files_of_each_kind(read: Read, tmp_path: Path, client: str, kind: Kind) -> None:
-    types = [GGML[name] for name in plain_types(client)]
+    types = [GGML_TYPES[name] for name in plain_types(client)]
     path = write(tmp_path / "file.gguf", types=types, entries=entries(client), **kind._asdict())
     theirs, mine = read(client, path), ours(path)
     failure = LAYOUTS[client].get((kind.version, kind.order))
@@ -147,7 +147,7 @@ def test_headers_of_random_files(packages: Path, tmp_path: Path, client: str) ->
 @pytest.fixture
 def parts(tmp_path: Path) -> list[Path]:
     """The files of a set of three."""
-    whole = write(tmp_path / "whole.gguf", types=[GGML[name] for name in ("F32", "Q8_0", "F16", "I8", "I16")])
+    whole = write(tmp_path / "whole.gguf", types=[GGML_TYPES[name] for name in ("F32", "Q8_0", "F16", "I8", "I16")])
     with glft_schema.open(whole) as file:
         return split(file, tmp_path / "part", max_tensors=2)
 
@@ -172,7 +172,7 @@ def test_a_set_in_node_llama_cpp(packages: Path, parts: list[Path]) -> None:
 
 
 def test_a_set_in_tinygrad(read: Read, tmp_path: Path) -> None:
-    whole = write(tmp_path / "whole.gguf", types=[GGML[name] for name in ("F32", "Q8_0", "F16")], entries={"t.key": 1})
+    whole = write(tmp_path / "whole.gguf", types=[GGML_TYPES[name] for name in ("F32", "Q8_0", "F16")], entries={"t.key": 1})
     with glft_schema.open(whole) as file:
         first, *_ = split(file, tmp_path / "part", max_tensors=1)
     theirs, mine = read("tinygrad", first), ours(first)

@@ -51,7 +51,7 @@ def test_qwen2_in_transformers(read: Callable[[str, Path], Reading], tmp_path: P
     metadata = {"general.architecture": "qwen2", "general.name": "toy"}
     metadata |= {f"qwen2.{key}": value for key, (_, value) in CONFIG.items()}
     schemes = {"*attn*": "q8_0", "*ffn*": "q5_1", "token_embd*": "q4_0", "output.*": "f16"}
-    save_file(tensors, path, metadata, schemes, format="gguf")
+    save_file(tensors, path, metadata, schemes=schemes, format="gguf")
     theirs, mine = read("transformers_model", path), ours(path)
     assert theirs.error == ""
     assert theirs.tensors.keys() == {name for name, _ in NAMES.values()}

@@ -11,7 +11,7 @@ import torch
 
 import glft_schema
 from glft_schema import Container
-from glft_schema.tensor_types.ggml import GGML
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
 from tests.foreign.clients import (
     DIFFUSERS,
@@ -109,7 +109,7 @@ def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorTyp
     assert same_bits(found, right)
 
 
-@pytest.mark.parametrize("type_", [GGML[name] for name in ("Q4_0", "Q4_1", "Q8_0")], ids=str)
+@pytest.mark.parametrize("type_", [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0")], ids=str)
 def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> None:
     """Scales are equal; biases are -8 or -128 scales, because codes are stored unsigned."""
     path = write(tmp_path / "file.gguf", types=[type_], entries={})
@@ -127,7 +127,7 @@ def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> Non
 
 def test_mlx_has_a_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:
     """Its numbers are those of Q4_K if each odd 32 had the scale and minimum of the even 32."""
-    path = write(tmp_path / "file.gguf", types=[GGML["Q4_K"]], entries={})
+    path = write(tmp_path / "file.gguf", types=[GGML_TYPES["Q4_K"]], entries={})
     with glft_schema.open(path) as file:
         fields = {name: field.numpy() for name, field in file.tensors["Q4_K.weight"].fields.items()}
     d, dmin = (fields[name].astype(np.float32) for name in ("d", "dmin"))

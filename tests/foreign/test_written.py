@@ -13,15 +13,15 @@ import pytest
 
 import glft_schema
 from glft_schema import convert
-from glft_schema.container import findings
-from glft_schema.tensor_types.ggml import GGML
-from tests import llama_cpp
+from glft_schema.files.parsing import check_rules
+from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.foreign import npm
 from tests.foreign.conftest import ROOT, require
 from tests.foreign.files import KINDS, metadata, write
 from tests.foreign.our_reading import ours
 from tests.foreign.readings import same_bits
 from tests.foreign.writers import CONTENTS, WRITERS, Written
+from tests.oracles import llama_cpp
 
 SAFETENSORS = [name for name in WRITERS if name != "mlx_gguf"]
 
@@ -51,7 +51,7 @@ def test_gguf_of_mlx_for_llama_cpp(tmp_path: Path) -> None:
     """MLX does not pad the last payload, which llama.cpp refuses; `convert` does."""
     path, converted = tmp_path / written("mlx_gguf", tmp_path).name, tmp_path / "converted.gguf"
     with glft_schema.open(path) as file:
-        assert {finding.rule for finding in findings(file, "ggml")} == {"gguf-data-padded"}
+        assert {finding.rule for finding in check_rules(file, "ggml")} == {"gguf-data-padded"}
     convert(path, converted)
     assert [llama_cpp.reads_gguf(file.read_bytes()) for file in (path, converted)] == [False, True]
 
@@ -72,7 +72,7 @@ def test_headers_of_huggingface(packages: Path, tmp_path: Path) -> None:
     entries = {key: value for key, value in metadata().items() if key not in ("a.uint8", "e.uint8")}
     pairs = []
     for kind in KINDS:
-        types = [GGML[name] for name in ("F32", "Q4_K", "I64")]
+        types = [GGML_TYPES[name] for name in ("F32", "Q4_K", "I64")]
         options = {"version": kind.version, "order": kind.order, "alignment": kind.alignment}
         pairs.append(
             (write(tmp_path / f"{kind}.gguf", types=types, entries=entries, **options), tmp_path / f"{kind}-again.gguf")

@@ -1,4 +1,4 @@
-"""Mutations that know the format: a file that can be read gets exactly one thing wrong, as `glft_schema.strategies` does it."""
+"""Mutations that know the format: of a valid file exactly one thing goes wrong, see `glft_schema.testing.strategies`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from glft_schema import Container, FormatError
-from glft_schema.fuzzing import GIVEN, Case, damaged
-from glft_schema.strategies import corruptions
+from glft_schema.testing.fuzzing import GIVEN, Case, damaged
+from glft_schema.testing.strategies import corruptions
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""What holds for any bytes: the properties of `glft_schema.fuzzing`, and that everything can be said of a file that can be."""
+"""What holds for any bytes: the properties of `glft_schema.testing.fuzzing`; and what is read can be described."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from glft_schema import Container, FormatError
+from glft_schema.codec.context import BIG, LITTLE
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_text import from_text, to_text
 from glft_schema.describe.byte_map import ByteMap, byte_map_of
-from glft_schema.file import File
+from glft_schema.files.file import File
 from glft_schema.formats.gguf import VALUE_TYPES
-from glft_schema.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
-from glft_schema.numbers import BIG, LITTLE
-from glft_schema.source import BytesSource
+from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.typed_text import from_text, to_text
-from glft_schema.typed_values import Metadata
+from glft_schema.testing.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
 from tests.fuzz.views import OTHER, PRINTED, View, views, views_of_map
 
 WITH_PAGE = 50  # one file of so many is also made a page, which takes as long as all else
@@ -62,7 +62,7 @@ def problem_of_slices(file: File, random: Random) -> str | None:
 
 def problem_of_metadata(file: File) -> str | None:
     """Writes typed metadata as text, and in another version and byte order, and returns what does not come back, or None."""
-    if not isinstance(file.metadata, Metadata):
+    if not isinstance(file.metadata, TypedMetadata):
         return None
     texts = {key: to_text(file.metadata.stored(key)) for key in file.metadata}
     again = {key: from_text(text, VALUE_TYPES, key) for key, text in texts.items()}

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from tests import reference
-from tests.gguf_cases import READ, REFUSED
-from tests.gguf_reference import BLOCKS, File, Info
+from tests.catalogue.gguf_cases import READ, REFUSED
 from tests.golden import golden
-from tests.reference import Row
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import BLOCKS, File, Info
+from tests.oracles.glft_reference import Row
 
 GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
 LONGEST = 4096  # bytes of a file: longer ones are slower, and say little more

@@ -27,7 +27,7 @@ from types import ModuleType
 
 import atheris
 
-UNSEEN = ("glft_schema.strategies", "glft_schema.fuzzing", "glft_schema.corpora", "glft_schema.lab", "glft_schema.__main__")
+UNSEEN = ("glft_schema.testing", "glft_schema.lab", "glft_schema.__main__")
 
 
 def import_parts(package: ModuleType) -> None:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from itertools import islice
 
 from glft_schema.cli.inspect import as_data, in_lines
-from glft_schema.container import findings
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_text import to_text
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap
 from glft_schema.describe.hex_view import STYLES, HexView
 from glft_schema.describe.page.render import page
-from glft_schema.file import File
+from glft_schema.files.file import File
+from glft_schema.files.parsing import check_rules
 from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.typed_text import to_text
-from glft_schema.typed_values import Metadata
 
 LINES, PRINTED, OTHER = "lines", "printed", "other"  # lines for a terminal; text for one, of several lines; for other programs
 OPENED = 1 << 12  # bytes of a file, and of each tensor, that are opened down to their numbers
@@ -45,10 +45,10 @@ def views(file: File, with_page: bool = False) -> Iterator[View]:
         if not isinstance(tensor.dtype, OpaqueType):
             yield "tensor's fields", PRINTED, str({name: tuple(field.shape) for name, field in tensor.fields.items()})
     yield "metadata's html", OTHER, file.metadata._repr_html_()
-    if isinstance(file.metadata, Metadata):
+    if isinstance(file.metadata, TypedMetadata):
         for key in file.metadata:
             yield "metadata as text", LINES, to_text(file.metadata.stored(key))
-    for finding in findings(file, file.format.rule_sets):
+    for finding in check_rules(file, file.format.rule_sets):
         yield "finding", LINES, f"{finding.path}: {finding.problem} [{finding.rule}]"
     if with_page:
         yield "page", OTHER, page(file)

@@ -10,15 +10,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from glft_schema.container import ENDINGS
+from glft_schema.codec.expressions import Reversed, read
+from glft_schema.codec.rules import Check, Rule
 from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_yaml import as_yaml
 from glft_schema.describe.kaitai.expressions import At, UnsayableError, is_condition, references
-from glft_schema.describe.kaitai.names import Names
+from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
-from glft_schema.expressions import Reversed, read
-from glft_schema.rules import Check, Rule
+from glft_schema.errors import without_controls
 
 LICENSE = "MIT"
 COMPILER = "0.11"  # the first that knows all that is written here
@@ -36,7 +36,7 @@ def as_kaitai(schema: s.Schema) -> str:
     """
     type_ = schema.types[0] if schema.format is None else None
     root = s.FILE if type_ is None else type_.block or type_.payload
-    types = Types(schema, root, Names().new(type_.type.scheme if type_ else schema.title, "type"))
+    types = Types(schema, root, KaitaiNames().new(type_.type.scheme if type_ else schema.title, "type"))
     specs = {name: _struct(types, name) for name in (root, *types.ids)}
     for name in specs:
         for part in schema.structs[name].fields:
@@ -74,14 +74,14 @@ def _harmless(value: Any) -> Any:
 
 def _comment(text: str) -> str:
     """Returns a sentence that neither ends a comment, nor begins an escape, nor shows in another order than it has."""
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else f"U+{ord(letter):04X}" for letter in text)
+    shown = without_controls(text, lambda letter: f"U+{ord(letter):04X}", keep="\n")
     return shown.replace("\\", "\\\\").replace("*/", "* /").replace('"""', "'''")
 
 
 def _meta(types: Types) -> Attr:
     format = types.schema.format
     made: Attr = {"id": types.id, "title": types.schema.title}
-    if endings := [ending[1:] for ending, known in ENDINGS.items() if format and known.name == format.name]:
+    if endings := [ending[1:] for ending in format.endings] if format else []:
         made["file-extension"] = endings
     return made | {"license": LICENSE, "ks-version": COMPILER, "encoding": ENCODING, "endian": "le"}
 
@@ -198,7 +198,7 @@ def _with_doc(attr: Attr, about: list[str]) -> Attr:
 
 def _sentence(rule: Check) -> str:
     """Returns a rule with its id, and in whose eyes it holds unless it always does."""
-    sets = "" if rule.is_always_needed else f" ({', '.join(rule.sets)})"
+    sets = "" if rule.is_required else f" ({', '.join(rule.sets)})"
     return f"Rule {rule.id}{sets}: expected {rule.expected}."
 
 
@@ -215,7 +215,7 @@ def _checks(types: Types, struct: s.StructOf, at: At) -> Iterator[tuple[Check, s
     """Yields the rules that always hold and can be said, each with the field after which it can be asked."""
     names = [part.name for part in struct.fields]
     for rule in struct.rules:
-        condition = read(rule.holds) if isinstance(rule, Rule) and rule.is_always_needed else None
+        condition = read(rule.holds) if isinstance(rule, Rule) and rule.is_required else None
         if condition is None or not is_condition(condition):
             continue
         near = [ref.names[0] for ref in references(condition) if ref.names and not ref.up and not ref.of_root]

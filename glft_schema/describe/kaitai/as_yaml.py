@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from glft_schema.errors import without_controls
+
 PLAIN = re.compile(r"-?[A-Za-z_][\w.()/*+<>=?,;'-]*(?: [\w.()/*+<>=?,;'-]+)*", re.ASCII)
 WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # those that YAML 1.1 takes for other than text
 
@@ -51,7 +53,7 @@ def _scalar(value: Any) -> str:
         return json.dumps(value)
     if PLAIN.fullmatch(value) and value.lower() not in WORDS:
         return value
-    return "".join(letter if letter.isprintable() else _escaped(letter) for letter in json.dumps(value, ensure_ascii=False))
+    return without_controls(json.dumps(value, ensure_ascii=False), _escaped)
 
 
 def _escaped(letter: str) -> str:

@@ -6,9 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from glft_schema.codec.expressions import (
+    Constant,
+    Expression,
+    Length,
+    Operation,
+    Reference,
+    Reversed,
+    ValueOfKey,
+    subexpressions,
+)
 from glft_schema.describe import nodes as s
-from glft_schema.describe.kaitai.names import Names
-from glft_schema.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey, parts
+from glft_schema.describe.kaitai.names import KaitaiNames
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 ARITHMETIC = {sign: sign for sign in ("+", "-", "*", "%", "<<", ">>", "&", "|", "^")} | {"//": "/"}  # as on integers
@@ -39,7 +48,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Lookup:
+class KeySearch:
     """A search for a key among rows: the row before gives what was found so far as `before`, each row gives `after`.
 
     Attributes:
@@ -69,12 +78,12 @@ class Expressions:
     def __init__(self, schema: s.Schema, root: str) -> None:
         self.schema = schema
         self.root = root
-        self.names = {name: Names() for name in schema.structs}
+        self.names = {name: KaitaiNames() for name in schema.structs}
         self.ids = {
             name: {part.name: self.names[name].new(part.name) for part in struct.fields if part.name}
             for name, struct in schema.structs.items()
         }
-        self.lookups: dict[tuple[str, str, str, int], Lookup] = {}
+        self.lookups: dict[tuple[str, str, str, int], KeySearch] = {}
         self._parents = {
             ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in s.refs(part.node)
         }
@@ -167,7 +176,7 @@ class Expressions:
         wanted = (struct, table.name, expression.key, expression.default)
         if wanted not in self.lookups:
             before, after = (self.names[node.item.name].new(f"{expression.key} {when}") for when in ("before", "after"))
-            self.lookups[wanted] = Lookup(struct, table, expression, before, after)
+            self.lookups[wanted] = KeySearch(struct, table, expression, before, after)
         return f"({path}.size > 0 ? {path}.last.{self.lookups[wanted].after} : {expression.default})"
 
 
@@ -193,4 +202,4 @@ def references(node: Any) -> Iterator[Reference]:
     """Yields the references of all expressions of a node, or of an expression."""
     for inner in s.within(node):
         if isinstance(inner, Expression):
-            yield from (part for part in parts(inner) if isinstance(part, Reference))
+            yield from (part for part in subexpressions(inner) if isinstance(part, Reference))

@@ -19,7 +19,7 @@ CLASSES = "object kaitai_stream kaitai_struct bytes_io int_enum"  # what generat
 RESERVED = {*KAITAI.split(), *PYTHON.split(), *JAVASCRIPT.split(), *CLASSES.split(), *map(str.lower, keyword.kwlist)}
 
 
-class Names:
+class KaitaiNames:
     """Gives identifiers that differ from each other in every language, with ``_`` and capitals or without."""
 
     def __init__(self, *taken: str) -> None:

@@ -6,11 +6,11 @@ rows before it came to. That is found out row by row, so that no number of rows 
 
 from __future__ import annotations
 
+from glft_schema.codec.expressions import Reference
 from glft_schema.describe import nodes as s
-from glft_schema.describe.kaitai.expressions import At, Lookup, UnsayableError
+from glft_schema.describe.identifiers import MATRIX
+from glft_schema.describe.kaitai.expressions import At, KeySearch, UnsayableError
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
-from glft_schema.describe.languages import MATRIX
-from glft_schema.expressions import Reference
 
 SHAPE, DTYPE, OFFSET = "shape", "dtype", "offset"  # what `TensorData` looks for in a row
 
@@ -87,7 +87,7 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
     return " + ".join(found) or "0"
 
 
-def with_lookup(types: Types, specs: dict[str, Attr], lookup: Lookup) -> None:
+def with_lookup(types: Types, specs: dict[str, Attr], lookup: KeySearch) -> None:
     """Gives each row of a table what was found of a key up to it."""
     said, node, wanted = types.said, lookup.table.node, lookup.wanted
     assert isinstance(node, s.List)

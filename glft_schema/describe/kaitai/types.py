@@ -6,11 +6,11 @@ import math
 import re
 from typing import Any
 
+from glft_schema.codec.expressions import Expression
+from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references
-from glft_schema.describe.kaitai.names import Names
-from glft_schema.expressions import Expression
-from glft_schema.type_table import TypeTable
+from glft_schema.describe.kaitai.names import KaitaiNames
 
 Attr = dict[str, Any]
 LETTERS = {"u": "u", "i": "s", "f": "f"}
@@ -39,7 +39,7 @@ class Types:
         self.root = root
         self.said = Expressions(schema, root)
         self.id = id
-        self.names = Names(id)
+        self.names = KaitaiNames(id)
         written = schema.structs if schema.format else self._below(root)
         self.ids = {name: self.names.new(name, "type") for name in schema.structs if name in written and name != root}
         self.own: dict[str, Attr] = {}
@@ -162,7 +162,7 @@ class Types:
         """Returns the enum of a table of types."""
         if id(table) not in self._enum_ids:
             name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
-            names, entries = Names("name", "value"), sorted(table, key=lambda entry: int(entry.code))
+            names, entries = KaitaiNames("name", "value"), sorted(table, key=lambda entry: int(entry.code))
             self.enums[name] = {
                 entry.code: {"id": names.new(entry.scheme, "type"), "-orig-id": entry.name} for entry in entries
             }

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from glft_schema.checkpoints import StoredTensor
-from glft_schema.container import findings
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
-from glft_schema.describe.page.errors import errors
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
-from glft_schema.describe.page.modules import modules
+from glft_schema.describe.page.module_tree import modules
+from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import sample_size, summary
 from glft_schema.describe.page.text import LONGEST, visible
+from glft_schema.display import Progress
 from glft_schema.errors import shown
-from glft_schema.file import File
-from glft_schema.tensors import Tensor
-from glft_schema.typed_values import Array, Metadata, Stored
-
-Progress = Callable[[str, float], None]
+from glft_schema.files.file import File
+from glft_schema.files.parsing import check_rules
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.stored_tensors import StoredTensor
 
 FINDINGS = 50  # that are listed
 STATIC_ROWS = 1000  # of the table that is there without scripts
@@ -45,13 +45,13 @@ class Source:
 class Content:
     """A file's content as a page shows it: `texts` for the template, and `data` for the scripts."""
 
-    def __init__(self, file: File, against: Source | None, progress: Progress) -> None:
+    def __init__(self, file: File, against: Source | None, progress: Progress | None) -> None:
         self._file = file
         self._metadata = file.regions.get("metadata", {})
         self._tensors = list(file.tensors.values())
         self._maps = [byte_map(shard) for shard in file.shards]
         types = Counter[Any]()
-        for tensor in {tensor.place: tensor for tensor in self._tensors}.values():
+        for tensor in {tensor.identity: tensor for tensor in self._tensors}.values():
             types[tensor.dtype] += tensor.nbytes
         types.update({tensor.dtype: 0 for tensor in self._tensors})
         self._types = {type_: i for i, (type_, _) in enumerate(types.most_common())}
@@ -60,7 +60,8 @@ class Content:
         self._numbers: list[dict[str, Any]] = []
         self._errors: list[dict[str, Any]] | None = None if against is None else []
         for i, tensor in enumerate(self._tensors):
-            progress(tensor.name, i / len(self._tensors))
+            if progress:
+                progress(tensor.name, i / len(self._tensors))
             self._numbers.append(summary(tensor, count))
             if against is not None and self._errors is not None:
                 found = errors(tensor, against.tensors, count)
@@ -73,7 +74,7 @@ class Content:
 
     def _texts(self, against: Source | None) -> dict[str, Any]:
         file = self._file
-        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in findings(shard, shard.format.rule_sets)]
+        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in check_rules(shard, shard.format.rule_sets)]
         beside = sum(self._beside.values())
         return {
             "name": _name(file),
@@ -148,11 +149,11 @@ class Content:
     def _data(self) -> dict[str, Any]:
         trees = [FieldTree(map) for map in self._maps]
         files = {id(shard.source): i for i, shard in enumerate(self._file.shards)}
-        of = [files[id(tensor.place[0])] for tensor in self._tensors]
+        of = [files[id(tensor.identity[0])] for tensor in self._tensors]
         longest = max(min(LONGEST, NAMES // max(len(self._tensors), 1)), 24)
         first: dict[Any, int] = {}
         shared = {
-            i: k for i, tensor in enumerate(self._tensors) if (k := first.setdefault(tensor.place, i)) != i and tensor.nbytes
+            i: k for i, tensor in enumerate(self._tensors) if (k := first.setdefault(tensor.identity, i)) != i and tensor.nbytes
         }
         sizes = [(tensor.name, 0 if i in shared else tensor.nbytes) for i, tensor in enumerate(self._tensors)]
         label, _, nodes = modules(sizes)
@@ -249,19 +250,19 @@ def _entries(metadata: Any) -> list[tuple[str, str, str]]:
     """Returns key, type and value of the first entries, as text."""
     keys = list(metadata)[:ENTRIES]
     longest = min(LONGEST_VALUE, max(VALUES // max(len(keys), 1), LONGEST))
-    if isinstance(metadata, Metadata):
+    if isinstance(metadata, TypedMetadata):
         return [(visible(key), visible(metadata.type_of(key)), _value(metadata.stored(key), longest)) for key in keys]
     return [(visible(key), "text", visible(str(metadata[key]), longest, "\n\t")) for key in keys]
 
 
-def _value(entry: Stored, longest: int) -> str:
+def _value(entry: StoredValue, longest: int) -> str:
     """Returns a value as text: of a long array how long it is, and its first elements."""
     value = entry.value
     if isinstance(value, str):
         return visible(value, longest, "\n\t")
     if not isinstance(value, Array):
         return visible(str(entry.plain if entry.type.name == "bool" else value), longest)
-    elements = (Stored(value.type, element) for element in value.values[:FIRST])
+    elements = (StoredValue(value.type, element) for element in value.values[:FIRST])
     first = ", ".join(shown(part.value, 60) if isinstance(part.value, str) else _value(part, LONGEST) for part in elements)
     many = f"{len(value.values):,} elements: " if len(value.values) > FIRST else ""
     return visible(f"{many}[{first}{', …' if many else ''}]", longest)

@@ -13,7 +13,7 @@ from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.errors import shown
-from glft_schema.source import Source
+from glft_schema.storage.source import Source
 
 PAYLOADS_REGION = "data"  # of each format
 FEW = 1 << 12  # stretches up to which each is opened: a text into length and bytes, a payload into its first numbers

@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from importlib import metadata
+from typing import TYPE_CHECKING
 
-import jinja2
-
-from glft_schema.checkpoints import StoredTensor
-from glft_schema.describe.page.content import Content, Progress, Source
+from glft_schema.describe.page.content import Content, Source
 from glft_schema.describe.page.text import as_json
-from glft_schema.file import File
+from glft_schema.display import Progress
+from glft_schema.files.file import File
+from glft_schema.weights.stored_tensors import StoredTensor
+
+if TYPE_CHECKING:
+    import jinja2
 
 STYLE = "page.css"
 SCRIPTS = ("dom.js", "treemap.js", "tensors.js", "details.js", "metadata.js", "fields.js", "bytes.js", "start.js")
@@ -25,8 +27,9 @@ SCRIPTS = ("dom.js", "treemap.js", "tensors.js", "details.js", "metadata.js", "f
 def page(
     file: File,
     against: Mapping[str, StoredTensor] | None = None,
+    *,
     against_name: str = "the source",
-    progress: Progress = lambda name, done: None,
+    progress: Progress | None = None,
 ) -> str:
     """Returns a page that shows a file: what it is, its tensors, metadata and bytes.
 
@@ -39,6 +42,10 @@ def page(
     Raises:
         ClosedError: after the file was closed.
     """
+    from importlib.metadata import version  # both take a while
+
+    import jinja2
+
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("glft_schema.describe", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -47,7 +54,7 @@ def page(
     script = '"use strict";\n(() => {\n' + "\n".join(_text(templates, name) for name in SCRIPTS) + "})();\n"
     return templates.get_template("page.html.jinja").render(
         content.texts,
-        version=metadata.version("glft_schema"),
+        version=version("glft_schema"),
         style=style,
         style_hash=content_hash(style),
         script=script,

@@ -10,10 +10,9 @@ import numpy as np
 from glft_schema.describe.page.text import number
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
-from glft_schema.source import ReadSource
-from glft_schema.tensor_types.chunks import matrix
-from glft_schema.tensor_types.tensor_type import OpaqueType
-from glft_schema.tensors import Tensor
+from glft_schema.storage.source import ReadSource
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensors.tensor import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about
 OF_ALL = 1 << 24  # numbers of all tensors together, about: where there are many, each has a smaller sample
@@ -30,7 +29,7 @@ def sample_size(tensors: int) -> int:
     return max(min(SAMPLE, OF_ALL // max(tensors, 1)), FEWEST)
 
 
-def parts(tensor: Tensor, count: int) -> list[Part]:
+def sample_parts(tensor: Tensor, count: int) -> list[Part]:
     """Returns which parts of the matrix [out, in] a sample of about `count` numbers consists of: all if there are no more.
 
     There are at most `PLACES` parts of one size, each one run of neighbouring numbers, so that a sample reads few pages of a
@@ -63,7 +62,7 @@ def _spread(last: int, count: int) -> list[int]:
 
 def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
     """Returns the numbers of parts of the matrix of one size, dequantized together, as float64; only their bytes are read."""
-    source, width = ReadSource(tensor.place[0]), len(parts[0][1])
+    source, width = ReadSource(tensor.identity[0]), len(parts[0][1])
     found = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
     fields = {name: torch.cat([cut[name] for cut in found]) for name in found[0]} if len(found) > 1 else found[0]
     return tensor.dtype.decode(fields, width).double()
@@ -72,14 +71,14 @@ def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
 @one_thread()
 def sample(tensor: Tensor, count: int) -> Floats:
     """Returns about `count` numbers of a tensor as float64: the same ones each time."""
-    taken = parts(tensor, count)
+    taken = sample_parts(tensor, count)
     numbers: Floats = stored_parts(tensor, taken).reshape(-1).numpy() if taken else np.empty(0)
     return numbers
 
 
 def summary(tensor: Tensor, count: int) -> dict[str, Any]:
     """Returns what a page says of a tensor's numbers, from a sample of about `count`."""
-    if isinstance(tensor.dtype, OpaqueType):
+    if not tensor.dtype.is_known:
         return {"problem": f"the type with code {tensor.dtype.code} is not known, so its numbers are not"}
     return describe(sample(tensor, count))
 

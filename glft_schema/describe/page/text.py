@@ -6,6 +6,8 @@ import json
 import math
 from typing import Any
 
+from glft_schema.errors import without_controls
+
 LONGEST = 200  # characters of a name, unless more are asked for
 MARKUP = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
@@ -18,7 +20,7 @@ def visible(text: str, limit: int = LONGEST, keep: str = "") -> str:
         limit: characters; of a longer text the beginning is shown, and how long it is.
         keep: characters that stay as they are, such as line breaks.
     """
-    shown = "".join(letter if letter.isprintable() or letter in keep else _code(letter) for letter in text[:limit])
+    shown = without_controls(text[:limit], _code, keep)
     return shown if len(text) <= limit else f"{shown} … ({len(text):,} characters in all)"
 
 

@@ -1,0 +1,1 @@
+"""Files compared: with their source, with a manifest, and with what numbers should be."""

@@ -1,0 +1,101 @@
+"""The constructs that formats and tensor types are declared in: construct's own, extended.
+
+==========================================  =========================================================================
+`Struct`, `Count`, `Derived`, `Padding`     fields one after another, and fields that follow from others
+`u8` ... `f64`, `Number`, `TensorField`     numbers, and arrays of them: ``f16[OUT, IN // 64]``
+`Picked`, `Sizes`, `ByteOrderOf`            a number whose width depends on a field; sizes after their count; byte order
+`Text`, `Numbers`, `Strings`                strings, and long arrays that are decoded on access
+`Table`, `Nested`, `NamesOnce`              rows, arrays in arrays, unique names
+`TypeTable`, `TypeCode`                     types by code and name
+`KeyValues`, `KeyValueLines`                metadata, with types or as lines of text
+`Rule`, `Limit`, `Check`                    what must hold, as data
+`Lookup`, `matches`, `nbytes_`, `reverse_`  expressions beside construct's ``this`` and ``len_``
+==========================================  =========================================================================
+"""
+
+from glft_schema.codec.arrays import Numbers, Strings
+from glft_schema.codec.context import BIG, LITTLE, Context, Parameters, byte_order
+from glft_schema.codec.expressions import Lookup, matches, nbytes_, reverse_
+from glft_schema.codec.metadata import KeyTypes, KeyValues, TypedArray, TypedMetadata
+from glft_schema.codec.metadata_lines import KeyValueLines, TextMetadata
+from glft_schema.codec.numbers import (
+    ByteOrderOf,
+    Number,
+    Picked,
+    Sizes,
+    TensorField,
+    bf16,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from glft_schema.codec.records import Record
+from glft_schema.codec.rules import GGML, REQUIRED, SPEC, Check, Limit, Rule
+from glft_schema.codec.structs import Count, Derived, Padding, Struct
+from glft_schema.codec.tables import NamesOnce, Nested, Table
+from glft_schema.codec.text import Text
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.codec.typed_values import ValueType
+
+__all__ = [
+    "BIG",
+    "GGML",
+    "LITTLE",
+    "REQUIRED",
+    "SPEC",
+    "ByteOrderOf",
+    "Check",
+    "Context",
+    "Count",
+    "Derived",
+    "KeyTypes",
+    "KeyValueLines",
+    "KeyValues",
+    "Limit",
+    "Lookup",
+    "NamesOnce",
+    "Nested",
+    "Number",
+    "Numbers",
+    "Padding",
+    "Parameters",
+    "Picked",
+    "Record",
+    "Rule",
+    "Sizes",
+    "Strings",
+    "Struct",
+    "Table",
+    "TensorField",
+    "Text",
+    "TextMetadata",
+    "TypeCode",
+    "TypeTable",
+    "TypedArray",
+    "TypedMetadata",
+    "ValueType",
+    "bf16",
+    "byte_order",
+    "f16",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "matches",
+    "nbytes_",
+    "reverse_",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]

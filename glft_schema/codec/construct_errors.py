@@ -1,0 +1,60 @@
+"""Turns construct's errors into errors of this package."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import construct
+
+from glft_schema.codec.trace import without_root
+from glft_schema.errors import ClosedError, FormatError, LimitError, shown
+from glft_schema.limits import A_LIMIT
+
+HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)  # what construct raises an error of its own for
+
+
+@contextmanager
+def our_errors() -> Iterator[None]:
+    """Turns what construct raises into a FormatError with the field's path; lets the system's errors and ours through."""
+    outside = sys.exc_info()[1]
+    try:
+        yield
+    except (construct.ConstructError, FormatError, RecursionError) as error:
+        ours = _ours(error, outside)
+        if ours is error:
+            raise
+        raise ours from None
+
+
+@contextmanager
+def inside(path: str) -> Iterator[None]:
+    """Puts the path of the construct around a container before that of an error in it."""
+    try:
+        yield
+    except FormatError as error:
+        error.path = " -> ".join(part for part in (without_root(path), error.path) if part)
+        raise
+
+
+def _ours(error: Exception, outside: BaseException | None) -> BaseException:
+    """Returns what is raised in place of `error`; `outside` is what was being handled before, which is no cause of it."""
+    path, hidden = without_root(getattr(error, "path", "")), error.__context__
+    if isinstance(error, construct.ConstructError) and isinstance(hidden, HIDDEN) and hidden is not outside:
+        error = hidden
+    if isinstance(error, FormatError):
+        error.path = without_root(error.path) or path
+        return error
+    if isinstance(error, RecursionError):
+        return LimitError(f"expected less on Python's stack, {A_LIMIT}, found no room", path)
+    return error if isinstance(error, HIDDEN) else FormatError(_problem(error), path)
+
+
+def _problem(error: Exception) -> str:
+    """Returns what `error` says, in a sentence of ours where construct's would not help."""
+    if isinstance(error, construct.StringError):
+        return "expected UTF-8 text, found bytes or characters that are not"
+    if isinstance(error, construct.FormatFieldError):
+        return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
+    return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)

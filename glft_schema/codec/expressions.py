@@ -1,0 +1,260 @@
+"""Expressions on fields, ``this.version == 1``: what declarations have in place of functions, so that they can be read.
+
+A function can only be called. An expression of construct's (``this``, ``len_`` and operators) can also be taken apart, written
+down in other languages, and searched for the numbers that matter. `Lookup` and `matches` are ours; `read` takes apart.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from keyword import iskeyword
+from typing import Any
+
+from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
+
+from glft_schema.codec.context import Context, limits_of
+from glft_schema.limits import DEFAULTS
+
+SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
+PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
+
+
+class Lookup(ExprMixin):
+    """The value of a key in a mapping that was parsed before, or a default where the key is not there."""
+
+    def __init__(self, mapping: Any, key: str, default: int) -> None:
+        self.mapping = mapping
+        self.key = key
+        self.default = default
+
+    def __call__(self, context: Context, *args: Any) -> int:
+        return int(self.mapping(context).get(self.key, self.default))
+
+
+class Allowed(ExprMixin):
+    """The number that a limit allows, in expressions of declarations: ``len_(this.dims) <= Allowed("dims")``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, context: Context, *args: Any) -> int:
+        number: int = getattr(limits_of(context), self.name)
+        return number
+
+
+def nbytes(text: str) -> int:
+    """Returns the bytes that a text takes; lone surrogates stand for one byte each."""
+    return len(text.encode("utf-8", "surrogateescape"))
+
+
+nbytes_ = FuncPath(nbytes)  # as `len_`
+
+
+def reverse(sizes: Sequence[int]) -> list[int]:
+    """Returns dims as shape, or shape as dims, where the two have opposite orders."""
+    return list(sizes)[::-1]
+
+
+reverse_ = FuncPath(reverse)  # as `len_`
+
+
+def matches(pattern: str) -> FuncPath:
+    """Returns the function of an expression that tells whether a text as a whole matches: ``matching("[a-z]+")(this.key)``."""
+    return FuncPath(re.compile(pattern).fullmatch)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
+
+    Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
+    """
+
+    names: tuple[str, ...]
+    up: int = 0
+    of_root: bool = False
+
+    def __str__(self) -> str:
+        return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A number or bytes."""
+
+    value: int | bytes
+
+    def __str__(self) -> str:
+        return str(self.value) if isinstance(self.value, int) else f"[{', '.join(map(str, self.value))}]"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``left sign right``; the sign is Python's, ``//`` rounds down."""
+
+    sign: str
+    left: Expression
+    right: Expression
+
+    def __str__(self) -> str:
+        return f"({self.left} {self.sign} {self.right})"
+
+
+@dataclass(frozen=True)
+class Length:
+    """The number of elements of a list or characters of a text; or of its bytes."""
+
+    of: Expression
+    in_bytes: bool = False
+
+    def __str__(self) -> str:
+        return f"{'nbytes' if self.in_bytes else 'len'}({self.of})"
+
+
+@dataclass(frozen=True)
+class Reversed:
+    """A list from its end."""
+
+    of: Expression
+
+    def __str__(self) -> str:
+        return f"reversed({self.of})"
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Whether a text as a whole matches a regular expression of Python's."""
+
+    of: Expression
+    pattern: str
+
+    def __str__(self) -> str:
+        return f"matches({self.of}, {json.dumps(self.pattern)})"
+
+
+@dataclass(frozen=True)
+class ValueOfKey:
+    """The value of a key in a mapping, or a default."""
+
+    mapping: Expression
+    key: str
+    default: int
+
+    def __str__(self) -> str:
+        return f"value_or({self.mapping}, {json.dumps(self.key)}, {self.default})"
+
+
+Expression = Reference | Constant | Operation | Length | Reversed | Matches | ValueOfKey
+
+
+def read(expression: Any) -> Expression | None:
+    """Takes an expression apart; returns None for a function, which cannot be."""
+    if isinstance(expression, (int, bytes)):
+        return Constant(expression)
+    if isinstance(expression, Path):
+        return _reference(expression)
+    if isinstance(expression, Allowed):
+        return Constant(DEFAULTS[expression.name])
+    if isinstance(expression, Lookup):
+        mapping = read(expression.mapping)
+        return ValueOfKey(mapping, expression.key, expression.default) if mapping else None
+    if isinstance(expression, BinExpr):
+        left, right = read(expression.lhs), read(expression.rhs)
+        if opnames[expression.op] not in SIGNS:
+            return None
+        return Operation(opnames[expression.op], left, right) if left and right else None
+    if isinstance(expression, UniExpr) and expression.op is operator.neg:
+        operand = read(expression.operand)
+        return Operation("-", Constant(0), operand) if operand else None
+    if isinstance(expression, FuncPath):
+        function, operand = (vars(expression)[f"_FuncPath__{part}"] for part in ("func", "operand"))
+        of = read(operand)
+        if of and function in (len, nbytes):
+            return Length(of, function is nbytes)
+        if of and function is reverse:
+            return Reversed(of)
+        if of and isinstance(getattr(function, "__self__", None), re.Pattern):
+            return Matches(of, function.__self__.pattern)
+    return None
+
+
+def field_path(expression: Any, path: str) -> str:
+    """Returns the path of the field that an expression of the field at `path` refers to; `path` if it is not one such field."""
+    reference = read(expression)
+    if not isinstance(reference, Reference) or reference.of_root or reference.up:
+        return path
+    return " -> ".join((*path.split(" -> ")[:-1], *reference.names))
+
+
+def outermost(expression: Expression) -> str:
+    """Returns the text of an expression without the parentheses around it all."""
+    return str(expression)[1:-1] if isinstance(expression, Operation) else str(expression)
+
+
+def in_python(expression: Expression) -> str:
+    """Returns an expression in Python's grammar: as its text, but ``in_`` for the parameter ``in``."""
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, Reference):
+            return replace(part, names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
+        if not is_dataclass(part) or isinstance(part, type):
+            return part
+        return replace(part, **{field.name: renamed(getattr(part, field.name)) for field in fields(part)})
+
+    return str(renamed(expression))
+
+
+def _reference(path: Path) -> Reference | None:
+    names: list[str] = []
+    while (parent := vars(path)["_Path__parent"]) is not None:
+        names.insert(0, vars(path)["_Path__field"])
+        path = parent
+    up = next((i for i, name in enumerate(names) if name != "_"), len(names))
+    names = names[up:]
+    if vars(path)["_Path__name"] != "this" or not names or not all(isinstance(name, str) for name in names):
+        return None
+    if names[0] in ("_root", "_params"):  # the same from every level
+        return Reference(tuple(names[1:]), of_root=names[0] == "_root")
+    return None if any(name.startswith("_") for name in names) else Reference(tuple(names), up)
+
+
+def compiled(expression: Any) -> Any:
+    """Returns a function that gives what an expression does, in one call instead of one a node; other functions as they are."""
+    if not isinstance(expression, ExprMixin):
+        return expression
+    known: dict[str, Any] = {}
+    return eval(f"lambda context: {_source(expression, known)}", known)  # of a declaration, never of a file
+
+
+def _source(part: Any, known: dict[str, Any]) -> str:
+    """Returns an expression of construct's in Python; what has no literal there goes to `known`."""
+    if isinstance(part, Path) and vars(part)["_Path__name"] == "this":
+        if (parent := vars(part)["_Path__parent"]) is None:
+            return "context"
+        return f"{_source(parent, known)}[{vars(part)['_Path__field']!r}]"
+    if isinstance(part, BinExpr):
+        return f"({_source(part.lhs, known)} {opnames[part.op]} {_source(part.rhs, known)})"
+    if isinstance(part, (bool, int, bytes, str)):
+        return repr(part)
+    name = f"_{len(known)}"
+    if isinstance(part, FuncPath) and (operand := vars(part)["_FuncPath__operand"]) is not None:
+        known[name] = vars(part)["_FuncPath__func"]
+        return f"{name}({_source(operand, known)})"
+    known[name] = part
+    return f"{name}(context)" if callable(part) else name
+
+
+def subexpressions(expression: Expression) -> Iterator[Expression]:
+    """Yields an expression and all that it is made of."""
+    yield expression
+    if isinstance(expression, Operation):
+        yield from subexpressions(expression.left)
+        yield from subexpressions(expression.right)
+    elif isinstance(expression, (Length, Reversed, Matches)):
+        yield from subexpressions(expression.of)
+    elif isinstance(expression, ValueOfKey):
+        yield from subexpressions(expression.mapping)

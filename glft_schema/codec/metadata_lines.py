@@ -1,0 +1,95 @@
+"""Metadata of text alone: lines ``key=value``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+import construct
+
+from glft_schema.codec.context import Context, limits_of
+from glft_schema.codec.metadata import Metadata
+from glft_schema.codec.tables import count_objects
+from glft_schema.errors import FormatError, shown
+from glft_schema.storage.cursor import bytes_left, read_exactly
+from glft_schema.storage.tensor_bytes import write_all
+
+
+class TextMetadata(Metadata):
+    """Texts by key, in file order. Read-only: build from a mapping with other ones.
+
+    Attributes:
+        trailing_newline: the last line ends with a newline, which the format allows and `build` gives back.
+    """
+
+    def __init__(self, entries: Mapping[str, str] | None = None, trailing_newline: bool = False) -> None:
+        super().__init__(entries or {})
+        self.trailing_newline = trailing_newline
+
+
+class KeyValueLines(construct.Construct):
+    """Lines ``key=value``, UTF-8, separated by newlines; `size` bytes in all.
+
+    Split on the newline alone, each line at its first ``=``: a value may contain one, a key may not be empty or come twice.
+    Parses into `TextMetadata`, builds from any mapping of str to str, takes the bytes of its lines.
+    """
+
+    refuses = ("a line without `=` or with nothing before it", "a key that comes twice", "text that is not UTF-8")
+
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self.size = size
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
+        start, size = stream.tell(), self.size(context)
+        limits = limits_of(context)
+        if size <= bytes_left(stream):
+            limits.check("metadata", size, path, " bytes")
+        stored = read_exactly(stream, size, path)
+        count_objects(context, stored.removesuffix(b"\n").count(b"\n") + bool(stored), path)
+        lines = stored.split(b"\n")
+        ended = len(lines) > 1 and not lines[-1]
+        entries: dict[str, str] = {}
+        for number, line in enumerate(lines[: -1 if ended else None] if stored else []):
+            where = f"{path} -> line {number + 1}"
+            if line.find(b"=") < 1:
+                raise FormatError(f"expected key=value, found {shown(line)}", where, start)
+            try:
+                key, _, value = line.decode("utf-8").partition("=")
+            except UnicodeDecodeError as error:
+                bad, before = error.start, line[: line.find(b"=")]
+                named = before.decode("utf-8") if bad > len(before) else None
+                raise FormatError(f"expected UTF-8, found {shown(line[bad:])}", where, start + bad, key=named) from None
+            if key in entries:
+                raise FormatError(f"expected each key once, found {shown(key)} again", where, start, key=key)
+            entries[key] = value
+            start += len(line) + 1
+        return TextMetadata(entries, ended)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        stored, limits = self.encode(obj, path), limits_of(context)
+        limits.check("metadata", len(stored), path, " bytes")
+        count_objects(context, len(obj or ()), path)
+        write_all(stream, stored)
+        return obj
+
+    @staticmethod
+    def encode(entries: Mapping[str, str] | None, path: str = "metadata") -> bytes:
+        """Returns the lines. Raises FormatError for whatever would not read back equal."""
+        lines = []
+        if not isinstance(entries, (Mapping, NoneType)):
+            raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)
+        for key, value in (entries or {}).items():
+            if not isinstance(key, str) or not isinstance(value, str):
+                raise FormatError(f"expected text for key and value, found {shown(key)}: {shown(value)}", path)
+            if not key or "=" in key or "\n" in key:
+                raise FormatError(f"expected a key without '=' and newline, not empty, found {shown(key)}", path)
+            if "\n" in value:
+                raise FormatError(f"expected a value without newline for {shown(key)}, found {shown(value)}", path)
+            try:
+                lines.append(f"{key}={value}".encode())
+            except UnicodeEncodeError:
+                raise FormatError(f"expected text that UTF-8 can hold, found {shown(key)}: {shown(value)}", path) from None
+        return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")

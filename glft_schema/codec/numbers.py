@@ -1,0 +1,282 @@
+"""Numbers as they are stored: ``u32`` is one, ``f16[OUT, IN // 64]`` an array of them as a torch tensor, in C order.
+
+================  ================================================================================================
+`Number`          one number; with dims a `TensorField`
+`TensorField`     an array of numbers
+`Picked`          one of two numbers, as the context decides
+`Sizes`           a count, then as many integers
+`ByteOrderOf`     the byte order of the container, detected from the number that follows
+================  ================================================================================================
+
+The byte order is a parameter of the whole container, ``context._params.byte_order``: little-endian unless set. Tensors are
+handed out in the machine's order whatever the file's is.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import construct
+import numpy as np
+from construct.core import evaluate
+
+from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
+from glft_schema.codec.expressions import compiled, read
+from glft_schema.codec.structs import check_count
+from glft_schema.errors import FormatError, shown
+from glft_schema.lazy import torch
+from glft_schema.limits import A_LIMIT, DEFAULTS
+from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
+from glft_schema.storage.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
+
+cached_struct = lru_cache(maxsize=256)(struct.Struct)  # which takes longer to make than to use
+
+
+class Number(construct.Construct):
+    """A number, ``u32``; with dims an array of them, ``f16[4, 8]``.
+
+    Parses into an int, or into a numpy float, which keeps the bits of every NaN. Builds from either, and refuses what it
+    cannot hold; size of the number.
+
+    Attributes:
+        kind: as written in a schema.
+        itemsize: bytes.
+        is_float: it is no integer.
+        is_signed: it is an integer that can be negative.
+    """
+
+    def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
+        super().__init__()
+        self.kind = kind
+        self._numpy = np.dtype(numpy_kind)
+        self._torch_name = torch_name or self._numpy.name
+        self.itemsize = self._numpy.itemsize
+        self.is_float = self._numpy.kind == "f"
+        self.is_signed = self._numpy.kind == "i"
+
+    def __repr__(self) -> str:
+        return self.kind
+
+    def __reduce__(self) -> str:
+        return self.kind  # the name of a global of this module
+
+    def __getitem__(self, dims: Any) -> TensorField:
+        return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
+
+    def pick(self, context: Context) -> Number:
+        """Returns itself, as `Picked` returns one of two."""
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What arrays of it are in torch."""
+        dtype = getattr(torch, self._torch_name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:
+        """What arrays of it are in numpy, in a byte order."""
+        dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
+        return dtype
+
+    def unpacker(self, order: ByteOrder, count: int = 1) -> Callable[[bytes | memoryview, int], tuple[int, ...]]:
+        """Returns what reads `count` of them, integers, from bytes at a position. Raises struct.error where they end before."""
+        letters, sign = "bhiq" if self.is_signed else "BHIQ", "<" if order == LITTLE else ">"
+        return cached_struct(f"{sign}{count}{letters[self.itemsize.bit_length() - 1]}").unpack_from
+
+    def _parse(self, stream: Any, context: Context, path: str) -> Any:
+        stored = read_exactly(stream, self.itemsize, path)
+        order = byte_order(context)
+        if self.is_float:
+            return np.frombuffer(stored, self.numpy_dtype(order))[0]
+        return int.from_bytes(stored, order, signed=self.is_signed)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        write_all(stream, self.stored(obj, byte_order(context), path))
+        return obj
+
+    def stored(self, number: Any, order: ByteOrder = LITTLE, path: str = "") -> bytes:
+        """Returns the bytes of a number. Raises FormatError for what it cannot hold; floats are rounded."""
+        try:
+            if not isinstance(number, (bool, np.bool_)):
+                if self.is_float and isinstance(number, (int, float, np.integer, np.floating)):
+                    return self._stored_float(number, order)
+                if isinstance(number, (int, np.integer)):
+                    return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
+        except OverflowError:
+            pass
+        raise FormatError(f"expected a number that {self.kind} can hold, found {shown(number)}", path)
+
+    def _stored_float(self, number: Any, order: ByteOrder) -> bytes:
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = np.asarray(number, self._numpy)
+        if np.isinf(stored) and not np.isinf(number):
+            raise OverflowError
+        return stored.astype(self.numpy_dtype(order)).tobytes()
+
+    def _sizeof(self, context: Context, path: str) -> int:
+        return self.itemsize
+
+
+class TensorField(construct.Construct):
+    """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions on the tensor's dims.
+
+    Parses into a torch tensor (a view where the source allows it, never one that reaches the file or the caller's bytes),
+    builds from a tensor of exactly this type and shape, size of its elements.
+    """
+
+    def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.number = number
+        self.dims = dims
+
+    def __repr__(self) -> str:
+        return f"{self.number.kind}[{', '.join(str(dim) for dim in self.dims)}]"
+
+    def shape(self, context: Context) -> list[int]:
+        """Returns the dims as integers; one that stands for several is spread."""
+        sizes: list[int] = []
+        for dim in self.dims:
+            size = evaluate(dim, context)
+            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
+        return sizes
+
+    def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy whose numbers have their bytes in the other order, of any shape that keeps numbers whole."""
+        return tensor if self.number.itemsize == 1 else swapped_bytes(tensor)
+
+    def columns(self, name: str, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns what a formula takes of this field, `name`: one tensor, unless the field is cut into others."""
+        return {name: numbers}
+
+    def _parse(self, stream: Any, context: Context, path: str) -> torch.Tensor:
+        nbytes = self._sizeof(context, path)
+        if isinstance(stream, Cursor):
+            view = stream.private(nbytes)
+        else:
+            view = memoryview(bytearray(construct.stream_read(stream, nbytes, path)))
+        tensor = tensor_over(view, self.number.dtype, self.shape(context))
+        return tensor if byte_order(context) == LITTLE else self.swapped(tensor)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        dtype, shape = self.number.dtype, self.shape(context)
+        if not isinstance(obj, torch.Tensor):
+            raise FormatError(f"expected a torch.Tensor, found {shown(obj)}", path)
+        if obj.dtype != dtype or list(obj.shape) != shape:
+            raise FormatError(f"expected {dtype} {shape}, found {obj.dtype} {list(obj.shape)}", path)
+        write_all(stream, tensor_bytes(obj if byte_order(context) == LITTLE else self.swapped(obj)))
+        return obj
+
+    def _sizeof(self, context: Context, path: str) -> int:
+        return math.prod(self.shape(context)) * self.number.itemsize
+
+
+def swapped_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of numbers of any width whose bytes are in the other order, on their device."""
+    if not tensor.numel():
+        return tensor
+    parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
+    return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
+
+
+# fmt: off
+u8,  i8  = Number("u8",  "u1"), Number("i8",  "i1")
+u16, i16 = Number("u16", "u2"), Number("i16", "i2")
+u32, i32 = Number("u32", "u4"), Number("i32", "i4")
+u64, i64 = Number("u64", "u8"), Number("i64", "i8")
+f16, f32, f64 = Number("f16", "f2"), Number("f32", "f4"), Number("f64", "f8")
+bf16 = Number("bf16", "u2", "bfloat16")  # numpy has none: arrays only
+# fmt: on
+
+
+class ByteOrderOf(construct.Construct):
+    """The byte order of the container, told by the number that follows: it is small, so that its low 16 bits are not all 0.
+
+    Takes no bytes; parses into ``"little"`` or ``"big"`` and builds from either; what comes after is in that order.
+    """
+
+    def __init__(self, number: Number) -> None:
+        super().__init__()
+        self.number = number
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Context, path: str) -> ByteOrder:
+        start = stream.tell()
+        stored = construct.stream_read(stream, self.number.itemsize, path)
+        construct.stream_seek(stream, start, 0, path)
+        context._params.byte_order = BIG if any(stored) and not any(stored[:2]) else LITTLE
+        return byte_order(context)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> ByteOrder:
+        if obj not in (None, LITTLE, BIG):
+            raise FormatError(f"expected {LITTLE!r} or {BIG!r}, found {shown(obj)}", path)
+        context._params.byte_order = obj or LITTLE
+        return byte_order(context)
+
+    def _sizeof(self, context: Context, path: str) -> int:
+        return 0
+
+
+class Picked(construct.Construct):
+    """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
+
+    Attributes:
+        condition: an expression that decides.
+        then: where it holds; the shorter one.
+        otherwise: where it does not.
+        can_be_read: whether it is known what `condition` looks at: of a function it is not.
+    """
+
+    def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
+        super().__init__()
+        self.condition = condition
+        self.can_be_read = read(condition) is not None
+        self._holds = compiled(condition)
+        self.then = self.least = then
+        self.otherwise = otherwise
+
+    def pick(self, context: Context) -> Number:
+        """Returns the number that it is in `context`."""
+        return self.then if self._holds(context) else self.otherwise
+
+    def _parse(self, stream: Any, context: Context, path: str) -> Any:
+        return self.pick(context)._parse(stream, context, path)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        return self.pick(context)._build(obj, stream, context, path)
+
+
+class Sizes(construct.Construct):
+    """How many, then so many integers. Parses into a list of ints, builds from a sequence of them.
+
+    Args:
+        count: how their number is stored.
+        size: how each is.
+        limit: the name of the limit that says how many there may be.
+    """
+
+    def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
+        super().__init__()
+        self.count = self.least = count
+        self.size = size
+        self.limit = limit
+        self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
+
+    def _parse(self, stream: Any, context: Context, path: str) -> list[int]:
+        count, order = self.count._parse(stream, context, path), byte_order(context)
+        width = self.size.pick(context).itemsize
+        check_count(self.count, count, width, bytes_left(stream), path)
+        limits_of(context).check(self.limit, count, path)
+        stored = read_exactly(stream, count * width, path)
+        return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        limits_of(context).check(self.limit, len(obj), path)
+        self.count._build(len(obj), stream, context, path)
+        for size in obj:
+            self.size._build(size, stream, context, path)
+        return obj

@@ -1,0 +1,89 @@
+"""`Record`: what a `Struct` parses into. A file has one for each tensor, so that they are small and quick."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, ClassVar, NoReturn, cast
+
+from glft_schema.display import fields_table
+
+NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Record(Mapping[str, Any]):
+    """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
+
+    A file has as many as it has tensors, so each is no more than its values: a class for each set of names knows these.
+
+    Attributes:
+        counts: what follows from the fields, such as ``n_tensors``. It can be read by attribute and by key too, but is no part
+            of the value.
+    """
+
+    __slots__ = ()
+    _names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    _count_names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def __new__(cls, fields: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS) -> Record:
+        """Returns a record of `fields`."""
+        made = record_class(tuple(fields), tuple(counts))
+        record = object.__new__(made)
+        for slots, values in ((made._names, fields), (made._count_names, counts)):
+            for name, slot in slots.items():
+                slot.__set__(record, values[name])
+        return record
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """What follows from the fields, by name."""
+        return {name: slot.__get__(self) for name, slot in self._count_names.items()}
+
+    def __getitem__(self, name: str) -> Any:
+        slot = self._names.get(name) or self._count_names[name]
+        return slot.__get__(self)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a parsed record is read-only; build from a mapping with another {name!r}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._names, *self._count_names]
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+
+    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+        return repr(self)
+
+    def _repr_html_(self) -> str:
+        return fields_table("record", {**self, **self.counts}).html()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, (dict(self), self.counts)
+
+
+@lru_cache(maxsize=1024)
+def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
+    """Returns the class of records with these fields and counts: a slot for each, which is an attribute of its name, too."""
+    slots = [f"_{i}" for i in range(len(names) + len(counts))]
+    made: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
+    by_name = {name: vars(made)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
+    for name, slot in by_name.items():
+        if not hasattr(Record, name):  # a method wins; the field is still there by its key
+            setattr(made, name, slot)
+    made._names = {name: by_name[name] for name in names}
+    made._count_names = {name: by_name[name] for name in counts}
+    return cast(type[Record], made)

@@ -1,0 +1,62 @@
+"""Strings after their length in bytes: UTF-8, with other bytes kept as lone surrogates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import construct
+
+from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
+from glft_schema.codec.numbers import Number, Picked
+from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.storage.cursor import bytes_left, read_exactly
+from glft_schema.storage.tensor_bytes import write_all
+
+
+def decoded(stored: bytes | memoryview) -> str:
+    """Returns the text of a string's bytes, those that are not UTF-8 as lone surrogates."""
+    return str(stored, "utf-8", "surrogateescape")
+
+
+def encoded(text: Any, path: str) -> bytes:
+    """Returns a text's bytes, lone surrogates of ``surrogateescape`` as the bytes that they stand for."""
+    if not isinstance(text, str):
+        raise FormatError(f"expected text, found {shown(text)}", path)
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", path) from None
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether a text has no lone surrogate, such as stands for a byte that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
+    return length.stored(len(stored), order, path) + stored
+
+
+class Text(construct.Construct):
+    """A string after its length. Parses into text, bytes that are not UTF-8 as lone surrogates; builds from text."""
+
+    def __init__(self, length: Picked) -> None:
+        super().__init__()
+        self.length = self.least = length
+
+    def _parse(self, stream: Any, context: Context, path: str) -> str:
+        nbytes = self.length._parse(stream, context, path)
+        if nbytes > (left := bytes_left(stream)):
+            raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
+        limits_of(context).check("text", nbytes, path, " bytes")
+        return decoded(read_exactly(stream, nbytes, path))
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        stored = encoded(obj, path)
+        limits_of(context).check("text", len(stored), path, " bytes")
+        write_all(stream, _with_length(stored, self.length.pick(context), byte_order(context), path))
+        return obj

@@ -1,0 +1,129 @@
+"""Types by code and name: the table of a format's types, and the field that holds the code of one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+import construct
+
+from glft_schema.codec.context import Context
+from glft_schema.errors import FormatError, shown
+
+
+class HasCode(Protocol):
+    """What can be in a table: a name, the number on disk, and how it is called on the command line."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def code(self) -> int: ...
+    @property
+    def scheme(self) -> str: ...
+
+
+T = TypeVar("T", bound=HasCode)
+
+
+_TABLES: dict[str, TypeTable[Any]] = {}  # the first table of each kind, for pickle
+
+
+class TypeTable(Generic[T]):
+    """Types by code, name, scheme and themselves, in order. Pickles as its kind, if it is the first table of that kind.
+
+    Attributes:
+        kind: what they are types of, for errors.
+        unknown: makes a type of a code that is not in the table; where it is None, there are no others.
+    """
+
+    def __init__(self, kind: str, *types: T, unknown: Callable[[int], T] | None = None) -> None:
+        self.kind = kind
+        self.unknown = unknown
+        _TABLES.setdefault(kind, self)
+        self._known: dict[object, T] = {}
+        for type_ in types:
+            self.add(type_)
+
+    def add(self, type_: T) -> None:
+        """Adds a type. Raises ValueError where its code, name or scheme is taken."""
+        keys = (type_.code, type_.name, type_.scheme, type_)
+        if taken := [key for key in keys if key in self._known]:
+            raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
+        self._known |= dict.fromkeys(keys, type_)
+
+    def __getitem__(self, key: object) -> T:
+        """Raises KeyError where there is no such type."""
+        try:
+            hash(key)
+        except TypeError:
+            raise KeyError(key) from None
+        if isinstance(key, bool):
+            raise KeyError(key)
+        if key not in self._known and self.unknown:
+            if isinstance(key, int) and key >= 0:
+                return self.unknown(key)
+            code = getattr(key, "code", None)
+            if isinstance(code, int) and self.unknown(code) == key:
+                return self.unknown(code)
+        return self._known[key]
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            self[key]
+        except KeyError:
+            return False
+        return True
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(dict.fromkeys(self._known.values()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _TABLES[self.kind] is not self:
+            raise TypeError(f"another table of {self.kind} types was declared before, so this one cannot be pickled")
+        return _table, (self.kind,)
+
+    def __str__(self) -> str:
+        return f"a {self.kind} type ({', '.join(f'{t.code} {t.name}' for t in self)})"
+
+
+def _table(kind: str) -> TypeTable[Any]:
+    return _TABLES[kind]
+
+
+def by_name(type_: HasCode) -> tuple[Any, ...]:
+    """Returns what a type pickles as, for its ``__reduce__``: a name in the table that has it.
+
+    Raises:
+        TypeError: if the type is in no table.
+    """
+    for table in _TABLES.values():
+        if type_ in table:
+            return operator.getitem, (table, type_.name)
+    raise TypeError(f"the type {type_.name} is in no table, so it cannot be pickled")
+
+
+class TypeCode(construct.Adapter):
+    """An integer that stands for a type of `table`.
+
+    Parses into the type; builds from it, from its name or from its code; size of `integer`.
+    """
+
+    def __init__(self, integer: construct.Construct, table: Any) -> None:
+        super().__init__(integer)
+        self.table = table
+        self.refuses = () if table.unknown else ("a code that stands for no type",)
+
+    def _decode(self, code: int, context: Context, path: str) -> Any:
+        return self._known(code, path)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        type_ = self._known(obj, path)
+        self.subcon._build(type_.code, stream, context, path)
+        return type_
+
+    def _known(self, key: Any, path: str) -> Any:
+        try:
+            return self.table[key]
+        except KeyError:
+            raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None

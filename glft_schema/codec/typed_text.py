@@ -1,0 +1,70 @@
+"""Typed values as lines of text, for formats whose metadata are text alone: reversible, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+from glft_schema.codec.arrays import StoredNumbers
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.typed_values import Array, StoredValue, ValueType, as_stored, as_typed
+from glft_schema.errors import FormatError, shown
+
+STRING = "string"
+
+
+def to_text(value: StoredValue) -> str:
+    """Returns a value as one line of text that `from_text` reads back bit for bit: its type, a space, and the value as JSON.
+
+    NaN that is not the usual one comes as its bits, ``"0x7fa00001"``; a bool that is neither 0 nor 1 as its byte.
+    """
+    return f"{value.type_text} {json.dumps(_to_json(value))}"
+
+
+def from_text(text: str, types: Any, path: str) -> StoredValue:
+    """Reads what `to_text` wrote. Raises FormatError for any other text."""
+    type_text, _, value = text.partition(" ")
+    try:
+        return as_typed(json.loads(value), type_text, types, path, _from_json)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"expected a type and its value, such as uint32 5, found {shown(text)}", path) from None
+
+
+def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredValue:
+    """Reads a value of a known type: a string as it is, any other value as JSON. Raises FormatError for any other text."""
+    if type_text == STRING:
+        return as_typed(text, type_text, types, path)
+    try:
+        return as_typed(json.loads(text), type_text, types, path, _from_json)
+    except (ValueError, RecursionError):
+        article = "a" if type_text.startswith(("b", "f", "u")) else "an"
+        raise FormatError(f"expected {article} {type_text}, found {shown(text)}", path) from None
+
+
+def _to_json(value: StoredValue) -> Any:
+    if isinstance(value.value, Array):
+        values = value.value.values
+        elements = values.array() if isinstance(values, StoredNumbers) else values
+        return [_to_json(StoredValue(value.value.type, element)) for element in elements]
+    if value.type.name == "bool":
+        return bool(value.value) if value.value in (0, 1) else int(value.value)
+    if isinstance(value.value, np.floating) and np.isnan(value.value):
+        bits, usual = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
+        return float("nan") if bits == usual else f"0x{bits}"
+    return value.value.item() if isinstance(value.value, np.generic) else value.value
+
+
+def _from_json(value: Any, type_: ValueType, path: str) -> Any:
+    if type_.name == "bool" and isinstance(value, int) and 0 <= value < 256:
+        return int(value)
+    if isinstance(type_.field, Number) and type_.field.is_float and isinstance(value, str):
+        try:
+            (number,) = np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())
+        except ValueError:
+            raise FormatError(f"expected the bits of a {type_.name}, found {shown(value)}", path) from None
+        return number
+    return as_stored(value, type_, path)

@@ -1,0 +1,250 @@
+"""Values with a stored type: what a format's metadata holds beside plain Python.
+
+A type is written as text: ``uint8``, ``string``, ``array[int32]``; of nested arrays ``array[array[int32]]``, and
+``array[array[int32],array[string]]`` where the inner ones differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import construct
+import numpy as np
+
+from glft_schema.codec.arrays import StoredNumbers, StoredStrings
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.type_codes import by_name
+from glft_schema.errors import FormatError, LimitError, shown
+
+LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
+ARRAY = "array"
+INTEGERS = ("uint32", "int32", "uint64", "int64")  # for ints without a type: the first that holds them
+
+Scalar = Callable[[Any, "ValueType", str], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueType:
+    """A type that a value can have.
+
+    Attributes:
+        name: such as ``uint8``.
+        code: the number on disk.
+        field: how one value is stored.
+    """
+
+    name: str
+    code: int
+    field: construct.Construct
+
+    @property
+    def scheme(self) -> str:
+        """Its name, as tables of types have it."""
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return by_name(self)
+
+
+class Typed(NamedTuple):
+    """A value to be stored as a certain type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
+
+    value: Any
+    type: str
+
+
+class Array(NamedTuple):
+    """An array as it is stored: elements of one type; where that is ``array``, each an `Array` of its own type."""
+
+    type: ValueType
+    values: Sequence[Any]
+
+
+class StoredValue(NamedTuple):
+    """A value as it is stored: numbers with all their bits, bools as their byte, text, or an `Array`."""
+
+    type: ValueType
+    value: Any
+
+    @property
+    def plain(self) -> Any:
+        """The value as plain Python: int, float, bool, str, list; long arrays as a numpy view or a lazy sequence."""
+        if isinstance(self.value, Array):
+            return _plain_array(self.value)
+        if self.type.name == "bool":
+            return bool(self.value)
+        return self.value.item() if isinstance(self.value, np.generic) else self.value
+
+    @property
+    def type_text(self) -> str:
+        """The type, with those of elements."""
+        if not isinstance(self.value, Array):
+            return self.type.name
+        inner = [StoredValue(self.value.type, value).type_text for value in self.value.values] if self.is_nested else []
+        if len(set(inner)) > 1:
+            return f"{ARRAY}[{','.join(inner)}]"
+        return f"{ARRAY}[{inner[0] if inner else self.value.type}]"
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether it is an array of arrays."""
+        return isinstance(self.value, Array) and self.value.type.name == ARRAY
+
+
+def _plain_array(array: Array) -> Any:
+    values = array.values
+    if array.type.name == ARRAY:
+        return [_plain_array(inner) for inner in values]
+    if isinstance(values, StoredNumbers):
+        numbers = values.array() != 0 if array.type.name == "bool" else values.array()
+        return numbers if len(values) > LONG else numbers.tolist()
+    if isinstance(values, StoredStrings) and len(values) > LONG:
+        return values
+    return [StoredValue(array.type, value).plain for value in values]
+
+
+def stored_value(value: Any, types: Any, path: str) -> StoredValue:
+    """Returns a value with its type: a `Typed` one's, a numpy one's, or that which a plain one gets.
+
+    Plain ints become uint32, or else int32, uint64, int64, whichever holds them first; in lists int32 comes first. Plain floats
+    become float32, which is what readers of GGUF ask for.
+
+    Raises:
+        FormatError: for what no type can hold, and for an empty list, whose type cannot be known.
+    """
+    if isinstance(value, StoredValue):
+        return value
+    try:
+        if not isinstance(value, Typed):
+            value = Typed(value, _type_of(value, path))
+        if not isinstance(value.type, str):
+            raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
+        return as_typed(value.value, value.type, types, path)
+    except RecursionError:
+        raise LimitError("expected arrays that are nested less deep, a limit of Python's", path) from None
+
+
+def _type_of(value: Any, path: str) -> str:
+    """Returns the type of a plain value, as text."""
+    if isinstance(value, Typed):
+        return value.type
+    if isinstance(value, (bool, np.bool_)):
+        return "bool"
+    if isinstance(value, np.generic) and not isinstance(value, str):
+        return str(value.dtype.name)
+    if isinstance(value, int):
+        return _integer_type(value, value, INTEGERS, path)
+    if isinstance(value, float):
+        return "float32"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        return f"{ARRAY}[{'string' if value.dtype.kind == 'U' else value.dtype.name}]"
+    if not _is_sequence(value):
+        raise FormatError(f"expected a number, bool, text or a list of such, found {shown(value)}", path)
+    if isinstance(value, StoredStrings):
+        return f"{ARRAY}[string]"
+    if not len(value):
+        raise FormatError('expected at least one element, found none: give the type, Typed([], "array[string]")', path)
+    if all(isinstance(element, int) and not isinstance(element, bool) for element in value):
+        return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), path)}]"
+    if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
+        return f"{ARRAY}[float32]"
+    inner = list(dict.fromkeys(_type_of(element, path) for element in value))
+    if len(inner) > 1 and not all(type_text.startswith(ARRAY) for type_text in inner):
+        raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
+    return f"{ARRAY}[{','.join(_type_of(element, path) for element in value) if len(inner) > 1 else inner[0]}]"
+
+
+def _integer_type(least: int, greatest: int, names: Sequence[str], path: str) -> str:
+    for name in names:
+        bounds = np.iinfo(name)
+        if bounds.min <= least and greatest <= bounds.max:
+            return name
+    raise FormatError(f"expected an integer of at most 64 bits, found {shown(greatest if least >= 0 else least)}", path)
+
+
+def _is_sequence(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, Typed))
+
+
+def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> StoredValue:
+    """Returns `value` as the type that `text` names; `scalar`, or `as_stored`, makes each value of it a stored one.
+
+    Raises:
+        FormatError: where it is no such value, or the type is not known.
+    """
+    scalar = scalar or as_stored
+    value = value.value if isinstance(value, Typed) else value
+    if not text.startswith(f"{ARRAY}["):
+        if text == ARRAY or text not in types:
+            names = ", ".join(type_.name for type_ in types)
+            raise FormatError(f"expected one of {names}[...], found {shown(text)}", path)
+        return StoredValue(types[text], scalar(value, types[text], path))
+    if not _is_sequence(value):
+        raise FormatError(f"expected a list, found {shown(value)}", path)
+    parts = _parts(text, path)
+    if parts == [ARRAY] and not len(value):
+        return StoredValue(types[ARRAY], Array(types[ARRAY], ()))
+    if not parts[0].startswith(ARRAY):
+        if len(parts) != 1 or parts[0] not in types:
+            raise FormatError(f"expected one type for the elements, found {shown(', '.join(parts))}", path)
+        return StoredValue(types[ARRAY], Array(types[parts[0]], _elements(value, types[parts[0]], path, scalar)))
+    parts = parts * len(value) if len(parts) == 1 else parts
+    if len(parts) != len(value):
+        raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
+    parts = [_type_of(element, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
+    inner = [as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
+    return StoredValue(types[ARRAY], Array(types[ARRAY], inner))
+
+
+def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
+    """Returns the elements of an array as they are stored; those of long ones in a file or of numpy's are not looked at."""
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
+            raise FormatError(f"expected {element} in one dim, found {value.dtype} {list(value.shape)}", path)
+        return value.astype(np.uint8) if value.dtype == bool else value
+    if isinstance(value, StoredStrings):
+        return value
+    return [scalar(part, element, path) for part in value]
+
+
+def _parts(text: str, path: str) -> list[str]:
+    """Returns the element types of ``array[...]``."""
+    if not text.endswith("]"):
+        raise FormatError(f"expected a type such as array[int32], found {shown(text)}", path)
+    parts, depth, start = [], 0, len(ARRAY) + 1
+    for at, letter in enumerate(text[:-1]):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 1:
+            parts.append(text[start:at].strip())
+            start = at + 1
+    return [*parts, text[start:-1].strip()]
+
+
+def as_stored(value: Any, type_: ValueType, path: str) -> Any:
+    """Returns a plain value as it is stored. Raises FormatError for what the type cannot hold."""
+    if type_.name == "bool":
+        if not isinstance(value, (bool, np.bool_)):
+            raise FormatError(f"expected a bool, found {shown(value)}", path)
+        return int(value)
+    if isinstance(type_.field, Number):
+        type_.field.stored(value, path=path)
+    elif not isinstance(value, str):
+        raise FormatError(f"expected text, found {shown(value)}", path)
+    return value
+
+
+def values_within(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
+    """Yields a value, or of an array the array and what is in it, each with its type; runs of numbers as they are."""
+    yield type_, value
+    if isinstance(value, Array) and not isinstance(value.type.field, Number):
+        for element in value.values:
+            yield from values_within(element, value.type)

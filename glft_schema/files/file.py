@@ -1,0 +1,172 @@
+"""A parsed file: the regions of its specification by name, its tensors, and the handle on its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, KeysView
+from types import TracebackType
+from typing import Any
+
+from glft_schema.codec.records import Record
+from glft_schema.display import file_html, file_text
+from glft_schema.errors import shown
+from glft_schema.formats.format import Format
+from glft_schema.lazy import outside_graphs, torch
+from glft_schema.limits import Limits
+from glft_schema.storage.source import Source
+from glft_schema.tensors.region import Tensors
+from glft_schema.tensors.tensor import Tensor
+
+Parse = Callable[[Source, "str | torch.device"], "File"]
+
+
+class File:
+    """A weights file, parsed; its payloads are cut from it when asked for.
+
+    The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
+    have the same bytes. A file pickles as its path, or as its bytes if it has none; so do its tensors, metadata and regions.
+    Unpickling raises OSError if the file at the path has changed since it was opened. It is a context manager; after `close`
+    every access raises ClosedError, while tensors handed out before stay valid.
+
+    Attributes:
+        format: the `Format` it is in.
+        name: its path, or ``<bytes>``.
+        source: where its bytes come from.
+        device: where tensors go unless told otherwise.
+        limits: those that it was opened with, and is built with.
+    """
+
+    def __init__(
+        self,
+        format: Format,
+        record: Record,
+        source: Source,
+        device: str | torch.device,
+        limits: Limits,
+        parse: Parse,
+    ) -> None:
+        self.format = format
+        self.name = source.name
+        self.source = source
+        self._record = record
+        self._parse = parse
+        self.device = device
+        self.limits = limits
+
+    def __getitem__(self, region: str) -> Any:
+        return self.regions[region]
+
+    __iter__ = None  # iterating could mean regions or tensors: say `regions` or `tensors`
+    __contains__ = None
+
+    def __getattr__(self, region: str) -> Any:
+        if region.startswith("_") or not (region in self._record or region in self._record.counts):
+            raise AttributeError(f"no region {region!r}; the regions are {', '.join(self._record)}")
+        return getattr(self.regions, region)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._record]
+
+    @property
+    def regions(self) -> Record:
+        """The regions by name, in file order. Raises ClosedError after `close`, as everything that uses it."""
+        self.source.check_open()
+        return self._record
+
+    @property
+    def shards(self) -> tuple[File, ...]:
+        """The files that it consists of: itself, or those of a set."""
+        return (self,)
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors by name, in the table's order, with the gaps between them."""
+        tensors = self.regions.data
+        assert isinstance(tensors, Tensors)
+        return tensors
+
+    @property
+    def device(self) -> str | torch.device:
+        """Where tensors go unless told otherwise."""
+        device: str | torch.device = self._record.data.device
+        return device
+
+    @device.setter
+    def device(self, device: str | torch.device) -> None:
+        self._record.data.device = device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole file, or of all files of a set."""
+        return sum(shard.source.size for shard in self.shards)
+
+    def keys(self) -> KeysView[str]:
+        """Returns the names of the tensors."""
+        return self.tensors.keys()
+
+    @outside_graphs
+    def info(self, name: str) -> Tensor:
+        """Returns the tensor without its numbers: name, dims, dtype, place. Raises KeyError where there is none."""
+        return self.tensors[name]
+
+    @outside_graphs
+    def get_tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns a tensor's numbers on the file's device, see `Tensor.dequantize`. Raises KeyError where there is none."""
+        return self.tensors[name].dequantize(dtype)
+
+    @outside_graphs
+    def get_slice(self, name: str) -> Tensor:
+        """Returns the tensor to be indexed, ``get_slice(name)[3:5]``: only the bytes needed are read."""
+        return self.tensors[name]
+
+    def close(self) -> None:
+        """Ends access to the file. May be called again."""
+        for shard in self.shards:
+            shard.source.close()
+
+    def __enter__(self) -> File:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, File):
+            return NotImplemented
+        if self.format is not other.format or len(self.shards) != len(other.shards):
+            return False
+        return all(_same_bytes(mine.source, its.source) for mine, its in zip(self.shards, other.shards, strict=True))
+
+    def __copy__(self) -> File:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> File:
+        return self  # nothing in it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self.source.check_open()
+        return _parsed_again, (self._parse, self.limits, self.source, self.device)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
+        return f"<{self.format.name} file {shown(self.name)}: {state}>"
+
+    @outside_graphs
+    def __str__(self) -> str:
+        if self.source.closed:
+            return repr(self)
+        return file_text(self)
+
+    def _repr_html_(self) -> str:
+        return file_html(self)
+
+
+def _parsed_again(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:
+    with limits:
+        return parse(source, device)
+
+
+def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
+    if one.size != other.size:
+        return False
+    parts = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
+    return all(one.read(*part) == other.read(*part) for part in parts)

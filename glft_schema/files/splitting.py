@@ -1,0 +1,89 @@
+"""A GGUF file cut into several, and several put together: payloads are copied as they are, one at a time."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import OptionError, shown
+from glft_schema.files.container import Container
+from glft_schema.files.file import File
+from glft_schema.files.shards import shard_info, shard_path
+from glft_schema.storage.source import StrPath
+from glft_schema.tensors.tensor import Tensor
+
+
+def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
+    """Writes a GGUF file as a set of files.
+
+    Args:
+        file: an open file.
+        prefix: what the files' names begin with: ``PREFIX-00001-of-00003.gguf``.
+        max_tensors: how many tensors each may have.
+        max_bytes: how many bytes the payloads of each may have together; a larger tensor has a file of its own.
+
+    Returns:
+        The paths, in order.
+
+    Raises:
+        OptionError: where `file` is no single GGUF file, neither limit is given, or a file has one of the names.
+        FormatError: where there are more files or tensors than their numbers can say.
+        OSError: from the system. No file of the set is left then.
+    """
+    keys = file.format.shards
+    if keys is None or shard_info(file):
+        raise OptionError(f"expected a single GGUF file to be split, found {shown(file.name)}")
+    if not max_tensors and not max_bytes:
+        raise OptionError("expected a number of tensors or of bytes for each file, found neither")
+    groups: list[list[Tensor]] = [[]]
+    used = 0
+    for tensor in file.tensors.values():
+        full = (max_tensors and len(groups[-1]) >= max_tensors) or (max_bytes and used + tensor.nbytes > max_bytes)
+        if groups[-1] and full:
+            groups.append([])
+            used = 0
+        groups[-1].append(tensor)
+        used += tensor.nbytes
+    paths = [str(shard_path(prefix, number, len(groups))) for number in range(len(groups))]
+    if taken := [path for path in paths if os.path.lexists(path)]:
+        raise OptionError(f"expected names that are free, found a file {shown(os.path.basename(taken[0]))}")
+    others = file.metadata.without(*(key for key in file.metadata if key != file.format.alignment_key))
+    begun: list[str] = []
+    try:
+        for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
+            begun.append(path)
+            entries = {keys.number: Typed(number, "uint16"), keys.files: Typed(len(groups), "uint16")}
+            entries[keys.tensors] = Typed(len(file.tensors), "int32")
+            _write(file, (others if number else file.metadata) | entries, tensors, path)
+    except BaseException:
+        for path in begun:
+            with suppress(OSError):
+                os.unlink(path)
+        raise
+    return paths
+
+
+def merge(file: File, path: StrPath) -> None:
+    """Writes a set of GGUF files as one, with the first one's metadata, and what the others have beside.
+
+    Raises:
+        OptionError: where `file` is not the first of a set.
+        OSError: from the system.
+    """
+    keys = file.format.shards
+    if keys is None or (len(file.shards) < 2 and file.metadata.get(keys.files) != 1):
+        raise OptionError(f"expected the first file of a set, found {shown(file.name)}")
+    metadata = file.metadata
+    for shard in file.shards[1:]:
+        metadata = metadata | shard.metadata.without(*(key for key in shard.metadata if key in metadata))
+    metadata = metadata.without(*keys)
+    _write(file, metadata, list(file.tensors.values()), path)
+
+
+def _write(file: File, metadata: TypedMetadata, tensors: list[Tensor], path: StrPath) -> None:
+    rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.dtype} for tensor in tensors]
+    payloads = {tensor.name: tensor for tensor in tensors}
+    regions = {"header": file.header, "metadata": metadata, file.format.table: rows, "data": payloads}
+    Container.build_file({"format": file.format.name, **regions}, path)

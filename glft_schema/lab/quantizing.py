@@ -1,0 +1,132 @@
+"""Symmetric quantizing of whole tensors, general in the group's size; and what a file gives back of a tensor."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+from glft_schema.errors import OptionError, SchemeError, TensorError, shown
+from glft_schema.formats.registry import format_named
+from glft_schema.lazy import outside_graphs, torch
+from glft_schema.tensor_types.engine.chunks import dequantize_chunks, matrix, quantize_chunks
+from glft_schema.tensor_types.engine.scaled import Encoder
+from glft_schema.tensor_types.symmetric import (
+    GROUP,
+    Q4_MAX,
+    Q8_MAX,
+    Q8_PER_CHANNEL,
+    scale_faults,
+    symmetric_codes,
+    symmetric_weights,
+)
+from glft_schema.tensor_types.tensor_type import is_float
+
+GLFT = format_named("GLFT")
+
+
+class Quantized(NamedTuple):
+    """A quantized tensor: int8 `codes` of its shape, and `scales` [out] per channel or [out, in / group_size] per group."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+
+def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype | None = None, name: str = "w") -> Quantized:
+    """Quantizes to int8, one scale max|row| / 127 per row.
+
+    Args:
+        w: any float tensor [out, ...] of at least two dims, of any strides, on any device; the rest of the dims is one row.
+        scale_dtype: what the scales are rounded to before the codes are computed; float16, as in a file, unless given.
+        name: how errors and warnings call the tensor.
+
+    Returns:
+        codes int8 of `w`'s shape, in [-128, 127]; scales [out].
+
+    Raises:
+        TensorError: for NaN, an infinity, or a row whose scale overflows; with the first index.
+    """
+    codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
+    return Quantized(codes, scales.reshape(-1))
+
+
+def quantize_symmetric_per_group(
+    w: torch.Tensor, group_size: int = GROUP, *, scale_dtype: torch.dtype | None = None, name: str = "w"
+) -> Quantized:
+    """Quantizes to int4, one scale max|group| / 7 per `group_size` neighbours in a row.
+
+    Args:
+        w: as for `quantize_symmetric_per_channel`; its rows must be whole groups.
+        group_size: weights that share a scale.
+        scale_dtype: as there.
+        name: as there.
+
+    Returns:
+        codes int8 of `w`'s shape, in [-8, 7]; scales [out, in / group_size].
+
+    Raises:
+        TensorError: as there, or where `group_size` does not divide a row.
+    """
+    return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
+
+
+@outside_graphs
+def _quantize(
+    w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not is_float(w.dtype):
+        raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert it", name)
+    if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        raise OptionError(f"expected a scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
+    if w.dim() < 2 or not w.numel():
+        raise TensorError(f"expected float weights [out, in], found {w.dtype} {list(w.shape)}", name)
+    rows, columns = matrix(w.shape)
+    size = columns if group is None else group
+    if size < 1 or columns % size:
+        raise TensorError(f"expected rows that are whole groups of {size}, found {columns} weights", name)
+    codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
+    scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
+    formula = _formula(size, largest, scales.dtype)
+    for _ in quantize_chunks(formula, w, {"scales": scales, "codes": codes}, True, scale_faults, name):
+        pass
+    return codes.reshape(w.shape), scales
+
+
+@lru_cache
+def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
+    """Returns `symmetric_codes` of weights alone, the same each time, so that a GPU's is compiled once."""
+    return partial(symmetric_codes, group=group, largest=largest, scale_dtype=scale_dtype)
+
+
+def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns codes times scales, as `Quantized` has them, in `dtype` (float32 unless given), of the codes' shape."""
+    rows = codes.shape[0]
+    out = torch.empty(rows, matrix(codes.shape)[1], dtype=dtype or torch.float32, device=codes.device)
+    dequantize_chunks(symmetric_weights, {"scales": scales.reshape(rows, -1), "codes": codes.reshape(rows, -1)}, out)
+    return out.reshape(codes.shape)
+
+
+@outside_graphs
+def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Returns `w` as float32 after a round trip through `scheme`: exactly what a file written with it gives back.
+
+    Args:
+        w: the weights.
+        scheme: a type of GLFT, such as ``q8_per_channel``, or ``q4_per_group_N`` for groups of N (a file has N = 64).
+        scale_dtype: what scales are rounded to; float16, as in a file, unless given. Floats have none.
+
+    Raises:
+        SchemeError: for another scheme.
+        TensorError: where the scheme cannot hold `w`.
+    """
+    if not isinstance(scheme, str):
+        raise SchemeError(f"expected the name of a scheme, found {shown(scheme)}")
+    exact = {type_.scheme: type_ for type_ in GLFT.types if type_.exact}
+    if scheme in exact:
+        return exact[scheme].round_trip(w, "w").to(torch.float32)
+    if scheme == Q8_PER_CHANNEL.scheme:
+        return dequantize_symmetric(*quantize_symmetric_per_channel(w, scale_dtype=scale_dtype))
+    prefix, _, size = scheme.rpartition("_")
+    if prefix == "q4_per_group" and size.isdecimal() and int(size) > 0:
+        return dequantize_symmetric(*quantize_symmetric_per_group(w, int(size), scale_dtype=scale_dtype))
+    known = ", ".join([*(type_.scheme for type_ in GLFT.types), "q4_per_group_N"])
+    raise SchemeError(f"expected one of {known}, found {scheme!r}")

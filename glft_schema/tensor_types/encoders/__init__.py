@@ -1,0 +1,1 @@
+"""Searches for scales and codes, and the encoders built on them."""

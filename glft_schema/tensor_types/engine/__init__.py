@@ -1,0 +1,1 @@
+"""How formulas of tensor types are run: in chunks, compiled, over packed bits."""

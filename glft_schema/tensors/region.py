@@ -1,0 +1,300 @@
+"""The region of a file that holds the payloads, and the rules that tie it to the table of tensors."""
+
+from __future__ import annotations
+
+import io
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import construct
+from construct.core import evaluate
+
+from glft_schema.codec.context import ByteOrder, Context, byte_order
+from glft_schema.codec.rules import Check
+from glft_schema.display import tensors_table
+from glft_schema.errors import FormatError, TruncatedError, shown
+from glft_schema.lazy import torch
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import BytesSource, Source
+from glft_schema.storage.tensor_bytes import write_all
+from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensors.tensor import Place, Tensor
+
+GAP_PIECE = 1 << 20  # bytes of a gap that are read at a time
+COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-bit integer can count
+
+
+class TensorFits(Check):
+    """The rule that a row's type can hold its shape, and that the size in bytes does not overflow 64 bits."""
+
+    expected = "sizes that the type can hold and whose bytes do not overflow 64 bits"
+
+    def check(self, context: Context, path: str) -> None:
+        dtype, shape = context["dtype"], tuple(context["shape"])
+        if fits(dtype, shape):
+            return
+        if not is_countable(shape):
+            found = shown(list(context[self.field]))
+            self.broken(context, f"{self.field} {found} overflow 64 bits", f"{path} -> {self.field}")
+        if refusal := dtype.refusal(shape):
+            self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
+
+
+@lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
+def fits(dtype: TensorType, shape: tuple[int, ...]) -> bool:
+    """Tells whether a type can hold a tensor of this shape, and 64 bits count its bytes."""
+    return is_countable(shape) and dtype.refusal(shape) is None
+
+
+def is_countable(shape: tuple[int, ...]) -> bool:
+    """Tells whether the bytes of a tensor of this shape, with each size at least 1, do not overflow 64 bits."""
+    return math.prod(max(size, 1) for size in shape) < COUNTABLE
+
+
+class Gap(NamedTuple):
+    """Bytes that belong to no tensor: `nbytes` from `offset` into the region on."""
+
+    offset: int
+    nbytes: int
+
+
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name.
+
+    Attributes:
+        gaps: bytes that belong to none of them, in order.
+        trailing: those after the last payload.
+    """
+
+    gaps: tuple[Gap, ...] = ()
+    trailing: int = 0
+
+    def _repr_html_(self) -> str:
+        return tensors_table(self).html()
+
+
+class TensorMap(Tensors):
+    """The tensors of a file by name, in the table's order, and the bytes between them.
+
+    Attributes:
+        start: where the region begins, in bytes from the start of the container.
+        size: bytes of the region.
+        order: the byte order of the payloads.
+        gaps: bytes that belong to no tensor, in order; kept where the file is built again with the same table.
+        device: where the tensors go unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Any],
+        places: Mapping[int, Place],
+        source: Source,
+        start: int,
+        gaps: Sequence[Gap],
+        order: ByteOrder,
+    ) -> None:
+        self._rows = {row.name: (row, places[i]) for i, row in enumerate(rows)}
+        self._source = source
+        self.start = start
+        self.order = order
+        self.size = source.size - start
+        self.gaps = tuple(gaps)
+        last = self.gaps[-1] if self.gaps else Gap(0, 0)
+        self.trailing = last.nbytes if sum(last) == self.size else 0
+        self.device: str | torch.device = "cpu"
+
+    def __getitem__(self, name: str) -> Tensor:
+        row, place = self._rows[name]
+        return Tensor(name, row.dims, place, self._source, self.start, self.order, self.device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
+
+    def places(self) -> dict[str, Place]:
+        """Returns where each payload lies."""
+        return {name: place for name, (_, place) in self._rows.items()}
+
+    def gap_bytes(self, gap: Gap) -> memoryview:
+        """Returns what stands in a gap."""
+        return self._source.view(self.start + gap.offset, gap.nbytes)
+
+    def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
+        """Yields what stands in a gap, in pieces."""
+        for start in range(gap.offset, sum(gap), GAP_PIECE):
+            yield self._source.read(self.start + start, min(GAP_PIECE, sum(gap) - start))
+
+
+class TensorData(construct.Construct):
+    """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
+
+    Gaps, other orders and exact aliases (equal `Place`s) are legal; other overlaps, and payloads that reach outside the file,
+    are not. Parses into a `TensorMap` without reading a payload; builds from a mapping of names to payloads: a `Tensor`, the
+    fields of its type, bytes, or anything with ``pieces(order)``. No size of its own.
+
+    Args:
+        table: the field with the rows: name, dims, shape, dtype, offset.
+        padded_to: of what the region's size is a multiple where it is built from payloads alone: a number or an expression.
+    """
+
+    refuses = (
+        "a payload that reaches outside of the region",
+        "payloads that share bytes, unless their rows have equal offset, type and dims",
+    )
+
+    def __init__(self, table: str, padded_to: Any = 1) -> None:
+        super().__init__()
+        self.table = table
+        self.padded_to = padded_to
+
+    def _parse(self, stream: Any, context: Context, path: str) -> TensorMap:
+        if not isinstance(stream, Cursor):
+            stream = Cursor(BytesSource(stream.read()))
+        source, start, rows = stream.source, stream.tell(), context[self.table]
+        size, end, gaps = source.size - start, 0, []
+        places = self._in_order(rows, self._extents(rows, size), path)
+        for i, place in places:
+            after = place.offset + place.nbytes
+            if after > size:
+                raise self._reaches_out(i, rows[i].name, place, start, size, path)
+            if place.nbytes:
+                if place.offset > end:
+                    gaps.append(Gap(end, place.offset - end))
+                end = max(end, after)
+        stream.seek(source.size)
+        gaps = [*gaps, Gap(end, size - end)] if size > end else gaps
+        return TensorMap(rows, dict(places), source, start, gaps, byte_order(context))
+
+    def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
+        """Returns the bytes of each row's payload; one of unknown type reaches up to the next offset."""
+        if all(row.dtype.is_known for row in rows):
+            return [row.dtype.nbytes(row.shape) for row in rows]
+        offsets = sorted({min(row.offset, size) for row in rows} | {size})
+        extents = []
+        for row in rows:
+            after = bisect_right(offsets, row.offset)
+            opaque = offsets[after] - row.offset if after < len(offsets) else 0
+            extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else opaque)
+        return extents
+
+    def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, Place]]:
+        """Returns the rows' numbers and places in the order of their offsets; raises FormatError where payloads overlap."""
+        unordered = [Place(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)]
+        places = sorted(enumerate(unordered), key=lambda item: item[1][:2])
+        end, before = 0, None
+        for i, place in places:
+            if place.nbytes:
+                if before is not None and place.offset < end and place != before[1]:
+                    problem = f"expected no overlap, found bytes shared with tensor {shown(rows[before[0]].name)}"
+                    raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
+                end, before = place.offset + place.nbytes, (i, place)
+        return places
+
+    def _offset_path(self, path: str, row: int) -> str:
+        return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
+
+    def _reaches_out(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
+        """Returns the error for a payload that goes past the end of the region, naming the first field of it that does."""
+        if payload.offset > size:
+            problem = f"expected at most {size}, the bytes of the region, found {payload.offset}"
+            return TruncatedError(problem, self._offset_path(path, row))
+        left = size - payload.offset
+        places = payload.dtype.field_spans(payload.shape).items()
+        field, (at, nbytes) = next((field, place) for field, place in places if sum(place) > left)
+        problem = f"expected {nbytes} bytes, found {max(left - at, 0)}"
+        return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        rows = context[self.table]
+        if not isinstance(obj, Mapping):
+            raise FormatError(f"expected a mapping of names to payloads, found {shown(obj)}", path)
+        names = {row.name for row in rows}
+        if unknown := [name for name in obj if name not in names]:
+            raise FormatError(f"expected payloads of tensors in the table, found {shown(unknown[0])}", path)
+        for row in rows:
+            if row.name not in obj:
+                raise FormatError("expected a payload, found none", f"{path} -> {shown(row.name)}", tensor=row.name)
+        order, places = byte_order(context), self._in_order(rows, [payload_size(obj[row.name], row) for row in rows], path)
+        gaps: list[Gap] | None = None
+        if isinstance(obj, TensorMap) and {rows[i].name: place for i, place in places} == obj.places():
+            gaps = list(obj.gaps)
+        end, written = 0, dict[Place, Any]()
+        for i, place in places:
+            row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
+            if place in written:
+                if place.nbytes and not same_payload(payload, written[place], row, order):
+                    raise FormatError("expected the payload that stands at its place", where, tensor=row.name)
+                continue
+            written[place] = payload
+            while gaps and gaps[0].offset < place.offset:
+                end += sum(write_all(stream, piece) for piece in obj.gap_pieces(gaps.pop(0)))
+            end += write_zeros(stream, place.offset - end)
+            found = write_payload(payload, row, stream, where, order)
+            end += found
+            if found != place.nbytes:
+                raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
+        if gaps is None:
+            write_zeros(stream, -end % evaluate(self.padded_to, context))
+        for gap in gaps or ():
+            for piece in obj.gap_pieces(gap):
+                write_all(stream, piece)
+        return obj
+
+
+def payload_size(payload: Any, row: Any) -> int:
+    """Returns the bytes that the payload of a row takes: what its type says, or, of an unknown type, its own size."""
+    if not row.dtype.is_known:
+        if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
+            raise FormatError(
+                f"expected a payload of bytes, found {shown(payload)}", f"data -> {shown(row.name)}", tensor=row.name
+            )
+        return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
+    return int(row.dtype.nbytes(row.shape))
+
+
+def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:
+    """Writes one payload, of whatever `TensorData` builds from, and returns its bytes.
+
+    Raises:
+        FormatError: where it is not one of the row's type and shape.
+    """
+    if isinstance(payload, Tensor) and (payload.dtype, payload.shape) != (row.dtype, tuple(row.shape)):
+        found = f"{payload.dtype} {list(payload.shape)}"
+        raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
+    if hasattr(payload, "pieces"):
+        return sum(write_all(stream, piece) for piece in payload.pieces(order))
+    if isinstance(payload, (bytes, bytearray, memoryview)):
+        return write_all(stream, payload)
+    try:
+        row.dtype.write(payload, stream, row.shape, path, order)
+    except FormatError as error:
+        error.tensor = row.name
+        raise
+    return int(row.dtype.nbytes(row.shape))
+
+
+def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
+    """Tells whether two payloads of a row are the same bytes."""
+    if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.identity == other.identity):
+        return True
+    written = []
+    for payload in (one, other):
+        stream = io.BytesIO()
+        write_payload(payload, row, stream, "", order)
+        written.append(stream.getvalue())
+    return written[0] == written[1]
+
+
+def write_zeros(stream: Any, nbytes: int) -> int:
+    """Writes padding, and returns its bytes."""
+    for start in range(0, nbytes, 1 << 20):
+        write_all(stream, bytes(min(nbytes - start, 1 << 20)))
+    return max(nbytes, 0)

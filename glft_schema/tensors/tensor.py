@@ -1,0 +1,270 @@
+"""A tensor in a file: found by its row in the table, cut from the bytes only when asked, and only as far as asked."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from types import EllipsisType
+from typing import NamedTuple
+
+from glft_schema.codec.context import LITTLE, ByteOrder
+from glft_schema.codec.records import Record
+from glft_schema.display import tensor_table
+from glft_schema.errors import TensorError, shown
+from glft_schema.lazy import outside_graphs, torch
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import Source
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
+from glft_schema.tensors.upload import to_device
+
+PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
+
+Index = int | slice | EllipsisType
+
+
+class Place(NamedTuple):
+    """Where a payload lies in the region of payloads, and what it is: tensors of equal places share one payload.
+
+    Attributes:
+        offset: its first byte, counted from that of the region.
+        nbytes: its bytes.
+        dtype: the type.
+        shape: the tensor's sizes in torch's order.
+    """
+
+    offset: int
+    nbytes: int
+    dtype: TensorType
+    shape: tuple[int, ...]
+
+
+class Tensor:
+    """A tensor in an open file. Nothing of its payload is read before it is asked for.
+
+    Attributes:
+        name: as in the file.
+        dims: sizes as stored: GLFT stores them in torch's order, GGUF in the other one.
+        shape: sizes in torch's order.
+        dtype: the `TensorType`.
+        offset: where the payload begins, in bytes into the region of payloads.
+        position: the same, in bytes from the start of the container.
+        nbytes: bytes of the payload.
+        order: the byte order of its numbers.
+        device: where `dequantize` and slices put their result unless told otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dims: Sequence[int],
+        place: Place,
+        source: Source,
+        data_start: int,
+        order: ByteOrder = LITTLE,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.name = name
+        self.dims = tuple(dims)
+        self.offset, self.nbytes, self.dtype, self.shape = place
+        self.position = data_start + self.offset
+        self.order = order
+        self.device = device
+        self._source = source
+
+    def __repr__(self) -> str:
+        return f"Tensor({shown(self.name)}, {self.dtype} {list(self.dims)}, {self.nbytes} bytes at {self.position})"
+
+    @outside_graphs
+    def __str__(self) -> str:
+        return tensor_table(self).text()
+
+    def _repr_html_(self) -> str:
+        return tensor_table(self).html()
+
+    @property
+    def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
+        """Source, position, bytes, type and shape: equal for tensors of one open file that share a payload."""
+        return self._source, self.position, self.nbytes, self.dtype, self.shape
+
+    @property
+    @outside_graphs
+    def raw(self) -> memoryview:
+        """The payload as it is in the file, read-only. Raises as `dequantize`."""
+        return self._source.view(self.position, self.nbytes).toreadonly()
+
+    @property
+    @outside_graphs
+    def payload(self) -> Record:
+        """The payload's fields as torch tensors, such as ``payload.scales``; views of the mapped file where it is one.
+
+        Raises as `dequantize`.
+        """
+        self._check_known()
+        return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
+
+    @property
+    @outside_graphs
+    def fields(self) -> dict[str, torch.Tensor]:
+        """What is stored, by field: of a type of blocks each field of its block, [blocks, numbers], in file order.
+
+        Unsigned words come as their bytes, the lowest first. Raises as `dequantize`.
+        """
+        return self.dtype.columns(self.payload)
+
+    @property
+    def file(self) -> str:
+        """The path of the file that it is in, or ``<bytes>``."""
+        return self._source.name
+
+    def get_shape(self) -> list[int]:
+        """Returns `shape`, as safetensors has it."""
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        """Returns the name of the type, as safetensors has it."""
+        return self.dtype.name
+
+    def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
+        """Yields the payload's bytes in order: as they are, or with its numbers in another byte order.
+
+        Raises:
+            TensorError: where the byte order of an unknown type is to be changed.
+            ClosedError, TruncatedError: as `dequantize`.
+        """
+        self._source.check_open()
+        if order not in (None, self.order):
+            self._check_known()
+            rows, columns = matrix(self.shape)
+            fields = self.dtype.cut(self._source, self.position, self.shape, range(rows), range(columns), self.order)
+            yield from self.dtype.pieces(fields, order or self.order)
+            return
+        for start in range(0, self.nbytes, PIECE):
+            yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
+
+    @outside_graphs
+    def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
+        """Returns the tensor's numbers.
+
+        Args:
+            dtype: a float dtype; unless given, the stored one of a tensor of plain numbers and float32 of a quantized one.
+            device: where to put them; the file's device unless given.
+
+        Returns:
+            A tensor of `shape`. Plain numbers kept in their dtype on the CPU are a view of a mapped little-endian file. Writing
+            into them changes neither the file nor what is built from it, but other views of the same open file.
+
+        Raises:
+            ClosedError: after the file was closed.
+            TruncatedError: where the file has become shorter since it was opened.
+            TensorError: where the type is not known.
+            ValueError: where `dtype` is not a float dtype.
+        """
+        self._source.check_open()
+        self._check_known()
+        out, columns = matrix(self.shape)
+        return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
+
+    def chunks(self, numbers: int = CHUNK) -> Iterator[torch.Tensor]:
+        """Yields the tensor's numbers in C order, flat, about so many at a time, so that no tensor is too large for memory.
+
+        Args:
+            numbers: how many to aim at; at least those that share a scale come together.
+
+        Raises:
+            ClosedError, TruncatedError, TensorError: as `dequantize`.
+        """
+        out, columns, rows, width = self._chunk_sizes(numbers)
+        for row in range(0, out, rows):
+            for first in range(0, columns, width):
+                part = range(row, min(row + rows, out)), range(first, min(first + width, columns))
+                yield self._numbers(*part, None, None).reshape(-1)
+
+    @outside_graphs
+    def _chunk_sizes(self, numbers: int) -> tuple[int, int, int, int]:
+        """Returns the rows and columns of the matrix, and of a chunk; no rows for a tensor without numbers."""
+        self._check_known()
+        (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
+        if 0 in (out, columns):
+            return 0, 0, 1, 1
+        return out, columns, max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
+
+    @outside_graphs
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
+        """Returns a part of the tensor, as indexing a torch tensor with integers, slices and ``...`` does.
+
+        Reads, in each row asked for, the bytes from the first number to the last, and those that share a scale with them.
+
+        Raises:
+            IndexError: as torch does; for a step below 1, and for other kinds of index, too.
+            ClosedError, TruncatedError, TensorError: as `dequantize`.
+        """
+        self._source.check_open()
+        self._check_known()
+        ranges, dropped = self._ranges(index)
+        kept = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
+        if 0 in kept:
+            return torch.empty(kept, dtype=self.dtype.dtype, device=self.device)
+        has_rows = len(ranges) > 1  # otherwise all is one row, see `matrix`
+        rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
+        strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
+        first = sum(part[0] * stride for part, stride in zip(inner, strides, strict=True))
+        last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
+        unit = self.dtype.unit(self.shape)
+        columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
+        block = self._numbers(rows, columns, None, None)
+        down, across = block.stride()
+        steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
+        steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
+        part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
+        is_view = self._source.mapped and self.dtype.exact and self.order == LITTLE and block.device.type == "cpu"
+        return part if is_view or part.numel() == block.numel() else part.clone()
+
+    def _check_known(self) -> None:
+        if not self.dtype.is_known:
+            problem = f"its type, {self.dtype.code}, is not known; glft_schema.types.register_type adds types"
+            raise TensorError(problem, self.name)
+
+    def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
+        """Returns the numbers asked for along each dim, and whether the dim goes from the result."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if any(part is None for part in parts):
+            raise IndexError("new axes (None) are not supported in slices: index with integers, slices and ...")
+        ellipses = [at for at, part in enumerate(parts) if part is ...] or [len(parts)]
+        if len(ellipses) > 1:
+            raise IndexError("an index can have a single ellipsis ('...')")
+        missing = len(self.shape) - sum(part is not ... for part in parts)
+        if missing < 0:
+            raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.shape)} dims")
+        parts[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
+        ranges = []
+        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
+            if isinstance(part, slice) and (part.step is None or part.step > 0):
+                picked = range(size)[part]
+                ranges.append(range(picked[0], picked[0] + 1) if len(picked) == 1 else picked)  # whatever its step is
+                continue
+            try:
+                at = None if isinstance(part, (bool, slice, EllipsisType)) else operator.index(part)  # numpy's, too
+            except TypeError:
+                at = None
+            if at is None:
+                raise IndexError(f"expected integers, slices with a step above 0, and ..., found {shown(part)}")
+            if not -size <= at < size:
+                raise IndexError(f"index {at} is out of bounds for dim {axis} of size {size}")
+            ranges.append(range(at % size, at % size + 1))
+        return ranges, [not isinstance(part, slice) for part in parts]
+
+    @outside_graphs
+    def _numbers(
+        self, rows: range, columns: range, dtype: torch.dtype | None, device: str | torch.device | None
+    ) -> torch.Tensor:
+        """Returns a part of the matrix [out, in]; `columns` begins and ends at multiples of the type's unit."""
+        dtype, device = dtype or self.dtype.dtype, device or self.device
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"expected a torch dtype, found {shown(dtype)}")
+        if not dtype.is_floating_point and dtype != self.dtype.dtype:
+            raise ValueError(f"expected a float dtype, found {dtype}")
+        fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
+        fields = {name: to_device(field, device) for name, field in fields.items()}
+        return self.dtype.decode(fields, len(columns), dtype=dtype)

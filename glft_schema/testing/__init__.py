@@ -1,0 +1,31 @@
+"""The declarations as test data: hypothesis strategies, fuzzing and corpora.
+
+from_construct(declared)     values that a construct can build
+containers("gguf")           whole files, valid by construction
+corruptions(file)            files that break exactly one rule or field, and what must be reported of each
+fuzz(format, 1000)           such files, tried on this package
+corpus(format, 1000)         such files for the tests of other readers
+"""
+
+from glft_schema.testing.corpora import read_corpus, write_corpus
+from glft_schema.testing.fuzzing import Case, Failure, Fuzzed, PropertyError, cases, check, corpus, fuzz
+from glft_schema.testing.strategies import Corruption, containers, corruptions, from_construct, rule_ids, values_of
+
+__all__ = [
+    "Case",
+    "Corruption",
+    "Failure",
+    "Fuzzed",
+    "PropertyError",
+    "cases",
+    "check",
+    "containers",
+    "corpus",
+    "corruptions",
+    "from_construct",
+    "fuzz",
+    "read_corpus",
+    "rule_ids",
+    "values_of",
+    "write_corpus",
+]

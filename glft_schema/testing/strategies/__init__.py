@@ -1,0 +1,24 @@
+"""The schema as test data: hypothesis strategies that are derived from the declarations.
+
+    from_construct(declared)     values that a construct can build
+    containers("gguf")           whole files, valid by construction
+    corruptions(file)            files that break exactly one rule or field, and what must be reported of each
+
+They are what ``glft fuzz`` runs on, and are there for the tests of other readers and of formats of one's own.
+"""
+
+from __future__ import annotations
+
+try:
+    import hypothesis
+except ImportError as error:
+    raise ImportError("glft_schema.testing.strategies needs hypothesis: pip install 'glft_schema[fuzz]'") from error
+
+from glft_schema.testing.strategies.constructs import from_construct, values_of
+from glft_schema.testing.strategies.containers import containers
+from glft_schema.testing.strategies.corruption import Corruption
+from glft_schema.testing.strategies.corruptions import corruptions, rule_ids
+
+__all__ = ["Corruption", "containers", "corruptions", "from_construct", "rule_ids", "values_of"]
+
+del hypothesis

@@ -1,0 +1,99 @@
+"""Whole files, valid by construction, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from construct.core import evaluate
+from hypothesis import strategies as st
+
+from glft_schema.codec.records import Record
+from glft_schema.codec.rules import Check, rule_sets
+from glft_schema.codec.structs import Padding
+from glft_schema.errors import SchemeError, shown
+from glft_schema.formats.format import Format
+from glft_schema.formats.registry import format_named
+from glft_schema.tensor_types import TensorType
+from glft_schema.testing.strategies.constructs import values_of
+from glft_schema.testing.strategies.drafts import Draft
+from glft_schema.testing.strategies.fitting import is_wanted
+from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
+
+MAX_TENSORS = 6
+TRAILING = 3  # bytes after the last payload, at most
+
+
+def containers(
+    format: str | Format,
+    *,
+    rules: str | Iterable[str] = (),
+    types: Iterable[str] | None = None,
+    max_tensors: int = MAX_TENSORS,
+    max_bytes: int = MAX_BYTES,
+) -> st.SearchStrategy[bytes]:
+    """Returns a strategy of whole files, valid by construction; ``.map(Container.parse)`` gives them opened.
+
+    All versions and byte orders, types of tensors and of values, nested arrays, alignments, orders of payloads, gaps, tied
+    tensors and trailing bytes come up that the rules let through; payloads are any bits, NaN and infinite scales among them.
+
+    Args:
+        format: ``gguf`` or ``glft``, or a `Format`.
+        rules: the rule sets that the files keep to, such as ``spec`` and ``ggml``: none but what no reader can do without.
+        types: the tensor types that may come up, by name: all of the format, and in GGUF unknown ones.
+        max_tensors: how many a file has at most.
+        max_bytes: how many bytes all payloads have at most.
+
+    Raises:
+        OptionError: for a format or rule set that there is not.
+        SchemeError: for a type that there is not.
+    """
+    found = format if isinstance(format, Format) else format_named(format)
+    allowed = None if types is None else tuple(_type(found, name) for name in types)
+    return _files(found, rule_sets(rules), allowed, max_tensors, max_bytes)
+
+
+def _type(format: Format, name: str) -> TensorType:
+    if isinstance(name, str) and name.lower() in format.types:
+        return format.types[name.lower()]
+    raise SchemeError(f"expected one of {', '.join(type_.scheme for type_ in format.types)}, found {shown(name)}")
+
+
+@st.composite
+def _files(
+    draw: st.DrawFn, format: Format, rules: Sequence[str], types: Sequence[TensorType] | None, max_tensors: int, max_bytes: int
+) -> bytes:
+    knobs = Knobs(rules, types, max_bytes, {format.table: max_tensors})
+    return draw(values_of(format.struct, drawing_context(knobs)).flatmap(lambda regions: assembled(format, regions, rules)))
+
+
+@st.composite
+def assembled(draw: st.DrawFn, format: Format, regions: Record, rules: Sequence[str]) -> bytes:
+    """Puts regions and payloads together; what no field claims is any bytes, unless rules guard it."""
+    draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
+    head, built = draft.head()
+    guarded = {part.field for part in format.struct.subcons if isinstance(part, Check) and is_wanted(part, rules)}
+    payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)
+    if "data" in guarded or draw(st.booleans()):
+        payloads += bytes(-len(payloads) % evaluate(draft.data.padded_to, built))
+    else:
+        payloads += draw(st.binary(max_size=TRAILING))
+    for part in format.struct.subcons:
+        if isinstance(padding := getattr(part, "subcon", None), Padding) and part.name not in guarded and draw(st.booleans()):
+            nbytes = len(built[part.name])
+            least = 0 if padding.may_lack(built) and not payloads else nbytes
+            stored = draw(st.binary(min_size=least, max_size=nbytes))
+            head = draft.having({part.name: stored}).head()[0]
+    return head + payloads
+
+
+def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], any_bytes: bool) -> bytes:
+    """Returns the region of payloads, each at its row's offset."""
+    region = bytearray()
+    for row in sorted(rows, key=lambda row: (row.offset, len(payloads[row.name]))):
+        gap = row.offset - len(region)
+        if gap > 0:
+            region += draw(st.binary(min_size=gap, max_size=gap)) if any_bytes and draw(st.booleans()) else bytes(gap)
+        if gap >= 0:
+            region += payloads[row.name]
+    return bytes(region)

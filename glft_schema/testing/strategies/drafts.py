@@ -1,0 +1,129 @@
+"""Files on the way to being bytes: regions that need not be right, and the bytes of the payloads as they are.
+
+A `Draft` is built without a look at the rules, and a field of it can be `Forged`: given another construct's bytes. That is how
+files come about that no writer would make.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import construct
+
+from glft_schema.codec.context import new_context
+from glft_schema.codec.expressions import Reference, read
+from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Forged, Struct
+from glft_schema.files.file import File
+from glft_schema.formats.format import Format
+from glft_schema.tensors.region import TensorData
+
+
+def unwrapped(field: Any) -> Any:
+    """Returns a construct without its names."""
+    while isinstance(field, construct.Renamed):
+        field = field.subcon
+    return field
+
+
+def member(struct: construct.Struct, name: str) -> Any:
+    """Returns the construct of a field, without its name."""
+    return unwrapped(next(field for field in struct.subcons if field.name == name))
+
+
+def row_struct(field: Any) -> construct.Struct | None:
+    """Returns the Struct of the rows of a table, or None where `field` is none."""
+    field = unwrapped(field)
+    if isinstance(field, KeyValues):
+        return row_struct(field.subcon)
+    return (
+        unwrapped(field.subcon) if isinstance(field, construct.Array) and isinstance(unwrapped(field.subcon), Struct) else None
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A file taken apart.
+
+    Attributes:
+        format: its format.
+        regions: what comes before the payloads, by name; values may be `Forged`.
+        payloads: the last region, as bytes.
+    """
+
+    format: Format
+    regions: Mapping[str, Any]
+    payloads: bytes
+
+    @classmethod
+    def of(cls, file: File) -> Draft:
+        """Takes a file apart."""
+        regions = {name: value for name, value in file.regions.items() if name != "data"}
+        data = file.regions.data
+        return cls(file.format, regions, bytes(file.source.view(data.start, data.size)))
+
+    def head(self) -> tuple[bytes, Any]:
+        """Returns the bytes before the payloads, and the regions as they were built."""
+        stream = io.BytesIO()
+        context = self.format.head._build(dict(self.regions), stream, new_context(False, forging=True), "(building)")
+        return stream.getvalue(), context
+
+    def stored(self) -> bytes:
+        """Returns the file."""
+        return self.head()[0] + self.payloads
+
+    def having(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
+        """Returns another draft with these regions, and these payloads if they are given."""
+        return replace(self, regions={**self.regions, **regions}, payloads=self.payloads if payloads is None else payloads)
+
+    def rows(self, table: str) -> list[Mapping[str, Any]]:
+        """Returns the rows of a table; of metadata, its entries."""
+        value = self.regions.get(table)
+        if isinstance(self.table(table), KeyValues):
+            entries = ((key, value.stored(key)) for key in value) if value else ()
+            return [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
+        return list(value or ())
+
+    def table(self, name: str) -> Any:
+        """Returns the construct of a region."""
+        return member(self.format.struct, name)
+
+    def with_rows(self, table: str, rows: list[Mapping[str, Any]], seen: Any = None) -> Draft:
+        """Returns a draft with these rows of a table, and a count that says how many they are.
+
+        Args:
+            table: the region.
+            rows: fields by name; some may be `Forged`.
+            seen: what other fields see of the table; of metadata, unless given, what it was before.
+        """
+        field = self.table(table)
+        if isinstance(field, KeyValues):
+            forged = Forged(field.subcon, rows, self.regions[table] if seen is None else seen)
+        else:
+            forged = Forged(field, rows, [seen_row(row) for row in rows] if seen is None else seen)
+        return self.counted(field.subcon if isinstance(field, KeyValues) else field, len(rows)).having({table: forged})
+
+    def counted(self, table: Any, count: int) -> Draft:
+        """Returns a draft in which the field that counts `table` says so many."""
+        said = read(table.size if hasattr(table, "size") else table.count)
+        if not isinstance(said, Reference) or len(said.names) != 2:
+            return self
+        region, name = said.names
+        counter = member(self.table(region), name).subcon
+        return self.having({region: {**self.regions.get(region, {}), name: Forged(counter, count, count)}})
+
+    @property
+    def data(self) -> TensorData:
+        """The construct of the payloads."""
+        found = self.table("data")
+        assert isinstance(found, TensorData)
+        return found
+
+
+def seen_row(row: Mapping[str, Any]) -> Record:
+    """Returns what other fields see of a row."""
+    return Record({name: value.seen if isinstance(value, Forged) else value for name, value in row.items()})

@@ -1,0 +1,1 @@
+"""From weights to a file: checkpoints, schemes, importance, save and convert."""

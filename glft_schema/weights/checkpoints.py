@@ -1,0 +1,117 @@
+"""Checkpoints of any kind, opened by what they are: safetensors, a folder or index of shards, torch, GLFT or GGUF."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from glft_schema.codec.text import is_utf8
+from glft_schema.errors import FormatError, safe, shown
+from glft_schema.files.container import open as open_container
+from glft_schema.formats.registry import format_with
+from glft_schema.storage.file_source import open_regular, read_regular
+from glft_schema.storage.source import StrPath
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.safetensors_files import _open_safetensors
+from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
+from glft_schema.weights.torch_files import TORCH_MAGICS, _load_torch
+
+INDEX_SUFFIX = ".safetensors.index.json"
+
+# What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
+# fmt: off
+# fmt: on
+
+
+def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
+    """Opens a checkpoint: a safetensors file, a folder of them with its index, a torch file of tensors, or a weights file.
+
+    A torch file is read with ``weights_only=True``: it can run no code. Where it is a dict that has the weights under
+    ``state_dict``, ``model_state_dict`` or ``model``, these are taken. Tensors of a safetensors file are read one by one.
+
+    Args:
+        path: the file or folder.
+        exclude: names or fnmatch patterns of entries to leave out; they need not be tensors.
+
+    Raises:
+        OSError: where a file cannot be opened.
+        FormatError: where it is not a checkpoint.
+        TensorError: for an entry that is no tensor.
+        SchemeError: for a pattern that matches nothing.
+    """
+    return dict(open_with_metadata(path, exclude).tensors)
+
+
+def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> Checkpoint:
+    """Opens a checkpoint as `open_checkpoint` does, with its metadata."""
+    found = _open_any(path)
+    return found._replace(tensors=in_memory(leave_out(found.tensors, exclude)))
+
+
+def _open_any(path: StrPath) -> Checkpoint:
+    """Opens a checkpoint of any kind, whose entries are not yet known to be tensors."""
+    if os.path.isdir(path):
+        return Checkpoint(_open_folder(Path(path)), {})
+    if os.fspath(path).endswith(INDEX_SUFFIX):
+        return Checkpoint(_open_index(Path(path)), {})
+    fd = open_regular(path)
+    try:
+        magic = os.read(fd, 4)
+    finally:
+        os.close(fd)
+    if magic.startswith(TORCH_MAGICS):
+        return Checkpoint(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
+    if format_with(magic):
+        file = open_container(path)
+        tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+        metadata = file.metadata
+        if keys := file.format.shards:
+            metadata = metadata.without(*(key for key in keys if key in metadata))
+        return Checkpoint(tensors, metadata, file)
+    return _open_safetensors(path)
+
+
+def _in_file(tensor: Tensor) -> StoredTensor:
+    """Returns a tensor of a weights file, which stays open for it."""
+    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
+
+
+def _open_folder(folder: Path) -> Mapping[str, Any]:
+    indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
+    if not indices:
+        files = sorted(folder.glob("*.safetensors"))
+        if len(files) != 1:
+            raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
+        return _open_safetensors(files[0]).tensors
+    if len(indices) > 1:
+        raise FormatError(f"expected one index in the folder, found {', '.join(safe(index.name) for index in indices)}")
+    return _open_index(indices[0])
+
+
+def _open_index(index: Path) -> Mapping[str, Any]:
+    stored = read_regular(index)
+    try:
+        places = json.loads(stored.decode("utf-8"))["weight_map"]
+        shards = set(places.values())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FormatError(f"expected JSON with a weight_map, found something else in {safe(index.name)}") from None
+    if not shards:
+        raise FormatError(f"expected at least one tensor in the weight_map, found none in {safe(index.name)}")
+    opened = {}
+    for shard in sorted(shards, key=str):
+        if not isinstance(shard, str) or not is_file_name(shard):
+            raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
+        opened[shard] = _open_safetensors(index.parent / shard).tensors
+    missing = [name for name, shard in places.items() if name not in opened[shard]]
+    if missing:
+        raise FormatError(f"expected tensor {shown(missing[0])} in {safe(places[missing[0]])}, found none", "weight_map")
+    return {name: opened[shard][name] for name, shard in places.items()}
+
+
+def is_file_name(text: str) -> bool:
+    """Tells whether a text names a file of the folder that it is looked for in, and no other place."""
+    return text == os.path.basename(text) and text not in ("", ".", "..") and "\0" not in text and is_utf8(text)

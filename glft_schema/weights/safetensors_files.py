@@ -1,0 +1,185 @@
+"""safetensors files: their layout, read and written one tensor at a time.
+
+Source: the format as its README tells it (safetensors 0.8): u64 length, JSON header, payloads without gaps. As the library
+does, the header is padded with spaces to a multiple of 8, and tensors with wider numbers come first, so that all are aligned.
+The library itself checks what is read; it is not used to write, because it holds all tensors in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.text import is_utf8
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.display import Progress
+from glft_schema.errors import FormatError, LimitError, TensorError, one_line, shown
+from glft_schema.lazy import torch
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.tensor_bytes import tensor_over, write_all
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import Rows
+from glft_schema.tensor_types.tensor_type import DIMS
+from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64, as_stored
+from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.payloads import WrittenTensor, planned
+from glft_schema.weights.schemes import choose_types
+from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
+
+SAFETENSORS_METADATA = "__metadata__"  # the entry of a header that is no tensor
+
+SAFETENSORS_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+
+
+def verbatim_type(name: str, code: int, number: Number) -> TensorType:
+    """Declares a type whose numbers are stored as they come, and are never made of others."""
+    payload = Struct("weights" / number[DIMS] * "as torch has them")
+    return TensorType(name, code, payload, as_stored, None, exact=SAFETENSORS_DTYPES[name])
+
+
+ONLY_KEPT = [
+    verbatim_type(name, 100 + code, Number(name.lower(), kind, SAFETENSORS_DTYPES[name]))
+    for code, (name, kind) in enumerate(
+        {
+            "U8": "u1",
+            "U16": "u2",
+            "U32": "u4",
+            "U64": "u8",
+            "BOOL": "u1",
+            "C64": "c8",
+            **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "u1"),
+        }.items()
+    )
+]
+TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *ONLY_KEPT)
+MAX_HEADER = 100_000_000  # bytes, of which readers take no more
+
+
+def save_safetensors(
+    tensors: Mapping[str, StoredTensor],
+    path: StrPath,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    schemes: Mapping[str, str] | None = None,
+    exclude: Iterable[str] = (),
+    progress: Progress | None = None,
+    measure: bool = False,
+) -> list[WrittenTensor]:
+    """Writes tensors to a safetensors file; quantized ones are dequantized. Arguments, result and errors as of `save_file`.
+
+    Tensors that are one and the same are stored once for each name: the format does not let them share bytes.
+    """
+    stored = in_memory(leave_out(tensors, exclude))
+    if SAFETENSORS_METADATA in stored:
+        raise TensorError("expected a name that the format does not use itself", SAFETENSORS_METADATA)
+    choices = choose_types(stored, schemes or {}, TYPES)
+    payloads = planned(choices, stored, progress, measure)
+    codes = {torch_name: code for code, torch_name in SAFETENSORS_DTYPES.items()}
+    ordered = sorted(payloads.values(), key=lambda tensor: (-tensor.type.dtype.itemsize, tensor.name))
+    header: dict[str, object] = {SAFETENSORS_METADATA: dict(metadata)} if metadata else {}
+    end = 0
+    for tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        dtype, shape = codes[str(tensor.type.exact)], list(tensor.stored.shape)
+        header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    for text in (*payloads, *(metadata or {}), *(metadata or {}).values()):
+        if not isinstance(text, str) or not is_utf8(text):
+            raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", "header")
+    stored_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    stored_header += b" " * (-len(stored_header) % 8)
+    if len(stored_header) > MAX_HEADER:
+        raise LimitError(f"expected a header of at most {MAX_HEADER} bytes, a limit of safetensors, found {len(stored_header)}")
+    with atomic_write(path) as stream:
+        write_all(stream, len(stored_header).to_bytes(8, "little") + stored_header)
+        for tensor in ordered:
+            for piece in tensor.pieces():
+                write_all(stream, piece)
+    return [tensor.written() for tensor in payloads.values()]
+
+
+@dataclass(frozen=True)
+class _Unreadable:
+    """An entry that torch has no dtype for: it may be left out."""
+
+    code: str
+
+    def __repr__(self) -> str:
+        return f"a dtype that torch does not have, {self.code}"
+
+
+def _open_safetensors(path: StrPath) -> Checkpoint:
+    """Opens a file that the format's own library accepts. Numbers are read here: of some rows the library is slow to do so."""
+    source = open_source(path)  # first: it refuses what is no regular file without waiting on it
+    names = _names_in_safetensors(path)
+    length = int.from_bytes(source.read(0, 8), "little")
+    header = json.loads(bytes(source.read(8, length)))
+    stored: dict[str, StoredTensor | _Unreadable] = {}
+    for name in names:
+        code, shape, start = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"][0]
+        dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
+        if isinstance(dtype, torch.dtype):
+            numbers = _Numbers(source, 8 + length + start, dtype, name)
+            stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=Rows(shape, dtype, numbers))
+        else:
+            stored[name] = _Unreadable(code)
+    return Checkpoint(stored, header.get(SAFETENSORS_METADATA) or {})
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Numbers one after another in a file, from byte `start` on."""
+
+    source: Source
+    start: int
+    dtype: torch.dtype
+    name: str
+
+    def __call__(self, first: int, shape: Sequence[int]) -> torch.Tensor:
+        """Returns a tensor of those from number `first` on."""
+        size = self.dtype.itemsize
+        try:
+            return tensor_over(self.source.private(self.start + first * size, math.prod(shape) * size), self.dtype, shape)
+        except FormatError as error:  # of a file that was cut since it was opened
+            error.tensor = self.name
+            raise
+
+
+def _names_in_safetensors(path: StrPath) -> list[str]:
+    """Returns the names of tensors in a file; raises FormatError, with what the library says, where it does not accept it."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
+        return list(opened.keys())
+    except SafetensorError as error:
+        found = one_line(str(error))
+        raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error

@@ -1,0 +1,402 @@
+"""Manifests: against hashlib, gguf-py's hashes, and the real sha256sum; and what is not as a manifest says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import Container, FormatError, TruncatedError, save_file
+from glft_schema.checks import manifests as module
+from glft_schema.checks.manifests import (
+    FileHash,
+    TensorHash,
+    compare_hashes,
+    hash_file,
+    manifest_of,
+    model_hash,
+    read_manifest,
+)
+from glft_schema.files.splitting import split
+from tests.oracles import glft_reference as reference
+from tests.oracles.glft_reference import F32, Row
+from tests.oracles.peers import gguf
+from tests.tools.command_line import in_this_process as glft
+
+STATE = {
+    "blk.0.weight": torch.arange(256.0).reshape(4, 64),
+    "norm": torch.ones(64),
+    "empty": torch.zeros(0, 3),
+    'odd \n\x1b[2J\x7f\\ "name" ü': torch.arange(3.0),
+}
+METADATA = {"general.architecture": "toy"}
+HEX = hashlib.sha256(b"").hexdigest()
+needs_sha256sum = pytest.mark.skipif(not shutil.which("sha256sum"), reason="sha256sum is not there")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save_file(STATE, tmp_path / "model.gguf", METADATA, schemes={"blk.*": "q8_0"}, rules=["spec"])
+    return tmp_path / "model.gguf"
+
+
+def hashes(path: Path) -> list[FileHash]:
+    with Container.parse_file(path, mmap=False) as file:
+        return hash_file(file)
+
+
+def sha256(stored: bytes) -> str:
+    return hashlib.sha256(stored).hexdigest()
+
+
+def test_hashes_are_those_of_the_stored_bytes(model: Path) -> None:
+    (found,) = hashes(model)
+    assert (found.sha256, found.path) == (sha256(model.read_bytes()), str(model))
+    theirs = {tensor.name: sha256(tensor.data.tobytes()) for tensor in gguf.GGUFReader(model).tensors}
+    assert {tensor.name: tensor.sha256 for tensor in found.tensors} == theirs
+    assert [tensor.what for tensor in found.tensors] == ["Q8_0 [4, 64]", "F32 [64]", "F32 [0, 3]", "F32 [3]"]
+
+
+def test_big_endian_payloads_are_hashed_as_they_are_stored(tmp_path: Path) -> None:
+    for order in ("little", "big"):
+        save_file(STATE, tmp_path / f"{order}.gguf", METADATA, header={"byte_order": order}, rules=[])
+    little, big = (hashes(tmp_path / f"{order}.gguf")[0].tensors[1] for order in ("little", "big"))
+    assert little.sha256 == sha256(b"\0\0\x80\x3f" * 64)
+    assert big == little._replace(sha256=sha256(b"\x3f\x80\0\0" * 64))
+
+
+def test_hashes_of_tensors_are_gguf_hashs(model: Path) -> None:
+    pytest.importorskip("gguf")
+    done = subprocess.run([sys.executable, "-m", "gguf.scripts.gguf_hash", model], capture_output=True, text=True, check=True)
+    theirs = [line.split()[1] for line in done.stdout.split("\n") if line.startswith("sha256 ") and f"{model}:" in line]
+    assert [tensor.sha256 for tensor in hashes(model)[0].tensors] == theirs
+
+
+@pytest.mark.parametrize("piece", [1, 7, 16, 1 << 20])
+def test_gaps_other_orders_and_shared_payloads(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", piece)
+    data = bytes(range(64))
+    rows = [
+        Row("last", [2], F32, b"", 50),
+        Row("first", [5], F32, b"", 3),
+        Row("next", [1], F32, b"", 23),
+        Row("shared", [5], F32, b"", 3),
+        Row("empty", [0], F32, b"", 10),
+    ]
+    stored = reference.write(b"", rows, data)
+    done = []
+    (found,) = hash_file(Container.parse(stored), progress=lambda path, part: done.append(part))
+    assert found.sha256 == sha256(stored)
+    expected = {"last": data[50:58], "first": data[3:23], "next": data[23:27], "shared": data[3:23], "empty": b""}
+    assert {tensor.name: tensor.sha256 for tensor in found.tensors} == {name: sha256(part) for name, part in expected.items()}
+    assert done == sorted(done)
+    assert done[-1] == 1
+
+
+@pytest.mark.slow
+@needs_sha256sum
+def test_sha256sum_takes_manifests(tmp_path: Path) -> None:
+    names = ["plain.gguf", "two words", "a\\b", "new\nline", "return\r", "#comment", "*star", os.fsdecode(b"not\xffutf8"), "ü"]
+    for number, name in enumerate(names):
+        save_file({f"w{number}": torch.full((2,), float(number))}, tmp_path / name)
+    command = [sys.executable, "-m", "glft_schema", "hash", *names]
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True).stdout
+    lines = [line for line in made.split(b"\n") if line and not line.startswith(b"#")]
+    theirs = subprocess.run(["sha256sum", *names], cwd=tmp_path, capture_output=True, check=True).stdout
+    assert lines == theirs.removesuffix(b"\n").split(b"\n")
+    done = subprocess.run(["sha256sum", "--check", "--strict"], cwd=tmp_path, input=made, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.count(b": OK\n") == len(names)
+    read = read_manifest(made)
+    assert [file.path for file in read] == names
+    assert [[tensor.name for tensor in file.tensors] for file in read] == [[f"w{i}"] for i in range(len(names))]
+    for form in ([], ["--tag"], ["--binary"]):
+        plain = subprocess.run(["sha256sum", *form, *names], cwd=tmp_path, capture_output=True, check=True).stdout
+        assert read_manifest(plain) == [file._replace(tensors=None) for file in read]
+    (tmp_path / "two words").write_bytes(b"changed")
+    done = subprocess.run(["sha256sum", "--check", "--quiet"], cwd=tmp_path, input=made, capture_output=True)
+    assert (done.returncode, done.stdout) == (1, b"two words: FAILED\n")
+
+
+@needs_sha256sum
+def test_the_models_hash_is_that_of_its_sorted_lines(model: Path) -> None:
+    made = manifest_of(hashes(model))
+    done = subprocess.run(
+        ["sh", "-c", "grep '^# tensor ' | LC_ALL=C sort | sha256sum"], input=made, capture_output=True, text=True
+    )
+    assert made.endswith(f"\n# model {done.stdout.split()[0]}\n")
+
+
+def test_the_models_hash_knows_no_layout(model: Path, tmp_path: Path) -> None:
+    expected = model_hash(hashes(model))
+    with glft_schema.open(model) as file:
+        split(file, tmp_path / "part", max_tensors=1)
+    backwards = {name: STATE[name] for name in reversed(STATE)}
+    options = {"metadata": METADATA | {"general.name": "other"}, "schemes": {"blk.*": "q8_0"}, "alignment": 64, "rules": []}
+    save_file(backwards, tmp_path / "backwards.gguf", header={"version": 2}, **options)
+    assert model_hash(hashes(tmp_path / "backwards.gguf")) == expected
+    assert model_hash(hashes(tmp_path / "part-00001-of-00004.gguf")) == expected
+    floats = {"a": torch.ones(3), "b": torch.zeros(2, 2)}
+    save_file(floats, tmp_path / "floats.gguf")
+    save_file(floats, tmp_path / "floats.glft")
+    assert model_hash(hashes(tmp_path / "floats.gguf")) == model_hash(hashes(tmp_path / "floats.glft"))
+    for other in ({"a": torch.ones(3), "c": torch.zeros(2, 2)}, {"a": torch.ones(3), "b": torch.zeros(4)}):
+        save_file(other, tmp_path / "other.glft")
+        assert model_hash(hashes(tmp_path / "other.glft")) != model_hash(hashes(tmp_path / "floats.glft"))
+
+
+@given(st.text(st.characters(), max_size=20), st.lists(st.integers(0, 2**64), max_size=4), st.sampled_from(["F32", "type 200"]))
+def test_any_name_is_read_back(name: str, shape: list[int], type_: str) -> None:
+    tensor = TensorHash(HEX, type_, tuple(shape), name)
+    assert str(tensor).isascii()
+    assert str(tensor).isprintable()
+    files = [FileHash(HEX, "f", (tensor,))]
+    assert read_manifest(manifest_of(files).encode()) == files
+
+
+def test_forms_that_are_read() -> None:
+    upper = HEX.upper()
+    ours = manifest_of([FileHash(HEX, "ours", (TensorHash(HEX, "F32", (), "w"),))])
+    plain = (
+        f"\ufeff# of somebody\r\n\r\n{HEX}  a\r\n {upper} *b c\n# tensor of somebody\nSHA256 (d) = {HEX}\nSHA2-256(e)= {HEX}"
+    )
+    found = read_manifest(f"{plain}\n{ours}# more\n{ours.replace('ours', 'too')}{HEX}  last".encode())
+    assert [(file.path, file.tensors and len(file.tensors)) for file in found] == [
+        *(("a", None), ("b c", None), ("d", None), ("e", None)),
+        *(("ours", 1), ("too", 1), ("last", None)),
+    ]
+    assert {file.sha256 for file in found} == {HEX}
+
+
+OURS = manifest_of([FileHash(HEX, "f", (TensorHash(HEX, "F32", (2,), "w"),))])
+MODEL = OURS[-65:-1]
+REFUSED = {
+    "": "expected lines HASH  FILE, found none",
+    "# nothing": "expected lines HASH  FILE, found none",
+    f'# glft manifest 1: x\n{HEX}  a\n# tensor {HEX} \udcff [1] "w"': "line 3: expected # tensor HASH TYPE [SHAPE]",
+    f"{HEX}  a\0{HEX}  b": "line 1: expected a line HASH  FILE, found NUL in it: it is a manifest of sha256sum --zero",
+    "hello": "line 1: expected a line HASH  FILE, found 'hello'",
+    f"{HEX}  a\n{HEX[1:]}  b": "line 2: expected a SHA-256, 64 hex digits, found 63",
+    f"{'0' * 32}  a": "line 1: expected a SHA-256, 64 hex digits, found 32 of MD5",
+    f"{'0' * 40}  a": "line 1: expected a SHA-256, 64 hex digits, found 40 of SHA-1",
+    f"{'0' * 128}  a": "line 1: expected a SHA-256, 64 hex digits, found 128 of SHA-512",
+    f"SHA512 (a) = {'0' * 128}": "line 1: expected a SHA-256, 64 hex digits, found 128 of SHA512",
+    f"SHA3-256 (a) = {HEX}": "line 1: expected a SHA-256, 64 hex digits, found 64 of SHA3-256",
+    f"sha256    {HEX}  model.gguf:w": "line 1: expected a line HASH  FILE of sha256sum, found one of gguf-hash",
+    f"\\{HEX}  a\\tb": r"line 1: expected \\, \n, \r in an escaped name, found '\\t'",
+    f"\\{HEX}  a\\": r"line 1: expected \\, \n, \r in an escaped name, found '\\'",
+    OURS.replace("manifest 1", "manifest 2"): "line 1: expected version 1 of glft's manifests, found '2'",
+    OURS.replace(
+        "[2]", "[3]"
+    ): f"line 4: expected {model_hash([FileHash(HEX, 'f', (TensorHash(HEX, 'F32', (3,), 'w'),))])}, the hash",
+    OURS.replace("[2]", "[]]"): 'line 3: expected # tensor HASH TYPE [SHAPE] "NAME", found \'# tensor e3b0',
+    OURS.replace("[2]", f"[{'2' * 5000}]"): 'line 3: expected # tensor HASH TYPE [SHAPE] "NAME", found',
+    OURS.replace('"w"', "w"): "line 3: expected # tensor HASH TYPE [SHAPE]",
+    OURS.replace('"w"', '"w" '): f"line 4: expected {MODEL}",
+    OURS.replace('"w"', '"w'): "line 3: expected # tensor HASH TYPE [SHAPE]",
+    OURS.replace(f"{HEX}  f\n", ""): "line 2: expected a line about a file before those about its tensors, found none",
+    OURS.partition("# model")[0]: "line 4: expected a line '# model' at the end of the manifest, found none: it was cut off",
+    OURS.partition("# model")[0]
+    + OURS: "line 4: expected a line '# model' at the end of the manifest, found none: it was cut off",
+    manifest_of(
+        [FileHash(HEX, "f", (TensorHash(HEX, "F32", (2,), "w"),) * 2)]
+    ): "line 5: expected each tensor once, found 'w' again",
+}
+del REFUSED[OURS.replace('"w"', '"w" ')]  # JSON may end with spaces
+
+
+@pytest.mark.parametrize("text", REFUSED, ids=REFUSED.values())
+def test_what_is_no_manifest(text: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        read_manifest(os.fsencode(text))
+    assert str(caught.value).startswith(REFUSED[text])
+
+
+def test_a_manifest_too_long() -> None:
+    message = "expected at most 10 bytes, a limit of this reader, found 11"
+    with glft_schema.Limits(manifest=10), pytest.raises(glft_schema.LimitError, match=message):
+        read_manifest(b"x" * 11)
+
+
+HOSTILE = r"""
+import sys
+from contextlib import suppress
+from glft_schema.errors import FormatError
+from glft_schema.checks.manifests import read_manifest
+sha256 = sys.argv[1]
+for line in (' [1] "' * 100_000, ") = aaaa" * 100_000, "[" * 500_000, "\\" * 500_001, "a" * 500_000, "a (" * 200_000):
+    for start in (f"# glft manifest 1\n{sha256}  f\n# tensor {sha256} ", "", f"\\{sha256}  ", "SHA256 (", "sha256 "):
+        with suppress(FormatError):
+            read_manifest((start + line).encode())
+"""
+
+
+@pytest.mark.slow
+def test_hostile_lines_are_read_in_one_go() -> None:
+    subprocess.run([sys.executable, "-c", HOSTILE, HEX], check=True, timeout=60)
+
+
+def test_compare() -> None:
+    def one(*tensors: TensorHash, sha256: str = HEX, path: str = "here/f") -> list[FileHash]:
+        return [FileHash(sha256, path, tensors)]
+
+    w, other = TensorHash(HEX, "F32", (2,), "w"), TensorHash(MODEL, "F32", (2,), "w")
+    same = compare_hashes(one(w), one(w))
+    assert (same.holds, same.compared, same.files, same.tensors) == (True, 1, [], [])
+    assert compare_hashes(one(w), [FileHash(HEX, "elsewhere/f")]) == module.Verdict([], [], None)
+    assert compare_hashes(one(w), one(w, path="any name")).holds
+    changed = compare_hashes(one(w), one(w, sha256=MODEL))
+    assert (changed.holds, changed.files, changed.tensors) == (
+        False,
+        [("here/f", f"expected SHA-256 {MODEL}, found {HEX}")],
+        [],
+    )
+    more = w._replace(name="more"), w._replace(name="shape", shape=(1, 2)), w._replace(name="lost")
+    found = compare_hashes(one(w, *more[:2]), one(other, more[1]._replace(shape=(2, 1)), more[2]))
+    assert dict(found.tensors) == {
+        "w": "other numbers",
+        "shape": "F32 [2, 1] in the manifest, F32 [1, 2] in the file",
+        "lost": "not in the file",
+        "more": "not in the manifest",
+    }
+    assert (found.compared, found.holds) == (4, False)
+
+
+def test_which_line_is_about_a_file() -> None:
+    here = [FileHash(HEX, "a/f", ())]
+    lines = [FileHash(HEX, "a/f", ()), FileHash(MODEL, "b/f", ()), FileHash(MODEL, "g", ())]
+    assert compare_hashes(here, lines).holds
+    assert compare_hashes([FileHash(HEX, "./a/../a/f", ())], lines).holds
+    assert not compare_hashes([FileHash(HEX, "c/g", ())], lines).holds
+    with pytest.raises(FormatError, match="expected one line about 'f', found 2 that differ"):
+        compare_hashes([FileHash(HEX, "c/f", ())], lines)
+    with pytest.raises(FormatError, match="expected a line about 'h', found 3 about others: 'a/f', 'b/f', 'g'"):
+        compare_hashes([FileHash(HEX, "h", ())], lines)
+    twice = [FileHash(HEX, "a/f"), FileHash(HEX, "f", ())]  # of which one says more
+    assert compare_hashes([FileHash(HEX, "b/f", ())], twice).compared == 0
+
+
+def test_verify(model: Path, tmp_path: Path) -> None:
+    done = glft("hash", model)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = tmp_path / "SHA256SUMS"
+    listed.write_text(done.stdout)
+    done = glft("verify", model, "--manifest", listed)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"4 tensors have the SHA-256 that is in {listed}\n1 file has the SHA-256 that is in {listed}\n" in done.stdout
+    renamed = model.rename(tmp_path / "renamed.gguf")
+    assert glft("verify", renamed, "--manifest", listed).returncode == 0
+
+    with glft_schema.open(renamed) as file:
+        position = file.tensors["norm"].position
+        Container.build_file(
+            {"format": "GGUF", **file.regions, "metadata": METADATA | {"general.name": "x"}}, tmp_path / "same.gguf"
+        )
+    done = glft("verify", tmp_path / "same.gguf", "--manifest", listed)
+    assert done.returncode == 1
+    assert "4 tensors have the SHA-256" in done.stdout
+    assert "no tensor is different: it is the header, the metadata, the places of payloads, or bytes beside them" in done.stdout
+
+    stored = bytearray(renamed.read_bytes())
+    stored[position] ^= 1
+    renamed.write_bytes(stored)
+    done = glft("verify", renamed, "--manifest", listed)
+    assert done.returncode == 1
+    assert "  tensor  problem\n  norm    other numbers\n1 of 4 tensors are not as in" in done.stdout
+    found = json.loads(glft("verify", renamed, "--manifest", listed, "--json").stdout)
+    assert (found["holds"], found["manifest"]["compared"], found["manifest"]["tensors"]) == (
+        False,
+        4,
+        {"norm": "other numbers"},
+    )
+    assert sha256(bytes(stored)) in found["manifest"]["files"][str(renamed)]
+
+    plain = tmp_path / "plain"
+    plain.write_text(f"{sha256(bytes(stored)).upper()} *renamed.gguf\r\n")
+    done = glft("verify", renamed, "--manifest", plain)
+    assert (done.returncode, "tensors have" in done.stdout, "1 file has" in done.stdout) == (0, False, True)
+
+
+def test_verify_says_what_is_wrong_with_a_manifest(model: Path, tmp_path: Path) -> None:
+    listed = tmp_path / "sums"
+    listed.write_text(f"{HEX}  a\n{HEX}  b\nd41d8cd98f00b204e9800998ecf8427e  model.gguf\n")
+    done = glft("verify", model, "--manifest", listed)
+    problem = "line 3: expected a SHA-256, 64 hex digits, found 32 of MD5"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"glft: {listed}: {problem}\n")
+    listed.write_text(f"{HEX}  a\n{HEX}  b\n")
+    done = glft("verify", model, "--manifest", listed)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"glft: {listed}: expected a line about 'model.gguf', found 2 about others: 'a', 'b'\n"
+    done = glft("verify", model, "--manifest", tmp_path / "nowhere")
+    assert (done.returncode, done.stderr) == (2, f"glft: {tmp_path / 'nowhere'}: No such file or directory\n")
+    done = glft("verify", model, "--manifest", tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"glft: {tmp_path}: Is a directory\n")
+
+
+@pytest.mark.slow
+def test_sets_and_standard_input_without_torch(tmp_path: Path) -> None:
+    save_file({f"w{i}": torch.full((8,), float(i)) for i in range(3)}, tmp_path / "whole.gguf", METADATA)
+    with glft_schema.open(tmp_path / "whole.gguf") as file:
+        split(file, tmp_path / "part", max_tensors=1)
+    first = tmp_path / "part-00001-of-00003.gguf"
+    listed = glft("hash", first).stdout
+    assert [Path(file.path).name[5:10] for file in read_manifest(listed.encode())] == ["00001", "00002", "00003"]
+    code = "import sys; sys.argv[0] = 'glft'; from glft_schema.cli import app; import atexit;"
+    code += " atexit.register(lambda: print('torch' in sys.modules)); app()"
+    for verb in (["hash", first], ["verify", first, "--manifest", "-"]):
+        done = subprocess.run([sys.executable, "-c", code, *verb], input=listed, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.endswith("False\n")
+    assert "3 tensors have the SHA-256 that is in -\n3 files have the SHA-256 that is in -\n" in done.stdout
+    second = tmp_path / "part-00002-of-00003.gguf"
+    stored = bytearray(second.read_bytes())
+    stored[-20] ^= 1
+    second.write_bytes(stored)
+    (tmp_path / "sums").write_text(listed)
+    done = glft("verify", first, "--manifest", tmp_path / "sums")
+    assert done.returncode == 1
+    assert f"\n{second}: expected SHA-256 " in done.stdout
+    assert "  w1      other numbers\n1 of 3 tensors" in done.stdout
+
+
+def test_a_file_that_is_cut_short_while_it_is_hashed(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PIECE", 64)
+    with Container.parse_file(model, mmap=False) as file, pytest.raises(TruncatedError, match="expected 64 bytes, found"):
+        hash_file(file, progress=lambda path, done: os.truncate(model, 200))
+    done = glft("hash", model)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
+    """256 MiB of a sparse file, of which little is ever in memory."""
+    rows = [Row("w", [1 << 26], F32, b"", 0)]
+    path = tmp_path / "large.glft"
+    path.write_bytes(reference.write(b"", rows, b""))
+    with path.open("ab") as file:
+        file.truncate(file.tell() + (1 << 28))
+    code = """
+import resource, sys
+from glft_schema import Container
+from glft_schema.checks.manifests import hash_file
+file = Container.parse_file(sys.argv[1], mmap=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(hash_file(file)[0].sha256, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    found, grown = done.stdout.split()
+    whole = hashlib.sha256(path.read_bytes()[: -(1 << 28)])
+    for _ in range(1 << 8):
+        whole.update(bytes(1 << 20))
+    assert found == whole.hexdigest()
+    assert int(grown) < 24 << 10  # KiB

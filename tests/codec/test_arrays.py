@@ -1,0 +1,103 @@
+"""Strings one after another: the walk over them against a loop, whatever they are, however the file is looked at."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from glft_schema import TruncatedError
+from glft_schema.codec import arrays
+from glft_schema.codec.arrays import StoredNumbers, StoredStrings, walk
+from glft_schema.codec.context import ByteOrder
+from glft_schema.codec.numbers import u32, u64
+from glft_schema.storage.source import BytesSource
+
+LETTERS = {(4, "little"): "<I", (8, "little"): "<Q", (4, "big"): ">I", (8, "big"): ">Q"}
+strings = st.one_of(
+    st.binary(max_size=4),
+    st.sampled_from([b"", b"\0", b"\0" * 9, b"a" * 255, b"a" * 256, b"\0" * 300, b"\1\0\0\0\0\0\0\0x", b"\0\0\0\0\0\0\0\1x"]),
+)
+vocabularies = st.lists(st.one_of(strings, st.just(b"token")), min_size=1, max_size=8).flatmap(
+    lambda some: st.integers(1, 60).map(lambda times: some * times)
+)
+
+
+def stored(texts: list[bytes], size: int, order: str) -> bytes:
+    return b"".join(struct.pack(LETTERS[size, order], len(text)) + text for text in texts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "few"), [(16, 0), (64, 3), (1 << 12, 16), (1 << 12, 1 << 30)])
+@settings(max_examples=200)
+@given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
+def test_a_walk_ends_where_a_loop_does(
+    window: int, few: int, texts: list[bytes], number: object, order: str, before: bytes
+) -> None:
+    file = before + stored(texts, number.itemsize, order)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "WINDOW", window)
+        patch.setattr(arrays, "MANY", 4)
+        patch.setattr(arrays, "FEW", few)
+        end = walk(BytesSource(file + b"after"), len(before), len(texts), number, order)
+        assert end == len(file)
+        for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:
+            with pytest.raises(
+                TruncatedError, match=rf"expected {len(texts)} strings, found the end of the file in string \d+"
+            ):
+                walk(BytesSource(file[:cut]), len(before), len(texts), number, order)
+    found = StoredStrings(BytesSource(file), len(before), len(file) - len(before), len(texts), number, order)
+    assert [text.encode("utf-8", "surrogateescape") for text in found] == texts
+    assert found[-1].encode("utf-8", "surrogateescape") == texts[-1]
+
+
+def test_the_string_that_is_cut_is_named() -> None:
+    file = stored([b"a" * 5] * 1000, 8, "little")
+    for kept, cut in ((500, 13), (500, 3), (999, 12), (0, 7), (63, 8), (64, 8)):
+        with pytest.raises(TruncatedError, match=f"found the end of the file in string {kept}$"):
+            walk(BytesSource(file[: 13 * kept + cut % 13]), 0, 1000, u64, "little")
+
+
+def test_strings_that_are_not_short_are_soon_walked_over_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that little is looked at in vain."""
+    looked_at = []
+    short_strings = arrays._short_strings
+    monkeypatch.setattr(
+        arrays, "_short_strings", lambda window, *more: looked_at.append(len(window)) or short_strings(window, *more)
+    )
+    for text, most in ((b"a" * 10_000, 1 << 20), (b"", 1 << 13), (b"\0" * 200, 1 << 13)):
+        looked_at.clear()
+        file = stored([text] * 2000, 8, "little")
+        assert walk(BytesSource(file), 0, 2000, u64, "little") == len(file)
+        assert sum(looked_at) <= most
+    looked_at.clear()
+    file = stored([b"token"] * 200_000, 8, "little")
+    assert walk(BytesSource(file), 0, 200_000, u64, "little") == len(file)
+    assert sum(looked_at) >= len(file)
+
+
+@pytest.mark.parametrize("order", ["little", "big"])
+def test_numbers_by_index_slice_and_one_after_another(order: ByteOrder) -> None:
+    """As numpy has them, and no more is read than lies between the first and the last."""
+    asked: list[int] = []
+
+    class Watched(BytesSource):
+        def _view(self, start: int, nbytes: int) -> memoryview:
+            asked.append(nbytes)
+            return super()._view(start, nbytes)
+
+    expected = (np.arange(200_000) * 7).astype(u32.numpy_dtype(order))
+    numbers = StoredNumbers(Watched(b"before" + expected.tobytes() + b"after"), 6, len(expected), u32, order)
+    assert (numbers[3], numbers[-1], int(numbers[np.int64(5)])) == (21, 199_999 * 7, 35)
+    assert asked == [4, 4, 4]
+    for part in (slice(5, 9), slice(None, None, -1), slice(90, 10, -7), slice(10, 90, 7), slice(5, 5), slice(-3, None)):
+        assert numbers[part].tolist() == expected[part].tolist()
+        assert numbers[part].dtype == expected.dtype
+    assert list(numbers) == expected.tolist()
+    assert max(asked[-4:]) < 4 * len(expected)
+    for index in (200_000, -200_001):
+        with pytest.raises(IndexError):
+            numbers[index]

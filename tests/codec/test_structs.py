@@ -1,0 +1,126 @@
+"""The shared constructs by themselves, over plain streams as other people's Structs use them."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+
+import construct
+import pytest
+import torch
+from construct import GreedyBytes, Int8ul, Int16ul, PascalString, PrefixedArray, len_, this
+
+from glft_schema import Container, FormatError
+from glft_schema.codec.numbers import f16, u8
+from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.tables import Table, least_size
+from glft_schema.formats.glft import GLFT, Descriptor
+from glft_schema.storage import tensor_bytes
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
+from glft_schema.tensor_types.unquantized import F32
+from tests.golden import golden
+
+Row = Struct("name" / PascalString(Int8ul, "utf8") * "a name", "rank" / Int8ul * "a number")
+Sheet = Struct(
+    "count" / Count(Int8ul, len_(this.rows)),
+    "rows" / Table(lambda sheet: sheet["count"], Row),
+    Rule("few-rows", "rows", len_(this.rows) <= 2, "at most 2 rows"),
+)
+
+
+def test_a_struct_of_ones_own() -> None:
+    value = {"rows": [{"name": "a", "rank": 1}, {"name": "bc", "rank": 2}]}
+    built = Sheet.build(value)
+    assert built == b"\x02\x01a\x01\x02bc\x02"
+    parsed = Sheet.parse(built)
+    assert parsed == value
+    assert parsed.count == 2
+    with pytest.raises(FormatError, match="rows: expected at most 2 rows, found"):
+        Sheet.build({"rows": value["rows"] * 2})
+    with pytest.raises(FormatError, match="rows -> 1: expected a mapping with name, rank, found 3"):
+        Sheet.build({"rows": [value["rows"][0], 3]})
+
+
+def test_documented_fields_have_one_name_in_paths() -> None:
+    with pytest.raises(construct.StreamError) as caught:
+        Sheet.parse(b"\x01\x01a")
+    assert caught.value.path == "(parsing) -> rows -> 0 -> rank"
+
+
+def test_tensors_in_a_plain_stream() -> None:
+    both = Struct("scales" / f16[2], "codes" / u8[this._params.rows, 2])
+    stored = bytes.fromhex("003C 0040 01020304")
+    parsed = both.parse(stored, rows=2)
+    assert parsed.scales.tolist() == [1, 2]
+    parsed.codes.zero_()
+    assert (
+        both.build({"scales": parsed.scales, "codes": torch.ones(2, 2, dtype=torch.uint8)}, rows=2) == stored[:4] + b"\x01" * 4
+    )
+    assert both.sizeof(rows=3) == 10
+    assert repr(f16[2, 3]) == "f16[2, 3]"
+
+
+def test_a_whole_format_over_a_plain_stream() -> None:
+    record = GLFT.struct.parse(golden("four_types"))
+    assert record.data["fc1"].dequantize().shape == (2, 3)
+    assert repr(record.data) == "TensorMap(4 tensors, 54 bytes at 0)"
+    assert repr(record.data["a"]) == "Tensor('a', F32 [], 4 bytes at 0)"
+    assert repr(record.metadata) == "{'arch': 'toy', 'note': 'a=b üß'}"
+
+
+def test_payloads_build_by_themselves() -> None:
+    assert F32.build({"weights": torch.tensor([1.0])}, [1]) == bytes.fromhex("0000803F")
+    bad = {"scales": torch.ones(1, 1, dtype=torch.float16), "nibbles": torch.ones(1, 32, dtype=torch.int8)}
+    with pytest.raises(FormatError, match=r"nibbles: expected torch.uint8 \[1, 32\], found torch.int8 \[1, 32\]"):
+        Q4_PER_GROUP_64.build(bad, [1, 64])
+
+
+@pytest.mark.parametrize(
+    ("field", "least"),
+    [
+        (Descriptor, 2 + 1 + 1 + 8),
+        (Sheet, 1),
+        (Int16ul, 2),
+        (PrefixedArray(Int8ul, Int16ul), 1),
+        (GreedyBytes, 0),
+        (construct.Struct("a" / Int8ul, "b" / Int16ul[3]), 1),
+    ],
+)
+def test_least_size(field: construct.Construct, least: int) -> None:
+    assert least_size(field) == least
+
+
+def test_a_check_has_to_say_what_it_checks() -> None:
+    with pytest.raises(NotImplementedError):
+        Struct(Check("nothing", "x")).parse(b"")
+
+
+def test_errors_of_a_stream_are_the_systems() -> None:
+    class Full(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        Container.build_stream({}, Full())
+
+    class Stuck(io.BytesIO):
+        def write(self, data: object) -> int:
+            return 0
+
+    with pytest.raises(OSError, match="the stream takes no more bytes"):
+        Container.build_stream({}, Stuck())
+
+
+def test_a_machine_of_the_other_byte_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(ImportError, match="views stored numbers as they are, and needs a little-endian machine"):
+        runpy.run_path(tensor_bytes.__file__)
+
+
+def test_a_mapping_with_other_fields_is_not_built() -> None:
+    with pytest.raises(FormatError, match="expected the fields name, rank, found 'more'"):
+        Row.build({"name": "a", "rank": 1, "more": 2})
+    with pytest.raises(FormatError, match="expected a mapping with name, rank, found 3"):
+        Row.build(3)

@@ -1,0 +1,181 @@
+"""Metadata with types: what plain values become, what is refused, and what comes back of each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from glft_schema import Container, FormatError, LimitError
+from glft_schema.codec.arrays import StoredStrings
+from glft_schema.codec.typed_values import Typed
+from glft_schema.formats.gguf import GGUF
+from tests.formats.test_gguf import ORDERS, build
+from tests.oracles import gguf_reference as reference
+from tests.oracles.gguf_reference import ARRAY
+
+
+def test_long_arrays_are_views_and_lazy() -> None:
+    numbers, texts = np.arange(2000, dtype=np.int16), [f"token {i}" for i in range(2000)]
+    for order in ORDERS:
+        file = build(header={"byte_order": order}, metadata={"n": numbers, "t": texts, "f": np.zeros(1500, dtype=bool)})
+        view = file.metadata["n"]
+        assert isinstance(view, np.ndarray)
+        assert np.array_equal(view, numbers)
+        assert not view.flags.writeable
+        assert file.metadata["f"].dtype == bool
+        tokens = file.metadata["t"]
+        assert isinstance(tokens, StoredStrings)
+        assert (len(tokens), tokens[0], tokens[-1], tokens[5:7]) == (2000, "token 0", "token 1999", texts[5:7])
+        assert tokens == texts
+        assert tokens != texts[:-1]
+        assert tokens != "token"
+        assert "token 7" in tokens
+        assert tokens.index("token 1234") == 1234
+        assert repr(tokens) == "['token 0', 'token 1', 'token 2', 'token 3', ... 2,000 in all]"
+        with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
+            tokens[2000]
+        assert "... 2,000 in all" in str(file)
+        again = build(metadata={"t": tokens, "u": Typed(tokens, "array[string]")}).metadata
+        assert [again.type_of(key) for key in again] == ["array[string]"] * 2
+        assert again["u"] == texts
+        stored = file.metadata.stored("n").value.values
+        assert repr(stored) == "[0, 1, 2, 3, ... 2,000 in all]"
+        assert stored[-1] == 1999
+
+
+def test_strings_are_walked_over_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.codec.arrays.WINDOW", 16)
+    monkeypatch.setattr("glft_schema.codec.arrays.MAX_WINDOW", 16)
+    texts = ["", "a", "b" * 40, "c" * 3, "", "d" * 9]
+    assert build(metadata={"t": texts, "after": 7}).metadata == {"t": texts, "after": 7}
+
+
+PLAIN = [
+    (True, "bool"),
+    (7, "uint32"),
+    (-7, "int32"),
+    (1 << 32, "uint64"),
+    (-(1 << 40), "int64"),
+    (0.5, "float32"),
+    ("x", "string"),
+    (np.float64(0.5), "float64"),
+    (np.uint8(3), "uint8"),
+    (np.bool_(True), "bool"),
+    ([1, -2], "array[int32]"),
+    ([1 << 31], "array[uint32]"),
+    ([1, 0.5], "array[float32]"),
+    ([True], "array[bool]"),
+    (["a", ""], "array[string]"),
+    (("a",), "array[string]"),
+    (np.str_("x"), "string"),
+    ([[1], [2]], "array[array[int32]]"),
+    ([[1], ["a"]], "array[array[int32],array[string]]"),
+    (np.array([1, 2], dtype=np.uint16), "array[uint16]"),
+    (np.array([0.5]), "array[float64]"),
+    (np.array([True, False]), "array[bool]"),
+    (np.array(["a", "b"]), "array[string]"),
+    (Typed(1, "int8"), "int8"),
+    (Typed(1, "float64"), "float64"),
+    (Typed([], "array[array]"), "array[array]"),
+    (Typed([[], [1]], "array[array[uint8]]"), "array[array[uint8]]"),
+    (Typed([[1], ["a"]], "array[array]"), "array[array[int32],array[string]]"),
+]
+
+
+@pytest.mark.parametrize(("value", "type_text"), PLAIN, ids=lambda value: str(value)[:30])
+def test_types_of_plain_values(value: object, type_text: str) -> None:
+    metadata = build(metadata={"k": value}).metadata
+    assert metadata.type_of("k") == type_text
+    expected = value.value if isinstance(value, Typed) else value
+    expected = expected.tolist() if isinstance(expected, (np.ndarray, np.generic)) else expected
+    assert metadata["k"] == (list(expected) if isinstance(expected, tuple) else expected)
+
+
+REFUSED = [
+    (None, "expected a number, bool, text or a list of such, found None"),
+    (b"x", "expected a number, bool, text or a list of such, found b'x'"),
+    ({}, "expected a number, bool, text or a list of such, found {}"),
+    ([], 'expected at least one element, found none: give the type, Typed([], "array[string]")'),
+    (1 << 64, "expected an integer of at most 64 bits, found 18446744073709551616"),
+    ([-1, 1 << 63], "expected an integer of at most 64 bits, found -1"),
+    (["a", 1], "expected elements of one type, found string and uint32"),
+    (1e39, "expected a number that f32 can hold, found 1e+39"),
+    ("\ud800", "expected text that UTF-8 can hold, found '\\ud800'"),
+    (Typed(1, "int"), "expected one of uint8, int8, uint16"),
+    (Typed(1, "array"), "found 'array'"),
+    (Typed(256, "uint8"), "expected a number that u8 can hold, found 256"),
+    (Typed(-1, "uint64"), "expected a number that u64 can hold, found -1"),
+    (Typed(0.5, "int32"), "expected a number that i32 can hold, found 0.5"),
+    (Typed(True, "int32"), "expected a number that i32 can hold, found True"),
+    (Typed(1, "bool"), "expected a bool, found 1"),
+    (Typed(1, "string"), "expected text, found 1"),
+    (Typed(1, "array[int8]"), "expected a list, found 1"),
+    (Typed([1], "array[int8"), "expected a type such as array[int32], found 'array[int8'"),
+    (Typed([1], "array[int8,int8]"), "expected one type for the elements, found 'int8, int8'"),
+    (Typed([[1]], "array[array[int8],array[int8]]"), "expected 2 elements, found 1"),
+    (Typed([300], "array[int8]"), "expected a number that i8 can hold, found 300"),
+    (Typed(np.array([300]), "array[int8]"), f"expected a number that i8 can hold, found {np.int64(300)!r}"),
+    (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected int8 in one dim, found int8 [2, 2]"),
+    (Typed(np.array([1], np.uint8), "array[bool]"), "expected bool in one dim, found uint8 [1]"),
+    (Typed(np.array([True]), "array[uint8]"), "expected uint8 in one dim, found bool [1]"),
+    (np.zeros(()), "expected a number, bool, text or a list of such, found array(0.)"),
+    (Typed(np.zeros(()), "array[float64]"), "expected a list, found array(0.)"),
+    (Typed(1, int), "expected the name of a type, found <class 'int'>"),
+]
+
+
+@pytest.mark.parametrize(("value", "message"), REFUSED, ids=lambda value: str(value)[:30])
+def test_values_that_cannot_be_stored(value: object, message: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        build(metadata={"k": value})
+    assert message in str(caught.value)
+    assert caught.value.path.startswith("metadata")
+
+
+def test_metadata_with_other_values_keeps_types() -> None:
+    metadata = build(metadata={"a": Typed(1, "uint8"), "b": "x", "c": Typed([], "array[int16]")}).metadata
+    changed = metadata | {"a": 2, "d": 1.5, "b": Typed(3, "int64")}
+    assert changed == {"a": 2, "b": 3, "c": [], "d": 1.5}
+    assert [changed.type_of(key) for key in changed] == ["uint8", "int64", "array[int16]", "float32"]
+    assert build(metadata=changed).metadata == changed
+    assert list(changed.without("a", "c")) == ["b", "d"]
+    assert metadata == {"a": 1, "b": "x", "c": []}
+    merged = GGUF.metadata.metadata({"z": 1}) | metadata
+    assert [merged.type_of(key) for key in merged] == ["uint32", "uint8", "string", "array[int16]"]
+    assert GGUF.metadata.metadata({"a": Typed(5, "int64")}) | metadata == metadata
+    nested = GGUF.metadata.metadata({"n": [[1], ["a"]]}) | {"n": [[1], [2], [3]]}
+    assert nested.type_of("n") == "array[array[int32]]"
+    with pytest.raises(TypeError, match="unsupported operand"):
+        metadata | [1]
+    long = build(metadata={"n": [list(range(2000)), [1]]}).metadata
+    assert long == build(metadata=long).metadata
+    assert long != metadata
+    with pytest.raises(FormatError, match="a: expected a number that u8 can hold, found 256"):
+        metadata | {"a": 256}
+    with pytest.raises(KeyError):
+        metadata.without("x")
+    with pytest.raises(KeyError):
+        metadata.type_of("x")
+    assert repr(GGUF.metadata.metadata({"a": "x" * 200})).startswith("{'a': 'xxxx")
+
+
+def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
+    entries = [(b"b", 7, 200), (b"f", 6, bytes.fromhex("7fa00001")), (b"d", 12, bytes.fromhex("7ff4000000000001"))]
+    entries += [(b"a", ARRAY, (7, [0, 9])), (b"n", ARRAY, (6, [bytes.fromhex("ffa12345")]))]
+    for order, other in (("<", "big"), (">", "little")):
+        metadata = Container.parse(reference.File(entries, order=order).bytes()).metadata
+        assert (metadata["b"], metadata["a"]) == (True, [False, True])
+        built = Container.build({"format": "GGUF", "header": {"byte_order": other}, "metadata": metadata})
+        assert built == reference.File(entries, order="<" if other == "little" else ">").bytes()
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "a limit of Python's")],
+)
+def test_deep_arrays_cannot_be_built(depth: int, message: str) -> None:
+    value: object = [1]
+    for _ in range(depth - 1):
+        value = [value]
+    with pytest.raises(LimitError, match=message):
+        build(metadata={"k": value})

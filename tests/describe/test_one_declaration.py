@@ -1,0 +1,213 @@
+"""The promise of the project: what is added to a declaration is everywhere, with no other edit.
+
+A copy of the package gets made-up fields and made-up tensor types in its declarations alone; then it is asked for all that is
+derived from them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tools.browser import started
+
+ROOT = Path(__file__).parents[2]
+
+# The edits: (file, the line that the addition follows, the addition).
+HEADER_FIELD = """    "flags" / Default({u16}, 7) * "made-up bits about the whole file",
+    Rule("made-up-flags", "flags", this.flags < 60000, "below 60000"),
+"""
+ROW_FIELD = '    "checksum" / Default({u32}, 0xC0FFEE) * "made-up sum of the payload",\n'
+GLFT_TYPE = """
+QX_PER_ROW = TensorType("QX_per_row", 77, Struct(
+    AT_LEAST_2_DIMS,
+    "pivots" / f16[OUT]     * "made-up pivot of a row",
+    "deltas" / i8[OUT, IN]  * "made-up distances from the pivot",
+), lambda pivots, deltas: deltas.to(torch.float32) + pivots.to(torch.float32).reshape(-1, 1), None)
+"""
+GGML_TYPE = '''
+def qx_32(d: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+    """d * made-up delta."""
+    return deltas.to(torch.float32) * d.to(torch.float32)
+
+
+QX_32 = block_type("QX_32", 177, 32, Struct(
+    "d"      / f16[1] * "made-up scale",
+    "deltas" / i8[32] * "made-up deltas",
+), qx_32)
+'''
+EDITS = [
+    ("formats/glft.py", '    "version"      / Default', HEADER_FIELD.format(u16="Int16ul")),
+    ("formats/glft.py", '    "offset" / Int64ul', ROW_FIELD.format(u32="Int32ul")),
+    ("tensor_types/symmetric.py", None, GLFT_TYPE),
+    ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD.format(u16="u16")),
+    ("formats/gguf.py", '    "offset" / u64', ROW_FIELD.format(u32="u32")),
+    ("tensor_types/legacy.py", None, GGML_TYPE),
+]
+TYPES = {"glft": "QX_per_row", "gguf": "QX_32"}
+FIELDS = {"glft": ["flags", "checksum", "pivots", "deltas"], "gguf": ["flags", "checksum", "deltas"]}
+WORDS = ["made-up bits about the whole file", "made-up sum of the payload", "made-up-flags"]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the edited copy of the package, and a small file of each format made by it."""
+    folder = tmp_path_factory.mktemp("copy")
+    package = folder / "glft_schema"
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, after, addition in EDITS:
+        path = package / name
+        text = path.read_text("utf-8")
+        if after is None:
+            text += addition
+        else:
+            assert text.count(after) == 1
+            end = text.index("\n", text.index(after)) + 1
+            text = text[:end] + addition + text[end:]
+        path.write_text(text, "utf-8")
+    glft = package / "formats" / "glft.py"  # which lists its types
+    text = glft.read_text("utf-8")
+    listed = "import Q4_PER_GROUP_64, Q8_PER_CHANNEL", "Q8_PER_CHANNEL, Q4_PER_GROUP_64)"
+    assert all(text.count(place) == 1 for place in listed)
+    text = text.replace(listed[0], f"{listed[0]}, QX_PER_ROW").replace(listed[1], f"{listed[1][:-1]}, QX_PER_ROW)")
+    glft.write_text(text, "utf-8")
+    run(folder, MAKE)
+    return folder
+
+
+MAKE = """
+import io, torch
+from glft_schema import Container
+from glft_schema.formats.registry import format_named
+for name, type_, table in (("glft", "qx_per_row", "descriptors"), ("gguf", "qx_32", "tensor_infos")):
+    type_ = format_named(name).types[type_]
+    payload = bytes(range(1, 1 + type_.nbytes([2, 32])))
+    dims = list(format_named(name).dims_of([2, 32]))
+    rows = [{"name": "w", "dims": dims, "dtype": type_, "checksum": 0xABCD}]
+    built = Container.build({"format": name, "header": {"flags": 513}, table: rows, "data": {"w": payload}})
+    file = Container.parse(built)
+    assert (file.header.flags, file[table][0].checksum, Container.build(file)) == (513, 0xABCD, built)
+    assert file.get_tensor("w").shape == (2, 32)
+    open(f"small.{name}", "wb").write(built)
+"""
+
+
+def run(folder: Path, program: str, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def glft(folder: Path, *arguments: str) -> str:
+    return run(folder, "from glft_schema.cli import main; main()", *arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["markdown", "json", "kaitai", "c", "imhex"])
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_every_language_has_them(copy: Path, format: str, language: str) -> None:
+    text = glft(copy, "schema", format, "--as", language)
+    assert TYPES[format].lower() in text.lower()
+    for word in [*FIELDS[format], *WORDS, "made-up deltas" if format == "gguf" else "made-up distances from the pivot"]:
+        assert word in text, word
+    alone = glft(copy, "schema", TYPES[format], "--as", language)
+    assert all(word in alone for word in FIELDS[format][2:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_c_compiles_with_them(copy: Path, format: str) -> None:
+    header = copy / f"{format}.h"
+    header.write_text(glft(copy, "schema", format, "--as", "c"), "utf-8")
+    assertions = {
+        "glft": ["sizeof(struct glft_header) == 18", "offsetof(struct glft_header, flags) == 8"],
+        "gguf": ["sizeof(struct gguf_qx_32) == 34", "offsetof(struct gguf_header_unless_version_is_1, flags) == 8"],
+    }
+    program = copy / f"{format}.c"
+    lines = [f'#include "{header.name}"', *(f'_Static_assert({text}, "it is");' for text in assertions[format])]
+    program.write_text("\n".join([*lines, "int main(void) { return 0; }", ""]), "utf-8")
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", program], check=True)
+
+
+STRATEGIES = """
+import sys
+from hypothesis import HealthCheck, Phase, given, settings
+from glft_schema import Container
+from glft_schema.testing.strategies import containers, corruptions
+name, type_, table = sys.argv[1:]
+flags, checksums, types = set(), set(), set()
+@settings(max_examples=250, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(containers(name))
+def look(stored):
+    file = Container.parse(stored)
+    flags.add(file.header.flags)
+    for row in file[table]:
+        checksums.add(row.checksum)
+        types.add(row.dtype.name)
+look()
+assert len(flags) > 5 and len(checksums) > 5, (flags, checksums)
+assert type_ in types, types
+seen = []
+@settings(max_examples=20, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@given(corruptions(open(f"small.{name}", "rb").read(), "made-up-flags"))
+def breaks(corruption):
+    assert (corruption.path, corruption.problem()) == ("header -> flags", None)
+    seen.append(corruption)
+breaks()
+assert seen
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "table"), [("glft", "descriptors"), ("gguf", "tensor_infos")])
+def test_random_files_have_them(copy: Path, format: str, table: str) -> None:
+    run(copy, STRATEGIES, format, TYPES[format], table)
+
+
+BYTES = """
+import sys
+import glft_schema
+with glft_schema.open(sys.argv[1]) as file:
+    for stretch in glft_schema.byte_map(file):
+        print(stretch.start, stretch.path, stretch.type, stretch.value, stretch.doc, sep="|")
+        for part in glft_schema.byte_map(file).leaves(stretch.start, stretch.end):
+            print(part.start, part.path, sep="|")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_the_byte_map_has_them(copy: Path, format: str) -> None:
+    lines = run(copy, BYTES, f"small.{format}").splitlines()
+    assert "8|header -> flags|u16|513|made-up bits about the whole file" in lines
+    (row,) = (line for line in lines if "-> 0 -> checksum|" in line)
+    assert row.endswith("|u32|43981|made-up sum of the payload")
+    field = "deltas|i8[out, in]" if format == "glft" else "blocks|qx_32[out, in // 32]"
+    assert any(f"data -> 'w' -> {field}" in line for line in lines)
+    assert any("deltas" in line.rpartition("|")[2] for line in lines)
+    explained = glft(copy, "explain", f"small.{format}")
+    assert "header -> flags: u16 = 513" in explained
+    assert "made-up sum of the payload" in explained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_the_page_has_them(copy: Path, format: str) -> None:
+    glft(copy, "view", f"small.{format}", "-o", f"{format}.html")
+    text = (copy / f"{format}.html").read_text("utf-8")
+    for word in [TYPES[format], "flags", "checksum", *WORDS[:2]]:
+        assert word in text, word
+    with started() as browser:
+        page = browser.new_page()
+        page.goto((copy / f"{format}.html").as_uri())
+        shown = page.inner_text("body")
+    assert TYPES[format] in shown
+    assert "flags" in shown

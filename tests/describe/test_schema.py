@@ -1,0 +1,259 @@
+"""The tree that descriptions are written from says what the declarations do, and the writers say what the tree does."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import construct
+import pytest
+import torch
+from construct import Const, GreedyBytes, Int16ub, Int32ul, PascalString, PrefixedArray, this
+
+from glft_schema.cli.schema import find
+from glft_schema.codec.expressions import Reference
+from glft_schema.codec.numbers import f16, i8
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.describe import nodes as s
+from glft_schema.describe.as_json import as_data, as_json
+from glft_schema.describe.as_markdown import as_markdown
+from glft_schema.describe.bit_picture import picture, weights_of_bits
+from glft_schema.describe.schema import known, node_of, schema_of
+from glft_schema.errors import OptionError
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.ggml import GGML_TYPES
+
+FORMATS = [GLFT, GGUF]
+formats = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
+ggml_types = pytest.mark.parametrize("type_", list(GGML_TYPES), ids=lambda type_: type_.name)
+
+
+def nodes(data: Any) -> list[dict[str, Any]]:
+    """Returns every dict with a kind in JSON data."""
+    if isinstance(data, list):
+        return [node for part in data for node in nodes(part)]
+    if not isinstance(data, dict):
+        return []
+    return ([data] if "kind" in data else []) + [node for part in data.values() for node in nodes(part)]
+
+
+@formats
+def test_every_struct_that_is_referred_to_is_there_and_named_once(format: Any) -> None:
+    data = as_data(schema_of(format))
+    assert data == json.loads(as_json(schema_of(format)))
+    referred = {node["struct"] for node in nodes(data) if "struct" in node}
+    referred |= {type_[part] for type_ in data["tensor_types"] for part in ("payload", "block") if type_[part]}
+    assert referred | {data["root"]} == set(data["structs"])
+    assert {node["table"] for node in nodes(data) if node["kind"] == "code"} == set(data["tables"])
+
+
+@formats
+def test_every_expression_is_in_pythons_grammar(format: Any) -> None:
+    data = as_data(schema_of(format))
+    keys = ("count", "condition", "on", "to", "from", "length")
+    texts = [node[key] for node in nodes(data) for key in keys if isinstance(node.get(key), str)]
+    texts += [rule["condition"] for struct in data["structs"].values() for rule in struct["rules"] if rule["condition"]]
+    texts += [dim for node in nodes(data) for dim in node.get("dims", ())]
+    assert len(texts) > 10
+    for text in texts:
+        ast.parse(text, mode="eval")
+
+
+def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
+    header = schema_of(GLFT).structs["header"]
+    assert [(part.name, at) for part, at in zip(header.fields, header.offsets, strict=True)] == [
+        ("magic", 0),
+        ("version", 4),
+        ("n_tensors", 8),
+        ("metadata_len", 12),
+    ]
+    assert header.size == 16
+    header = schema_of(GGUF).structs["header"]
+    assert (header.offsets, header.size) == ((0, 4, 4, 8, None), None)
+    version = header.fields[2]
+    assert (version.value, [rule.id for rule in version.rules]) == (3, ["gguf-version", "gguf-version-2", "gguf-big-endian"])
+
+
+def test_byte_orders_and_tables() -> None:
+    glft, gguf = schema_of(GLFT), schema_of(GGUF)
+    assert (glft.byte_orders, gguf.byte_orders) == (("little",), ("little", "big"))
+    assert list(glft.tables) == ["glft_type"]
+    assert list(gguf.tables) == ["gguf_value_type", "ggml_type"]
+
+
+@ggml_types
+def test_sizes_of_types_are_those_of_their_structs(type_: TensorType) -> None:
+    schema = schema_of(type_)
+    (read,) = schema.types
+    assert schema.format is None
+    for rows, columns in ((1, 1), (3, 2)):
+        nbytes = rows * (read.row_nbytes + columns * read.nbytes)
+        assert type_.nbytes([rows, columns * read.weights]) == nbytes
+    if read.block:
+        assert schema.structs[read.block].size == read.nbytes
+
+
+def test_glft_types_have_bytes_a_row() -> None:
+    sizes = {type_.type.name: (type_.weights, type_.nbytes, type_.row_nbytes) for type_ in schema_of(GLFT).types}
+    assert sizes == {"F32": (1, 4, 0), "F16": (1, 2, 0), "Q8_per_channel": (1, 1, 2), "Q4_per_group_64": (64, 34, 0)}
+
+
+def test_a_struct_of_a_users_own() -> None:
+    schema = s.Schema("own")
+    item = construct.Struct("name" / PascalString(Int16ub, "utf8"), "sizes" / PrefixedArray(Int16ub, Int32ul))
+    own = Struct(
+        "magic" / Const(b"OWN1") * "always",
+        "n" / Int16ub,
+        "items" / item[this.n],
+        "word" / construct.Array(2, Int32ul),
+        "rest" / GreedyBytes,
+    )
+    assert node_of(own, schema, "own") == s.Ref("own")
+    assert list(schema.structs) == ["own", "items"]
+    magic, n, items, _, rest = schema.structs["own"].fields
+    assert (magic.value, magic.doc, magic.node) == (b"OWN1", "always", s.Bytes(known(4)))
+    assert n.node == s.Number("u16", "big")
+    assert items.node == s.List(Reference(("n",)), s.Ref("items"))
+    assert rest.node == s.Bytes(None)
+    name, sizes = schema.structs["items"].fields
+    assert name.node == s.Text(s.Number("u16", "big"))
+    assert sizes.node == s.Counted(s.Number("u16", "big"), s.Number("u32", "little"))
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        (construct.VarInt, "VarInt has no description: teach it with node_of.register"),
+        (construct.Array(lambda at: 2, Int16ub), "expected an expression such as this.count, found the function"),
+        (construct.CString("utf8"), "only texts after their length"),
+        (construct.FocusedSeq("a", "a" / Int16ub), "only PrefixedArray has a description"),
+    ],
+)
+def test_what_has_no_description_says_so(declared: Any, problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=problem):
+        node_of(Struct("field" / declared), s.Schema("own"), "own")
+
+
+def test_an_array_that_holds_itself_is_read_once() -> None:
+    array = schema_of(GGUF).structs["array"]
+    assert array.fields[1].is_count
+    switch = array.fields[2].node
+    assert isinstance(switch, s.Switch)
+    nested = next(case for case in switch.cases if case.name == "array")
+    assert nested.node == s.List(Reference(("n",)), s.Ref("array"))
+
+
+@pytest.mark.slow
+@formats
+def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
+    schema = schema_of(format)
+    text = as_markdown(schema)
+    payloads = {type_.payload for type_ in schema.types if type_.block}
+    for name, struct in schema.structs.items():
+        for part in struct.fields if name not in payloads else ():
+            assert part.doc
+            assert any(f"| `{part.name}` |" in line and part.doc.replace("|", "\\|") in line for line in text.splitlines())
+            assert all(f"`{part.name}`: never {sentence}" in text for sentence in part.refuses)
+        for rule in struct.rules:
+            assert rule.expected
+            assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
+    for type_ in schema.types:
+        assert f"### {type_.type.name}, code {type_.type.code}\n\n" in text
+
+
+def test_bits_of_q4_0_and_of_plain_numbers() -> None:
+    """The layouts as the specification has them: a half for all, then low nibbles 0 to 15 and high ones 16 to 31."""
+    everything = tuple(range(32))
+    bits = weights_of_bits(GGML_TYPES["q4_0"], 32)
+    assert bits[:16] == [everything] * 16
+    for i in range(16):
+        assert bits[16 + 8 * i : 24 + 8 * i] == [(i,)] * 4 + [(16 + i,)] * 4
+    assert weights_of_bits(GGML_TYPES["i64"], 2) == [(0,)] * 64 + [(1,)] * 64
+    assert weights_of_bits(GLFT.types["q8_per_channel"], 2) == [(0, 1)] * 16 + [(0,)] * 8 + [(1,)] * 8
+
+
+def test_bits_that_no_weight_needs() -> None:
+    """The sum s in Q8_1 and bsums in Q8_K are there for products."""
+    assert set(weights_of_bits(GGML_TYPES["q8_1"], 32)[16:32]) == {()}
+    assert set(weights_of_bits(GGML_TYPES["q8_k"], 256)[-256:]) == {()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "byte"), [("iq1_s", 3), ("iq1_m", 12), ("iq2_xs", 10), ("iq2_s", 5), ("iq3_s", 13), ("tq1_0", 35), ("nvfp4", 2)]
+)
+def test_bits_of_indices_against_all_values_of_their_byte(name: str, byte: int) -> None:
+    """In random blocks the byte is everything that it can be, and each of its bits is turned over."""
+    type_ = GGML_TYPES[name]
+    assert type_.block
+    found: list[set[int]] = [set() for _ in range(8)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        block = torch.randint(0, 256, (type_.nbytes([1, type_.least_row]),), generator=generator)
+        blocks = block.to(torch.uint8).repeat(256, 1)
+        blocks[:, byte] = torch.arange(256).to(torch.uint8)
+        weights = type_.dequantize(blocks=blocks)
+        for bit in range(8):
+            changed = (weights != weights[torch.arange(256) ^ 1 << bit]) & ~weights.isnan()
+            found[bit] |= set(changed.any(0).nonzero().flatten().tolist())
+    assert [set(bit) for bit in weights_of_bits(type_, type_.least_row)[8 * byte : 8 * byte + 8]] == found
+
+
+def test_types_may_be_called_as_structs_of_the_container_are() -> None:
+    """Neither is taken for the other."""
+    block = Struct("d" / f16[1] * "scale", "codes" / i8[32] * "made-up codes")
+    type_ = block_type("Header", 201, 32, block, lambda d, codes: codes.float() * d.float())
+    schema = schema_of(replace(GGUF, types=TypeTable("own", *GGUF.types, type_)))
+    made = schema.types[-1]
+    assert schema.structs["header"].fields[0].name == "magic"
+    assert made.block == "header_"
+    assert [part.name for part in schema.structs[made.block].fields] == ["d", "codes"]
+    assert made.payload == "header_payload"
+
+
+def test_a_picture() -> None:
+    fields = {0: "d", 2: "qs"}
+    bits = [(0, 1, 2, 3)] * 16 + [(0,)] * 4 + [(2,)] * 4 + [(1,)] * 4 + [(3,)] * 4
+    assert picture(bits, fields) == [
+        "           7   6   5   4   3   2   1   0",
+        "d      0 |              0-3              |",
+        "       1 |              0-3              |",
+        "qs     2 |       2       |       0       |",
+        "       3 |       3       |       1       |",
+    ]
+    rows = [bit for i in range(9) for bit in [(i, i + 9)] * 7 + [()]]
+    planes = [(weight,) for start in (0, 100, 200, 300) for i in range(4) for weight in [start + i] * 8]
+    starts = [line.partition("|")[0].strip() for line in picture(planes, {})[1:]]
+    assert starts == ["0", "1", "...", "4", "5", "...", "... by 4", "15"]
+    assert [line.split("|")[0].strip() for line in picture(rows, {})] == ["7   6   5   4   3   2   1   0", "0", "1", "...", "8"]
+    assert picture(rows, {})[1] == "     0 | - |            0,9            |"
+
+
+def test_finding_by_name() -> None:
+    assert (find("GLFT"), find("gguf"), find("Q4_K")) == (GLFT, GGUF, GGML_TYPES["q4_k"])
+    assert find("q8_per_channel") is GLFT.types["q8_per_channel"]
+    with pytest.raises(OptionError, match=r"expected glft or gguf, or one of f32, .*; found 'q4_l'"):
+        find("q4_l")
+
+
+def glft(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "glft_schema", "schema", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_the_verb() -> None:
+    done = glft("q4_0", "--as", "json")
+    assert (done.returncode, done.stdout) == (0, as_json(schema_of(GGML_TYPES["q4_0"])))
+    assert glft("q4_0").stdout == as_markdown(schema_of(GGML_TYPES["q4_0"]))
+    done = glft("x")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("glft: expected glft or gguf, or one of")
+    assert len(done.stderr.splitlines()) == 1

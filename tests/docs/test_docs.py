@@ -1,0 +1,177 @@
+"""What the pages say is true: examples run, links lead somewhere, numbers are the schema's."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from glft_schema import Container, FormatError, save_file
+from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
+from glft_schema.formats.glft import GLFT, Descriptor
+from glft_schema.tensor_types.small_floats import IQ4_VALUES
+from tests.catalogue.gguf_cases import READ, REFUSED
+from tests.oracles import glft_reference as reference
+from tests.oracles.glft_reference import F32, Q4, Row
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+import generate  # noqa: E402
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FORMAT_PAGE = (ROOT / "docs" / "formats" / "glft.md").read_text("utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for example in blocks(ROOT / "README.md", "python"):
+        exec(compile(example, "README.md", "exec"), names)
+    assert names["rows"].shape == (2, 128)
+    assert names["half"].dtype == torch.bfloat16
+    assert set(safetensors.torch.load_file("model.safetensors")) == set(names["tensors"])
+
+
+def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts = {"embedding": torch.nn.Embedding(64, 64), "fc1": torch.nn.Linear(64, 64), "head": torch.nn.Linear(64, 8)}
+    model = torch.nn.ModuleDict(parts)
+    safetensors.torch.save_file(model.state_dict(), "model.safetensors")
+    names: dict[str, object] = {"model": model, "torch": torch, "received": b"GGML"}
+    examples = blocks(ROOT / "docs" / "recipes.md", "python")
+    export, checkpoint, write, change, weighted, rules, into_model, load, check, quantize, build, package = examples
+    for example in (
+        write,
+        change,
+        weighted,
+        rules,
+        export,
+        into_model,
+        load.replace('"cuda"', '"cpu"'),
+        check,
+        quantize,
+        build,
+        package,
+        checkpoint,
+    ):
+        exec(compile(example, "recipes.md", "exec"), names)
+    assert not names["missing"].missing_keys
+    assert (names["weights"].shape, names["scales"].shape) == ((8, 256), (8, 8))
+    assert names["row"].shape == (64,)
+    assert names["nibbles"].shape == (64, 32)
+    assert Container.parse(names["built"]).tensors["w"].nbytes == 68
+    assert Container.parse_file("model2.gguf-lite").metadata["note"] == "checked"
+    assert Path("whole.gguf").read_bytes() == Path("model.gguf").read_bytes()
+    printed = capsys.readouterr().out
+    assert "output_norm.weight F32 copied" in printed
+    assert "fc1.bias F32 256 not q4_per_group_64: expected at least 2 dims" in printed
+    assert "header -> magic 0 None header -> magic: expected" in printed
+
+
+def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"w": torch.tensor([1.0, float("nan")])}, "model.gguf")
+    (example,) = blocks(ROOT / "docs" / "integrity.md", "python")
+    exec(compile(example, "integrity.md", "exec"), {})
+    verdict, odd = capsys.readouterr().out.splitlines()
+    assert verdict.startswith("True [] [] ")
+    assert odd.startswith("w weights NaN 1 (1,) ")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:
+    pytest.importorskip("zensical")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_site", "__pycache__"))
+    (tmp_path / "glft_schema").symlink_to(ROOT / "glft_schema")
+    command = [Path(sys.executable).parent / "zensical", "build", "-f", "docs/mkdocs.yml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "No issues found" in done.stderr, done.stdout + done.stderr
+    site = tmp_path / "docs" / "_site"
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert (site / page.relative_to(ROOT / "docs")).with_suffix(".html").exists()
+    assert "dequantize" in (site / "api.html").read_text("utf-8")
+    index = (site / "index.html").read_text("utf-8")
+    assert re.findall(r"""<(?:link|script|img)[^>]+(?:href|src)=["']?https?:[^"' >]+""", index) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+        if target == "bytes.svg":
+            continue
+        assert (page.parent / target).exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (page.parent / target if target else page).read_text("utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}, anchor
+
+
+@pytest.mark.slow
+def test_generated_parts_are_what_the_declarations_say() -> None:
+    """To renew them: ``python docs/generate.py``."""
+    pytest.importorskip("zensical", reason="typer's own documentation differs between versions; this is that of the dev extra")
+    pages = generate.pages()
+    assert {page.name for page in pages} >= {"glft.md", "gguf.md", "types.md", "command-line.md"}
+    for page in pages:
+        assert generate.renewed(page.read_text("utf-8")) == page.read_text("utf-8"), f"{page} is stale: python docs/generate.py"
+
+
+def test_page_of_types_has_the_values_of_codes() -> None:
+    assert " ".join(map(str, IQ4_VALUES)) in (ROOT / "docs" / "formats" / "types.md").read_text("utf-8")
+
+
+def test_index_says_how_many_files_the_page_of_readers_has() -> None:
+    assert f"{len(REFUSED) + len(READ)} unusual files" in (ROOT / "docs" / "index.md").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_a_type_is_one_edit(tmp_path: Path) -> None:
+    """The program of the page runs, and so does a copy of the package with the page's edit."""
+    page = ROOT / "docs" / "adding-a-type.md"
+    (program,), (diff,) = blocks(page, "python"), blocks(page, "diff")
+    package = tmp_path / "glft_schema"
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    edited = package / "tensor_types" / "legacy.py"
+    added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    built_in = """
+import glft_schema as glft
+file = glft.open("own.gguf")
+assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape == (64,)
+"""
+    for name, code in (
+        ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["w"].shape == (4, 64)'),
+        ("edit", built_in),
+    ):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), name
+        edited.write_text(edited.read_text("utf-8") + "\n".join(added) + "\n", "utf-8")
+
+
+def test_every_field_of_the_schema_has_a_sentence() -> None:
+    structs = [GLFT.struct, GLFT.struct.header, Descriptor, *(type_.payload for type_ in GLFT.types)]
+    structs += [GGUF.struct, GGUF.struct.header, KeyValue, TensorInfo, *(type_.payload for type_ in GGUF.types)]
+    structs += [type_.block for type_ in GGUF.types if type_.block]
+    for struct in structs:
+        for field in struct.subcons:
+            if field.name:
+                assert field.docs, field.name
+
+
+def test_the_pages_example_of_an_error_is_what_is_said() -> None:
+    (line,) = re.findall(r"^    (descriptors -> 3 -> dims: .*)$", FORMAT_PAGE, re.MULTILINE)
+    rows = [Row(f"t{i}", [1], F32, bytes(4)) for i in range(3)]
+    rows.append(Row("fc1.weight", [3, 100], Q4, b""))
+    metadata = b"k=" + b"v" * 31
+    with pytest.raises(FormatError) as caught:
+        Container.parse(reference.back_to_back(metadata, rows))
+    said = re.sub(r"at byte \d+", "at byte N", str(caught.value))
+    assert said == re.sub(r"at byte \d+", "at byte N", line)

@@ -1,0 +1,177 @@
+"""Files, tensors and metadata in a notebook and in a terminal."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+import glft_schema
+from glft_schema import Container
+from tests.golden import golden
+from tests.oracles.gguf_reference import File as Written
+from tests.oracles.gguf_reference import Info, write_set
+from tests.tools import gguf_strategies
+from tests.tools import glft_strategies as strategies
+
+HOSTILE = "<script>alert('x')</script>\x1b[2J\u202e\n\"&"
+
+
+class Shown(HTMLParser):
+    """The cells of HTML tables as a reader sees them; anything but tables is refused, and tags must match."""
+
+    ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "pre")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in self.ALLOWED
+        assert {name for name, _ in attrs} <= {"style", "scope", "colspan"}
+        assert all(name != "style" or value in ("text-align:left", "text-align:right") for name, value in attrs)
+        self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        else:
+            self.texts.append(data)
+
+
+def test_a_file_in_a_notebook() -> None:
+    file = Container.parse(golden("four_types"))
+    found = Shown(file._repr_html_())
+    assert "<bytes>: GLFT version 1, 168 bytes" in found.texts
+    metadata, types, tensors = found.tables
+    assert metadata == [["key", "value"], ["arch", "'toy'"], ["note", "'a=b üß'"]]
+    assert ["Q4_per_group_64", "1", "64", "34", "20.2 %"] in types
+    assert tensors[0] == ["name", "type", "shape", "bytes", "at byte"]
+    assert tensors[3] == ["fc1", "Q8_per_channel", "[2, 3]", "10", "124"]
+
+
+def test_metadata_with_types() -> None:
+    file = Container.parse(golden("gguf_little"))
+    (rows,) = Shown(file.metadata._repr_html_()).tables
+    assert rows[0] == ["key", "type", "value"]
+    assert rows[2] == ["g.flags", "array[bool]", "[True, False]"]
+
+
+def test_a_record_in_a_notebook() -> None:
+    (rows,) = Shown(Container.parse(golden("four_types")).header._repr_html_()).tables
+    assert rows == [
+        ["field", "value"],
+        ["magic", str(0x474C4654)],
+        ["version", "1"],
+        ["n_tensors", "4"],
+        ["metadata_len", "22"],
+    ]
+
+
+def test_a_tensor_says_where_its_fields_are() -> None:
+    tensor = Container.parse(golden("four_types")).tensors["fc1"]
+    assert str(tensor).splitlines() == [
+        "tensor fc1",
+        "  type     Q8_per_channel",
+        "  shape    [2, 3], 6 numbers",
+        "  dims     [2, 3], as stored",
+        "  bytes    10, 13.3333 bits a number",
+        "  at byte  124",
+        "  scales   4 bytes at 124",
+        "  codes    6 bytes at 128",
+    ]
+    (rows,) = Shown(tensor._repr_html_()).tables
+    assert [f"  {name:9}{said}" for name, said in rows] == str(tensor).splitlines()[1:]
+    assert repr(tensor) == "Tensor('fc1', Q8_per_channel [2, 3], 10 bytes at 124)"
+
+
+def test_an_empty_tensor_and_an_empty_file() -> None:
+    empty = Container.parse(Container.build({"descriptors": [{"name": "e", "dims": [0], "dtype": 0}], "data": {"e": b""}}))
+    assert "  bytes    0\n" in str(empty.tensors["e"])
+    nothing = Container.parse(Container.build({}))
+    assert str(nothing) == "<bytes>: GLFT version 1, 16 bytes"
+    assert Shown(nothing._repr_html_()).tables == []
+    assert Shown(nothing.tensors._repr_html_()).texts[1] == "0 tensors"
+
+
+def test_the_first_twenty_rows() -> None:
+    infos = [Info(b"t%03d" % i, [1], 24, b"x") for i in range(1045)]
+    entries = [(b"k%02d" % i, 4, i) for i in range(21)]
+    file = Container.parse(Written(entries, infos).bytes())
+    metadata, types, tensors = Shown(file._repr_html_()).tables
+    assert (len(metadata), metadata[-1]) == (22, ["and 1 more"])
+    assert types[1][:4] == ["I8", "1,045", "1,045", "1,045"]
+    assert (len(tensors), tensors[20][0], tensors[21]) == (22, "t019", ["and 1,025 more"])
+    (alone,) = Shown(file.tensors._repr_html_()).tables
+    assert alone == tensors
+    assert str(file).count("\n  t0") == 20
+    assert str(file).endswith("\n  ... and 1025 more")
+
+
+def test_tied_tensors_count_once() -> None:
+    assert ["F32", "2", "1", "4", "4.8 %"] in Shown(Container.parse(golden("loose_layout"))._repr_html_()).tables[1]
+
+
+def test_hostile_names_are_text() -> None:
+    stored = Written([(HOSTILE.encode(), 8, HOSTILE.encode())], [Info(HOSTILE.encode(), [1], 24, b"x")]).bytes()
+    file = Container.parse(stored)
+    found = Shown(file._repr_html_())
+    assert found.tables[0][1] == [repr(HOSTILE), "string", repr(HOSTILE)]
+    assert found.tables[2][1][0] == repr(HOSTILE)
+    for part in (file.tensors[HOSTILE], file.metadata, file.tensors, file.tensor_infos[0]):
+        text = part._repr_html_()
+        assert "<script" not in text
+        Shown(text)
+    for text in (str(file), str(file.tensors[HOSTILE])):
+        assert all(line.isprintable() for line in text.splitlines())
+
+
+def test_long_texts_are_cut() -> None:
+    stored = Written([(b"k" * 1000, 8, b"v" * 1000)], [Info(b"n" * 1000, [1], 24, b"x")]).bytes()
+    assert max(map(len, str(Container.parse(stored)).splitlines())) < 200
+
+
+def test_a_closed_file() -> None:
+    file = Container.parse(golden("four_types"))
+    file.close()
+    assert Shown(file._repr_html_()).texts == ["<GLFT file '<bytes>': closed>"]
+
+
+def test_a_set_of_files(tmp_path: Path) -> None:
+    with glft_schema.open(write_set(tmp_path)) as file:
+        assert f"{file.nbytes:,} bytes in 2 files" in str(file)
+        tensors = Shown(file._repr_html_()).tables[-1]
+        assert [row[1] for row in tensors] == ["name", "t0", "t1"]
+        assert [row[0] for row in tensors] == ["file", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("files", [gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])])
+def test_every_file_can_be_shown(files: object) -> None:
+    @settings(max_examples=100)
+    @given(files)  # type: ignore[arg-type]
+    def check(stored: bytes) -> None:
+        file = Container.parse(stored)
+        Shown(file._repr_html_())
+        assert all(line.isprintable() for line in str(file).split("\n"))
+        for tensor in file.tensors.values():
+            Shown(tensor._repr_html_())
+            assert tensor.nbytes == 0 or f"{tensor.nbytes:,}" in str(tensor)
+
+    check()

@@ -1,0 +1,288 @@
+"""An open file: regions, tensors as views, slices that read only what they need, and what happens after closing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import construct
+import numpy as np
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import ClosedError, Container, File, FormatError, load_file
+from glft_schema.files.parsing import parse_source
+from glft_schema.storage.source import BytesSource, Source
+from tests.golden import golden
+
+FOUR_TYPES = golden("four_types")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "four.gguf-lite"
+    path.write_bytes(FOUR_TYPES)
+    return path
+
+
+class RecordingSource(BytesSource):
+    """Notes which bytes are asked for."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.asked: list[tuple[int, int]] = []
+
+    def private(self, start: int, nbytes: int) -> memoryview:
+        self.asked.append((start, nbytes))
+        return super().private(start, nbytes)
+
+
+def test_regions_by_attribute_and_by_key(path: Path) -> None:
+    with glft_schema.open(path) as file:
+        assert file.header.version == file["header"]["version"] == 1
+        assert file.metadata["arch"] == "toy"
+        assert file.descriptors[2].name == "fc1"
+        assert list(file.descriptors[2].dims) == [2, 3]
+        assert list(file.regions) == ["header", "metadata", "descriptors", "data"]
+        assert list(file.keys()) == ["a", "b", "fc1", "fc2"]
+        assert file.info("fc2").nbytes == 34
+        assert {"header", "metadata", "n_tensors"} <= {*dir(file), *dir(file.header)}
+        assert "n_tensors" not in file.header
+        assert file.header["n_tensors"] == 4
+        assert file.header.counts == {"n_tensors": 4, "metadata_len": 22}
+        with pytest.raises(AttributeError, match="no field 'magics'; the fields are magic, version"):
+            _ = file.header.magics
+        with pytest.raises(AttributeError, match="no region 'headers'; the regions are header, metadata, descriptors, data"):
+            _ = file.headers
+        with pytest.raises(KeyError):
+            file.get_tensor("fc3")
+        with pytest.raises(TypeError, match="not iterable"):
+            list(file)
+
+
+def test_records_are_values(path: Path) -> None:
+    row = Container.parse_file(path).descriptors[1]
+    assert row == {"name": "b", "dims": [3], "dtype": row.dtype, "offset": 4}
+    assert repr(row) == "Record(name='b', dims=[3], dtype=F16, offset=4)"
+    for again in (pickle.loads(pickle.dumps(row)), copy.deepcopy(row)):
+        assert again == row
+        assert again.dtype is row.dtype
+    with pytest.raises(AttributeError, match="a parsed record is read-only"):
+        row.offset = 5
+
+
+def test_files_compare_and_pickle(path: Path) -> None:
+    mapped, read, parsed = Container.parse_file(path), Container.parse_file(path, mmap=False), Container.parse(FOUR_TYPES)
+    assert mapped == read == parsed
+    assert mapped != Container.parse(FOUR_TYPES[:-1] + b"\x00")
+    assert mapped != "a file"
+    for file in (mapped, read, parsed):
+        again = pickle.loads(pickle.dumps(file))
+        assert again == file
+        assert type(again.source) is type(file.source)
+
+
+def test_every_road_gives_the_same_file(path: Path) -> None:
+    with path.open("rb") as stream, subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as pipe:
+        roads = [
+            Container.parse(bytearray(FOUR_TYPES)),
+            Container.parse(memoryview(FOUR_TYPES)),
+            Container.parse_stream(stream),
+            Container.parse_stream(pipe.stdout),
+            Container.parse_file(str(path)),
+        ]
+    assert all(file == roads[0] for file in roads)
+
+
+def test_container_is_a_construct_inside_other_constructs() -> None:
+    package = construct.Struct("weights" / construct.Prefixed(construct.Int32ul, Container), "end" / construct.Byte)
+    built = package.build({"weights": Container.parse(FOUR_TYPES), "end": 7})
+    assert built == len(FOUR_TYPES).to_bytes(4, "little") + FOUR_TYPES + b"\x07"
+    parsed = package.parse(built)
+    assert (parsed.weights, parsed.end) == (Container.parse(FOUR_TYPES), 7)
+    assert isinstance(Container, construct.Construct)
+    with pytest.raises(construct.SizeofError):
+        Container.sizeof()
+
+
+def test_printing_a_file() -> None:
+    text = str(Container.parse(FOUR_TYPES))
+    assert text.startswith("<bytes>: GLFT version 1, 168 bytes\n")
+    assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10 +124", text)
+    many = Container.build(
+        {
+            "descriptors": [{"name": str(i), "dims": [0], "dtype": 0} for i in range(25)],
+            "data": {str(i): b"" for i in range(25)},
+        }
+    )
+    assert str(Container.parse(many)).endswith("... and 5 more")
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_after_closing_every_access_is_an_error(path: Path, mmap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(path.parent)  # a long path would be cut
+    file = Container.parse_file(path.name, mmap=mmap)
+    tensor, kept = file.tensors["fc2"], file.get_tensor("a")
+    file.close()
+    file.close()
+    accesses = [
+        lambda: file.header,
+        lambda: file["metadata"],
+        lambda: file.tensors,
+        file.keys,
+        lambda: file.get_tensor("a"),
+        tensor.dequantize,
+        lambda: tensor[0],
+        lambda: tensor.raw,
+        lambda: tensor.payload,
+        lambda: list(tensor.pieces()),
+    ]
+    for access in accesses:
+        with pytest.raises(ClosedError, match=r"four.gguf-lite is closed"):
+            access()
+    assert kept.item() == -1.5
+    assert repr(file) == str(file) == f"<GLFT file {path.name!r}: closed>"
+
+
+def test_floats_are_views_that_never_reach_the_file(path: Path) -> None:
+    with glft_schema.open(path) as file:
+        first, second = file.get_tensor("b"), file.get_tensor("b")
+        assert first.data_ptr() == second.data_ptr()
+        assert file.tensors["b"][1:].data_ptr() == first[1:].data_ptr()
+        first.zero_()
+        file.tensors["fc1"].payload.codes.zero_()
+    assert path.read_bytes() == FOUR_TYPES
+    data = bytearray(FOUR_TYPES)
+    Container.parse(data).get_tensor("a").zero_()
+    assert data == FOUR_TYPES
+
+
+def test_dtypes(path: Path) -> None:
+    with glft_schema.open(path) as file:
+        assert [file.get_tensor(name).dtype for name in file.keys()] == [torch.float32, torch.float16, *[torch.float32] * 2]
+        exact = file.get_tensor("fc2")
+        for dtype in (torch.float64, torch.float16, torch.bfloat16):
+            assert torch.equal(file.get_tensor("fc2", dtype), exact.to(dtype))
+        with pytest.raises(ValueError, match=r"expected a float dtype, found torch.int8"):
+            file.get_tensor("fc2", torch.int8)
+        assert file.tensors["fc2"].dequantize(device="meta").device.type == "meta"
+    assert {t.dtype for t in load_file(path, dtype=torch.bfloat16).values()} == {torch.bfloat16}
+    assert {t.device.type for t in load_file(path, device="meta").values()} == {"meta"}
+
+
+def test_slice_reads_only_its_bytes() -> None:
+    q8 = torch.arange(6 * 64).reshape(6, 64).float()
+    built = Container.build(
+        {
+            "descriptors": [
+                {"name": "f32", "dims": [6, 2, 32], "dtype": "F32"},
+                {"name": "q8", "dims": [6, 64], "dtype": "Q8_per_channel"},
+                {"name": "q4", "dims": [6, 256], "dtype": "Q4_per_group_64"},
+            ],
+            "data": {"f32": {"weights": q8.view(6, 2, 32)}, "q8": bytes(12 + 384), "q4": bytes(48 + 768)},
+        }
+    )
+    source = RecordingSource(built)
+    file = parse_source(source)
+    f32, q8_start, q4 = (file.tensors[name].position for name in ("f32", "q8", "q4"))
+    cases = [
+        ("f32", (3,), [(f32 + 3 * 256, 256)]),
+        ("f32", (3, 1, 30), [(f32 + 3 * 256 + 62 * 4, 4)]),
+        ("f32", (slice(1, 3), 0), [(f32 + 256, 128), (f32 + 512, 128)]),
+        ("f32", (slice(0, 6, 4),), [(f32, 256), (f32 + 4 * 256, 256)]),
+        ("q8", (slice(3, 5),), [(q8_start + 6, 4), (q8_start + 12 + 3 * 64, 128)]),
+        ("q8", (2, 7), [(q8_start + 4, 2), (q8_start + 12 + 2 * 64 + 7, 1)]),
+        ("q4", (5, 100), [(q4 + 2 * (5 * 4 + 1), 2), (q4 + 48 + 5 * 128 + 32, 32)]),
+        ("q4", (slice(0, 2), slice(0, 0)), []),
+    ]
+    for name, index, expected in cases:
+        source.asked.clear()
+        file.get_slice(name)[index]
+        assert source.asked == expected
+
+
+@pytest.mark.parametrize(
+    ("index", "problem"),
+    [
+        ((0, 0, 0), "too many indices for tensor 'fc1' of 2 dims"),
+        ((2,), "index 2 is out of bounds for dim 0 of size 2"),
+        ((0, -4), "index -4 is out of bounds for dim 1 of size 3"),
+        ((..., ...), "an index can have a single ellipsis ('...')"),
+        *((part, f"expected integers, slices with a step above 0, and ..., found {part}") for part in (True, [0])),
+        *(
+            (index, "new axes (None) are not supported in slices: index with integers, slices and ...")
+            for index in (None, (..., None), (None, 0, 0), (0, None, 0, None))
+        ),
+        (slice(None, None, -1), "expected integers, slices with a step above 0, and ..., found slice(None, None, -1)"),
+        ("a", "expected integers, slices with a step above 0, and ..., found 'a'"),
+    ],
+)
+def test_indices_that_are_refused(index: object, problem: str) -> None:
+    with pytest.raises(IndexError, match=f"^{re.escape(problem)}$"):
+        Container.parse(FOUR_TYPES).tensors["fc1"][index]
+
+
+def test_opening_and_inspecting_does_not_import_torch(path: Path) -> None:
+    code = f"import sys, glft_schema; print(glft_schema.Container.parse_file({str(path)!r})); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_file_is_exported() -> None:
+    assert isinstance(Container.parse(FOUR_TYPES), File)
+
+
+def test_numpys_integers_are_indices_and_its_arrays_are_not() -> None:
+    tensor = Container.parse(FOUR_TYPES).tensors["fc1"]
+    assert torch.equal(tensor[np.int64(1)], tensor[1])
+    with pytest.raises(IndexError, match="expected integers, slices with a step above 0"):
+        tensor[np.array([0, 1])]
+
+
+def test_a_device_of_ones_own(path: Path) -> None:
+    with glft_schema.open(path, device="meta") as file:
+        assert file.device == "meta"
+        assert file.get_tensor("a").device.type == "meta"
+        file.device = "cpu"
+        assert file.tensors["a"].dequantize().device.type == "cpu"
+
+
+def test_errors_inside_other_constructs_have_the_whole_path() -> None:
+    package = construct.Struct("weights" / Container)
+    with pytest.raises(FormatError) as caught:
+        package.parse(FOUR_TYPES[:20])
+    assert caught.value.path == "weights -> metadata"
+    with pytest.raises(FormatError) as caught:
+        package.build({"weights": {"metadata": {"": ""}}})
+    assert caught.value.path == "weights -> metadata"
+
+
+def test_an_error_says_which_file(path: Path) -> None:
+    path.write_bytes(FOUR_TYPES[:20])
+    with pytest.raises(FormatError) as caught:
+        glft_schema.open(path)
+    assert caught.value.file == str(path)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.file, again.offset) == (str(caught.value), str(path), 16)
+
+
+def test_steps_beyond_every_size() -> None:
+    tensor = Container.parse(FOUR_TYPES).tensors["fc1"]
+    for step in (5, 2**62, 10**30):
+        assert torch.equal(tensor[::step, ::step], tensor.dequantize()[:1, :1])
+
+
+def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
+    class Other(Source):
+        def _view(self, start: int, nbytes: int) -> memoryview:
+            return memoryview(FOUR_TYPES)[start : start + nbytes]
+
+    file = parse_source(Other("elsewhere", len(FOUR_TYPES)))
+    assert file.get_tensor("a").item() == -1.5
+    with pytest.raises(TypeError, match="a file over a Other cannot be pickled"):
+        pickle.dumps(file)
+    assert copy.deepcopy(file) is copy.copy(file) is file

@@ -1,0 +1,237 @@
+"""The limits of the reader: each holds where it is said to, says that it is one, and can be raised."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glft_schema import Container, FormatError, LimitError, Limits, TruncatedError, byte_map
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import check_rules
+from glft_schema.limits import DEFAULTS, LIMITS, current
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import ARRAY, File, Info
+from tests.oracles.glft_reference import Row
+
+U8, U32 = 0, 4
+
+
+def rows(count: int) -> bytes:
+    """Returns a GGUF file of so many tensors without bytes."""
+    head = struct.pack("<4sIQQ", b"GGUF", 3, count, 0)
+    head += b"".join(struct.pack("<Q7sIQIQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
+    return head + bytes(-len(head) % 32)
+
+
+def entries(count: int) -> bytes:
+    head = struct.pack("<4sIQQ", b"GGUF", 3, 0, count)
+    head += b"".join(struct.pack("<Q7sIB", 7, b"k%06d" % i, 0, 1) for i in range(count))
+    return head + bytes(-len(head) % 32)
+
+
+def arrays(count: int) -> bytes:
+    """Returns a file of so many arrays: one, and empty ones in it."""
+    return File([(b"k", ARRAY, (ARRAY, [(U8, [])] * (count - 1)))]).bytes()
+
+
+def nested(depth: int) -> bytes:
+    value = struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", U8, 1, 1)
+    head = struct.pack("<4sIQQQ1sI", b"GGUF", 3, 0, 1, 1, b"k", ARRAY) + value
+    return head + bytes(-len(head) % 32)
+
+
+def dims(count: int) -> bytes:
+    return File([], [Info(b"w", [1] * count, 0, bytes(4))]).bytes()
+
+
+def alignment(number: int) -> bytes:
+    return File([(b"general.alignment", U32, number)]).bytes()
+
+
+def strings(count: int) -> bytes:
+    return File([(b"k", ARRAY, (8, [b""] * count))]).bytes()
+
+
+def key(nbytes: int) -> bytes:
+    return File([(b"k" * nbytes, U8, 1)]).bytes()
+
+
+def glft_rows(count: int) -> bytes:
+    rows = (struct.pack("<H7sBIBQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
+    return struct.pack("<IIII", 0x474C4654, 1, count, 0) + b"".join(rows)
+
+
+def glft_dims(count: int) -> bytes:
+    return reference.write(b"", [Row("w", [1] * count, 0, b"")], bytes(4))
+
+
+def lines(count: int) -> bytes:
+    return reference.write(b"\n".join(b"k%d=v" % i for i in range(count)), [], b"")
+
+
+def text(nbytes: int) -> bytes:
+    return reference.write(b"k=" + b"v" * (nbytes - 2), [], b"")
+
+
+OBJECTS = " tensors, entries and arrays"
+# limit: a file that has `number` of what it limits, the field to blame, its byte, how the number is said
+MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
+    "tensors": ("objects", rows, "tensor_infos", 24, OBJECTS),
+    "keys": ("objects", entries, "metadata", 24, OBJECTS),
+    "arrays": ("objects", arrays, "metadata -> 0 -> value -> elements", 49, OBJECTS),
+    "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels of arrays"),
+    "dims": ("dims", dims, "tensor_infos -> 0 -> dims", 33, ""),
+    "alignment": ("alignment", alignment, "metadata -> 0 -> value", 53, " for general.alignment"),
+    "strings": ("strings", strings, "metadata -> 0 -> value -> elements", 49, ""),
+    "text": ("text", key, "metadata -> 0 -> key", 24, " bytes"),
+    "tensors of GLFT": ("objects", glft_rows, "descriptors", 16, OBJECTS),
+    "dims of GLFT": ("dims", glft_dims, "descriptors -> 0 -> dims", 19, ""),
+    "keys of GLFT": ("objects", lines, "metadata", 16, OBJECTS),
+    "metadata of GLFT": ("metadata", text, "metadata", 16, " bytes"),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
+    name, made, path, offset, of = MADE[case]
+    with Limits(**{name: 5}):
+        assert Container.build(Container.parse(made(5))) == made(5)
+        with pytest.raises(LimitError) as caught:
+            Container.parse(made(6))
+    error = caught.value
+    assert (error.limit, error.path, error.offset) == (name, path, offset)
+    assert f"{path}: expected at most 5{of}, a limit of this reader, found 6 (" in str(error)
+    assert f"limit {name}, at byte {offset})" in str(error)
+    file = Container.parse(made(6))
+    with Limits(**{name: 5}), pytest.raises(LimitError, match=f"expected at most 5{of}, a limit of this reader, found 6"):
+        Container.build({"format": file.format.name, **file.regions})
+    assert Container.build(file) == made(6)  # by the limits that it was opened with
+
+
+@pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] < 1 << 20 and case != "arrays"])
+def test_what_holds_unless_told_otherwise(case: str) -> None:
+    name, made, *_ = MADE[case]
+    most, more = DEFAULTS[name], DEFAULTS[name] + 1
+    if most < 100:  # tables this long are read by the tests of what reading takes
+        assert Container.parse(made(most)).nbytes == len(made(most))
+    with pytest.raises(LimitError, match=rf"expected at most {most}.*, a limit of this reader, found {more} "):
+        Container.parse(made(more))
+
+
+def test_alignment_unless_told_otherwise() -> None:
+    assert Container.parse(alignment(1 << 20)).alignment == 1 << 20
+    with pytest.raises(
+        LimitError, match=r"expected at most 1048576 for general.alignment, a limit of this reader, found 2097152"
+    ):
+        Container.parse(alignment(1 << 21))
+
+
+def test_a_count_that_the_file_has_no_room_for_is_no_matter_of_limits() -> None:
+    for stored in (File(n_tensors=2**64 - 1).bytes(), File(n_kv=2**40).bytes(), rows(9)[:-200]):
+        with Limits(objects=5, dims=5), pytest.raises(TruncatedError, match=r"expected at most \d \(bytes left: \d+"):
+            Container.parse(stored)
+    declared = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
+    with pytest.raises(TruncatedError, match="metadata: expected 4294967295 bytes, found 0"):
+        Container.parse(declared)
+
+
+def test_a_file_keeps_the_limits_that_it_was_opened_with() -> None:
+    stored = nested(20)
+    with Limits(nesting=20) as limits:
+        file = Container.parse(stored)
+    assert file.limits is limits
+    assert byte_map(file)[-1].end == len(stored)
+    assert [finding.rule for finding in check_rules(file, "ggml")] == ["gguf-nested-array"]
+    assert pickle.loads(pickle.dumps(file)) == file
+    with pytest.raises(LimitError, match="limit nesting"):
+        Container.parse(stored)
+
+
+def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
+    found = []
+    with Limits(dims=3):
+        with Limits(strings=7):
+            assert (current().dims, current().strings) == (3, 7)
+        thread = threading.Thread(target=lambda: found.append(current()))
+        thread.start()
+        thread.join()
+        assert current() == Limits(dims=3)
+    assert found == [current()] == [Limits()]
+    with pytest.raises(KeyError), Limits(dims=3):
+        raise KeyError
+    assert current() == Limits()
+
+
+@pytest.mark.parametrize("number", [-1, 1.5, True, "9", None])
+def test_a_limit_is_an_integer(number: Any) -> None:
+    with pytest.raises(OptionError, match="expected an integer from 0 on for the limit text, found"):
+        Limits(text=number)
+
+
+def test_deeper_than_pythons_stack_is_a_limit_too() -> None:
+    stored = nested(3000)
+    for room in (3000, 10**6):
+        with Limits(nesting=room), pytest.raises(LimitError, match="expected less on Python's stack, a limit of this reader"):
+            Container.parse(stored)
+
+
+def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
+    stored = reference.back_to_back(b"", [Row("w", [1], 0, bytes(4))]).replace(b"w", b"\xff")
+    try:
+        Container.parse(b"GGML")
+    except FormatError:
+        with pytest.raises(FormatError, match="expected UTF-8 text"):
+            Container.parse(stored)
+
+
+def test_every_limit_has_a_test_and_a_reason() -> None:
+    elsewhere = {"stream", "manifest"}  # in tests/files/test_ways_to_read.py and tests/checks/test_manifests.py
+    assert {case[0] for case in MADE.values()} | elsewhere == set(LIMITS)
+    assert all(limit.of and limit.why for limit in LIMITS.values())
+
+
+def test_what_is_no_limit() -> None:
+    with pytest.raises(OptionError, match=r"expected one of the limits objects, nesting, .*, manifest, found 'keys'"):
+        Limits(keys=3)
+    with pytest.raises(AttributeError, match="no limit 'keys'; the limits are objects, nesting,"):
+        _ = Limits().keys
+    assert repr(Limits(dims=3, text=4)) == "Limits(dims=3, text=4)"
+    assert pickle.loads(pickle.dumps(Limits(dims=3))) == Limits(dims=3) != Limits()
+
+
+@pytest.mark.slow
+def test_the_command_line_raises_limits(tmp_path: Path) -> None:
+    path = tmp_path / "deep.gguf"
+    path.write_bytes(nested(17))
+
+    def glft(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run([sys.executable, "-m", "glft_schema", *arguments], capture_output=True, text=True)
+        return done.returncode, done.stderr
+
+    code, said = glft("inspect", str(path))
+    assert code == 2
+    assert "expected at most 16 levels of arrays, a limit of this reader, found 17 (key 'k', limit nesting," in said
+    assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
+    expected = f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found"
+    for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
+        assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
+    twice = "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"
+    assert glft("--limit", "nesting=17", "--limit", "nesting=16", "inspect", str(path)) == (2, twice)
+
+
+@pytest.mark.slow
+def test_real_sizes_are_within_the_limits() -> None:
+    """The largest vocabulary and the largest number of tensors that we know of, three times over."""
+    vocabulary = (8, [b"t%d" % i for i in range(786_432)])
+    merges = (8, [b"a b"] * 1_545_000)
+    file = Container.parse(File([(b"tokens", ARRAY, vocabulary), (b"merges", ARRAY, merges)]).bytes())
+    assert (len(file.metadata["tokens"]), len(file.metadata["merges"])) == (786_432, 1_545_000)
+    assert DEFAULTS["objects"] > 60 * 384 * 3 * 2  # experts of 60 layers, each of three matrices, each with a scale

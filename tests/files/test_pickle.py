@@ -1,0 +1,194 @@
+"""Files and their parts pickle as paths, and never give numbers of another file."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import glft_schema as glft
+from glft_schema import ClosedError, Container, Typed
+from glft_schema.codec.numbers import Number, u8
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.codec.typed_values import ValueType
+from glft_schema.files.splitting import split
+from glft_schema.formats.gguf import STRING, VALUE_TYPES
+
+METADATA = {
+    "general.architecture": "toy",
+    "toy.byte": Typed(3, "uint8"),
+    "toy.names": [f"name {i}" for i in range(3000)],  # so many are left in the file
+    "toy.numbers": list(range(3000)),
+    "toy.floats": [0.5, 1.5],
+}
+PARTS: dict[str, Callable[[glft.File], Any]] = {
+    "file": lambda file: file,
+    "tensor": lambda file: file.tensors["w"],
+    "tensors": lambda file: file.tensors,
+    "metadata": lambda file: file.metadata,
+    "regions": lambda file: file.regions,
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "model.gguf", seed=0)
+
+
+def write(path: Path, seed: int) -> Path:
+    w = torch.randn(256, 1024, generator=torch.Generator().manual_seed(seed))
+    glft.save_file({"w": w, "v": w[0]}, path, METADATA, schemes={"w": "q8_0"})
+    return path
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_file_is_pickled_as_its_path(part: str, mmap: bool, path: Path) -> None:
+    file = glft.open(path, mmap=mmap)
+    pickled = pickle.dumps(PARTS[part](file))
+    assert str(path).encode() in pickled
+    assert len(pickled) < 2500 < os.path.getsize(path) // 100
+    assert_same(part, pickle.loads(pickled), file)
+
+
+def assert_same(part: str, found: Any, file: glft.File) -> None:
+    """Compares an unpickled part of a file with the file's."""
+    if part == "tensor":
+        assert torch.equal(found.dequantize(), file.get_tensor("w"))
+        mine = file.info("w")
+        assert (found.name, found.dims, found.dtype, found.position) == (mine.name, mine.dims, mine.dtype, mine.position)
+    if part == "metadata":
+        assert found == file.metadata
+        assert [found.type_of(key) for key in found] == [file.metadata.type_of(key) for key in found]
+        assert found.stored("general.architecture").type is STRING
+    if part == "regions":
+        assert found.header == file.header
+        assert_same("metadata", found.metadata, file)
+        assert_same("tensors", found.data, file)
+    if part in ("tensors", "file"):
+        tensors = found.tensors if part == "file" else found
+        assert list(tensors) == ["w", "v"]
+        assert all(torch.equal(tensors[name].dequantize(), file.get_tensor(name)) for name in tensors)
+        assert tensors.gaps == file.tensors.gaps
+
+
+def test_tensors_pickled_together_share_one_open_file(path: Path) -> None:
+    one, other = pickle.loads(pickle.dumps(list(glft.open(path).tensors.values())))
+    assert one.identity[0] is other.identity[0]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_without_a_path_is_pickled_as_its_bytes(part: str, path: Path) -> None:
+    file = Container.parse(path.read_bytes())
+    with path.open("rb") as stream:
+        by_descriptor = Container.parse_stream(stream)
+    for given in (file, by_descriptor):
+        pickled = pickle.dumps(PARTS[part](given))
+        assert_same(part, pickle.loads(pickled), file)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, os.path.getsize(path) - 1)
+
+
+def overwrite(path: Path) -> None:
+    """Changes a byte in place, and leaves the time of modification as the clock has it."""
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"\x01")
+    os.utime(path)
+
+
+def replace(path: Path) -> None:
+    """Puts another file of the same size and time in its place."""
+    status = path.stat()
+    write(path, seed=1)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_size == status.st_size
+
+
+@pytest.mark.parametrize("change", [cut, overwrite, replace])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_that_has_changed_is_not_unpickled(part: str, change: Callable[[Path], None], path: Path) -> None:
+    file = glft.open(path)
+    before = pickle.dumps(PARTS[part](file))
+    change(path)
+    for pickled in (before, pickle.dumps(PARTS[part](file))):  # what was opened is the version that counts
+        with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*model\.gguf'") as caught:
+            pickle.loads(pickled)
+        assert caught.value.filename == str(path)
+
+
+def test_a_file_of_a_set_that_has_changed(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.randn(64, generator=torch.Generator().manual_seed(i)) for i in range(3)}
+    glft.save_file(tensors, tmp_path / "whole.gguf", {"general.architecture": "toy"})
+    paths = split(glft.open(tmp_path / "whole.gguf"), tmp_path / "part", max_tensors=1)
+    file = glft.open(paths[0])
+    for part in ("file", "tensor", "tensors"):
+        pickled = pickle.dumps(file.tensors["t2"] if part == "tensor" else PARTS[part](file))
+        found = pickle.loads(pickled)
+        tensor = found if part == "tensor" else found["t2"] if part == "tensors" else found.tensors["t2"]
+        assert torch.equal(tensor.dequantize(), tensors["t2"])
+    pickled = [pickle.dumps(part) for part in (file, file.tensors, file.tensors["t2"])]
+    overwrite(Path(paths[2]))
+    for part in pickled:
+        with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*part-00003-of-00003\.gguf'"):
+            pickle.loads(part)
+
+
+def test_a_closed_file_is_not_pickled(path: Path) -> None:
+    file = glft.open(path)
+    tensor = file.tensors["w"]
+    file.close()
+    with pytest.raises(ClosedError, match="is closed"):
+        pickle.dumps(tensor)
+
+
+def test_a_copy_of_a_tensor_reads_the_same_open_file(path: Path) -> None:
+    tensor = glft.open(path).tensors["w"]
+    for again in (copy.copy(tensor), copy.deepcopy(tensor)):
+        assert again.identity == tensor.identity
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of a tensor in a file."""
+
+    def __init__(self, tensor: glft.Tensor) -> None:
+        self.tensor = tensor
+
+    def __len__(self) -> int:
+        return self.tensor.shape[0]
+
+    def __getitem__(self, row: int) -> torch.Tensor:
+        return self.tensor[row]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_started_anew_reads_the_tensor(path: Path) -> None:
+    tensor = glft.open(path).tensors["w"]
+    batches = DataLoader(Rows(tensor), batch_size=64, num_workers=1, multiprocessing_context="spawn")
+    assert torch.equal(torch.cat(list(batches)), tensor.dequantize())
+
+
+def test_types_are_themselves_again() -> None:
+    for type_ in VALUE_TYPES:
+        assert pickle.loads(pickle.dumps(type_)) is type_
+    assert pickle.loads(pickle.dumps(VALUE_TYPES)) is VALUE_TYPES
+    assert pickle.loads(pickle.dumps(u8)) is u8
+
+
+def test_what_has_no_name_to_be_found_by_is_not_pickled() -> None:
+    with pytest.raises(TypeError, match="the type own is in no table, so it cannot be pickled"):
+        pickle.dumps(ValueType("own", 77, u8))
+    with pytest.raises(TypeError, match="another table of GGUF value types was declared before, so this one cannot be pickled"):
+        pickle.dumps(TypeTable[ValueType]("GGUF value"))
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(Number("u24", np.dtype("u4").str))

@@ -1,0 +1,228 @@
+"""Sets of GGUF files: opened as one, cut, put together, and every way in which they do not belong together."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import ClosedError, Container, FormatError, TruncatedError, Typed, load_file, save_file
+from glft_schema.describe.byte_counts import byte_counts
+from glft_schema.errors import OptionError
+from glft_schema.files import splitting
+from glft_schema.files.parsing import check_rules
+from glft_schema.files.shards import shard_info
+from glft_schema.files.splitting import merge, split
+from tests.golden import golden
+
+TENSORS = {f"t.{i}": torch.full((i + 1, 8), float(i)) for i in range(5)}
+
+
+@pytest.fixture(params=[32, 64])
+def whole(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / "whole.gguf"
+    metadata = {"general.architecture": "toy", "t": ["a", "b"]}
+    alignment = None if request.param == 32 else request.param
+    save_file(TENSORS, path, metadata, schemes={"t.4": "f16"}, alignment=alignment, format="gguf")
+    return path
+
+
+@pytest.fixture
+def first(whole: Path) -> Path:
+    with glft_schema.open(whole) as file:
+        return Path(split(file, whole.with_name("part"), max_tensors=2)[0])
+
+
+def test_split_and_open_as_one(whole: Path, first: Path) -> None:
+    assert sorted(path.name for path in first.parent.glob("part*")) == [f"part-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
+    with glft_schema.open(first) as file, glft_schema.open(whole) as original:
+        assert [len(shard.tensors) for shard in file.shards] == [2, 2, 1]
+        assert list(file.tensors) == list(original.tensors) == list(TENSORS)
+        assert file.metadata.without("split.no", "split.count", "split.tensors.count") == original.metadata
+        types = [file.metadata.type_of(key) for key in ("split.no", "split.count", "split.tensors.count")]
+        assert types == ["uint16", "uint16", "int32"]
+        assert [shard_info(shard) for shard in file.shards] == [(0, 3, 5), (1, 3, 5), (2, 3, 5)]
+        assert {shard.alignment for shard in file.shards} == {original.alignment}
+        assert not any(check_rules(shard, ["spec", "ggml"]) for shard in file.shards)
+        for name, tensor in file.tensors.items():
+            assert tensor.raw == original.tensors[name].raw
+        assert torch.equal(file.get_slice("t.3")[1], TENSORS["t.3"][1])
+        assert file.nbytes == sum(path.stat().st_size for path in first.parent.glob("part*")) == sum(byte_counts(file).values())
+        assert repr(file).endswith(f"5 tensors, {file.nbytes} bytes>")
+        assert file == pickle.loads(pickle.dumps(file)) != original
+        file.device = "meta"
+        assert all(tensor.dequantize().is_meta for tensor in file.tensors.values())
+        with pytest.raises(FormatError, match="expected one file, found a set of 3: merge it first"):
+            Container.build(file)
+    with pytest.raises(ClosedError):
+        _ = file.tensors
+    with pytest.raises(ClosedError):
+        file.shards[2].get_tensor("t.4")
+
+
+def test_load_and_merge(whole: Path, first: Path) -> None:
+    loaded = load_file(first, mmap=False)
+    assert list(loaded) == list(TENSORS)
+    assert all(torch.equal(loaded[name].float(), tensor) for name, tensor in TENSORS.items())
+    with glft_schema.open(first) as file:
+        merge(file, whole.with_name("merged.gguf"))
+    assert whole.with_name("merged.gguf").read_bytes() == whole.read_bytes()
+
+
+def test_split_by_bytes(whole: Path) -> None:
+    with glft_schema.open(whole) as file:
+        paths = split(file, whole.with_name("bytes"), max_bytes=100)
+    counts = []
+    for path in paths:
+        with glft_schema.open(path, whole_set=False) as shard:
+            counts.append(list(shard.tensors))
+    assert counts == [["t.0", "t.1"], ["t.2"], ["t.3"], ["t.4"]]
+
+
+def test_a_file_of_a_set_stands_for_itself(first: Path) -> None:
+    second = first.with_name("part-00002-of-00003.gguf")
+    with glft_schema.open(second) as file, glft_schema.open(first, whole_set=False) as alone:
+        assert list(file.tensors) == ["t.2", "t.3"]
+        assert list(alone.tensors) == ["t.0", "t.1"]
+        assert Container.build(alone) == first.read_bytes()
+    assert list(Container.parse(first.read_bytes()).tensors) == ["t.0", "t.1"]
+
+
+def test_a_missing_file(first: Path) -> None:
+    missing = first.with_name("part-00002-of-00003.gguf")
+    missing.unlink()
+    with pytest.raises(FileNotFoundError, match="file 2 of 3 is missing") as caught:
+        glft_schema.open(first)
+    assert caught.value.filename == str(missing)
+
+
+def test_a_wrong_name(first: Path) -> None:
+    for name in ("other.gguf", "part-00002-of-00003.gguf", "part-00001-of-00004.gguf"):
+        folder = first.parent / "other"
+        folder.mkdir(exist_ok=True)
+        shutil.copy(first, folder / name)
+        with pytest.raises(FormatError, match=re.escape("expected the first of 3 files to be called NAME-00001-of-00003.gguf")):
+            glft_schema.open(folder / name)
+
+
+def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None:
+    file = Container.parse(path.read_bytes())
+    Container.build_file({"format": "GGUF", **file.regions, "metadata": file.metadata | changes, **regions}, path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"split.no": 2},
+            "metadata -> split: expected ShardInfo(number=1, files=3, tensors=5), found ShardInfo(number=2, files=3",
+        ),
+        ({"split.count": 4}, "found ShardInfo(number=1, files=4, tensors=5)"),
+        ({"split.count": 1}, "found None"),
+        ({"split.tensors.count": 6}, "found ShardInfo(number=1, files=3, tensors=6)"),
+        ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected an integer from 0 on, found '1'"),
+        ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected an integer from 0 on, found -3"),
+    ],
+)
+def test_files_that_do_not_belong_together(first: Path, changes: dict[str, object], message: str) -> None:
+    second = first.with_name("part-00002-of-00003.gguf")
+    rewritten(second, changes)
+    with pytest.raises(FormatError) as caught:
+        glft_schema.open(first)
+    assert message in str(caught.value)
+    assert caught.value.file == str(second)
+
+
+def test_wrong_numbers_of_tensors(first: Path) -> None:
+    for number in (1, 2, 3):
+        rewritten(first.with_name(f"part-{number:05d}-of-00003.gguf"), {"split.tensors.count": 6})
+    with pytest.raises(
+        FormatError, match=re.escape("metadata -> split.tensors.count: expected 6 tensors in all files, found 5")
+    ):
+        glft_schema.open(first)
+
+
+def test_what_only_other_files_say_is_kept(first: Path, whole: Path) -> None:
+    rewritten(first.with_name("part-00003-of-00003.gguf"), {"t.more": 5, "general.architecture": "other"})
+    with glft_schema.open(first) as file:
+        merge(file, whole.with_name("merged.gguf"))
+    with glft_schema.open(whole.with_name("merged.gguf")) as merged:
+        assert (merged.metadata["t.more"], merged.metadata["general.architecture"]) == (5, "toy")
+
+
+def test_a_split_that_fails_leaves_nothing(whole: Path) -> None:
+    with glft_schema.open(whole) as file:
+        os.truncate(whole, file.tensors["t.3"].position)
+        with pytest.raises(TruncatedError):
+            split(file, whole.with_name("part"), max_tensors=1)
+    assert [path.name for path in whole.parent.iterdir()] == ["whole.gguf"]
+
+
+def test_a_split_that_fails_removes_only_its_own(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what another process has written under one of the names since they were free."""
+    other = whole.with_name("part-00003-of-00003.gguf")
+
+    def fail(header: object, metadata: object, tensors: object, path: str) -> None:
+        Path(path).write_bytes(b"mine")
+        other.write_bytes(b"another's")
+        raise OSError("the disk fell off")
+
+    monkeypatch.setattr(splitting, "_write", fail)
+    with glft_schema.open(whole) as file, pytest.raises(OSError, match="the disk fell off"):
+        split(file, whole.with_name("part"), max_tensors=2)
+    assert {entry.name for entry in whole.parent.iterdir()} == {whole.name, other.name}
+
+
+def test_a_split_replaces_nothing(whole: Path) -> None:
+    path = whole.rename(whole.with_name("part-00001-of-00003.gguf"))
+    before = path.read_bytes()
+    with (
+        glft_schema.open(path) as file,
+        pytest.raises(OptionError, match=r"names that are free, found a file 'part"),
+    ):
+        split(file, path.with_name("part"), max_tensors=2)
+    assert path.read_bytes() == before
+
+
+def test_a_set_of_one(whole: Path) -> None:
+    with glft_schema.open(whole) as file:
+        (only,) = split(file, whole.with_name("one"), max_tensors=5)
+    with glft_schema.open(only) as file:
+        merge(file, whole.with_name("merged.gguf"))
+    assert whole.with_name("merged.gguf").read_bytes() == whole.read_bytes()
+
+
+def test_a_tensor_twice(first: Path) -> None:
+    second = first.with_name("part-00002-of-00003.gguf")
+    file = Container.parse(second.read_bytes())
+    rows = [{**file.tensor_infos[0], "name": "t.0"}, file.tensor_infos[1]]
+    rewritten(second, {}, tensor_infos=rows, data={"t.0": file.tensors["t.2"], "t.3": file.tensors["t.3"]})
+    with pytest.raises(FormatError, match="expected each name once in all files, found it again") as caught:
+        glft_schema.open(first)
+    assert caught.value.tensor == "t.0"
+
+
+def test_a_broken_file_of_a_set_is_blamed_itself(first: Path) -> None:
+    second = first.with_name("part-00002-of-00003.gguf")
+    second.write_bytes(second.read_bytes()[:40])
+    with pytest.raises(FormatError) as caught:
+        glft_schema.open(first)
+    assert caught.value.file == str(second)
+
+
+def test_what_cannot_be_split_or_merged(whole: Path, first: Path, tmp_path: Path) -> None:
+    with glft_schema.open(whole) as file, glft_schema.open(first) as parts, Container.parse(golden("four_types")) as glft:
+        with pytest.raises(OptionError, match="expected a number of tensors or of bytes for each file, found neither"):
+            split(file, tmp_path / "x")
+        for other in (parts, glft):
+            with pytest.raises(OptionError, match="expected a single GGUF file to be split"):
+                split(other, tmp_path / "x", max_tensors=1)
+        with pytest.raises(OptionError, match="expected the first file of a set"):
+            merge(file, tmp_path / "x")
+    assert shard_info(glft) is None

@@ -1,0 +1,151 @@
+"""A user's own `torch.compile` around what this package does: right numbers in every call, whatever was read before."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.formats.glft import GLFT
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.oracles import gguf_reference
+from tests.oracles import glft_reference as reference
+
+QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+TYPES = [*QUANTIZED, GGML_TYPES["F16"], GGML_TYPES["BF16"], *(type_ for type_ in GLFT.types if type_.exact)]
+DIMS = {"w": [4, 512], "v": [6, 256]}
+BACKENDS = ["eager", "aot_eager", "inductor"]
+Read = Callable[[glft.File, str, torch.Tensor], torch.Tensor]
+
+READS: dict[str, Read] = {
+    "get_tensor": lambda file, name, zero: file.get_tensor(name) + zero,
+    "get_slice": lambda file, name, zero: file.get_slice(name)[1:3, 32:200] + zero,
+    "load_file": lambda file, name, zero: glft.load_file(file.name)[name] + zero,
+}
+OTHER_READS: dict[str, Read] = {
+    "dequantize": lambda file, name, zero: file.tensors[name].dequantize(torch.bfloat16) + zero,
+    "fields": lambda file, name, zero: sum((part.sum() for part in file.info(name).fields.values()), zero),
+    "payload": lambda file, name, zero: sum((part.sum() for part in file.info(name).payload.values()), zero),
+    "raw": lambda file, name, zero: zero + sum(file.info(name).raw),
+    "chunks": lambda file, name, zero: sum((part.sum() for part in file.get_slice(name).chunks(300)), zero),
+    "open": lambda file, name, zero: glft.open(file.name).get_tensor(name) + zero,
+    "parse_file": lambda file, name, zero: glft.Container.parse_file(file.name).tensors[name][...] + zero,
+    "header": lambda file, name, zero: zero + file.header.n_tensors + file.tensors[name].nbytes + file.nbytes,
+    "metadata": lambda file, name, zero: zero + int(file.metadata["toy.number"]),
+    "text": lambda file, name, zero: zero + len(str(file.info(name).dtype) + str(file.header) + str(file.info(name))),
+    "type": lambda file, name, zero: zero + (file.info(name).dtype == GGML_TYPES["Q4_0"]),
+    "quantize": lambda file, name, zero: glft.fake_quantize(file.get_tensor(name), "f16") + zero,
+}
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # of what the code generator imports
+    pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning"),  # torch 2.6's
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    """Forgets what was compiled before and after. Falling back to no compiling at all, after too many graphs, is an error."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(cache_size_limit=1000, fail_on_cache_limit_hit=True):
+        yield
+    torch._dynamo.reset()
+
+
+def write(path: Path, type_: TensorType, seed: int) -> Path:
+    """Writes a file with two tensors of a type, and a number in its metadata.
+
+    Payloads are random bytes below 60, of which no scale and no float is NaN or infinite.
+    """
+    rng = np.random.default_rng(seed)
+    payloads = {name: rng.integers(0, 60, type_.nbytes(dims), dtype=np.uint8).tobytes() for name, dims in DIMS.items()}
+    if type_ in GLFT.types:
+        rows = [reference.Row(name, dims, type_.code, payloads[name]) for name, dims in DIMS.items()]
+        path.write_bytes(reference.back_to_back(f"toy.number={seed}".encode(), rows))
+    else:
+        infos = [gguf_reference.Info(name.encode(), dims[::-1], type_.code, payloads[name]) for name, dims in DIMS.items()]
+        path.write_bytes(gguf_reference.File(entries=[(b"toy.number", 4, seed)], infos=infos).bytes())
+    return path
+
+
+def check(read: Read, backend: str, files: list[glft.File]) -> None:
+    """Compiles a function and compares three calls of it for each file and name with what it gives uncompiled."""
+    compiled, zero = torch.compile(read, backend=backend), torch.zeros(())
+    calls = list(itertools.product(files, DIMS))
+    expected = [read(*call, zero) for call in calls]
+    for _ in range(3):
+        for call, numbers in zip(calls, expected, strict=True):
+            assert torch.equal(compiled(*call, zero), numbers), (backend, call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> None:
+    """One function for all types: a graph made for one must not run for another."""
+    check(read, backend, [glft.open(write(tmp_path / f"{seed}", type_, seed)) for seed, type_ in enumerate(TYPES)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS[:2])  # what is read never gets to a code generator
+@pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
+def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:
+    types = [GGML_TYPES["Q4_0"], GGML_TYPES["Q6_K"], GLFT.types["Q4_per_group_64"], GGML_TYPES["F16"]]
+    check(read, backend, [glft.open(write(tmp_path / f"{type_}", type_, seed)) for seed, type_ in enumerate(types)])
+
+
+def test_a_file_that_a_function_closes_over(tmp_path: Path) -> None:
+    for type_ in (GGML_TYPES["Q4_0"], GGML_TYPES["Q4_K"]):
+        file = glft.open(write(tmp_path / "file", type_, 1))
+        compiled = torch.compile(lambda zero, file=file: file.get_tensor("w") + zero, backend="eager")
+        for _ in range(3):
+            assert torch.equal(compiled(torch.zeros(())), file.get_tensor("w"))
+
+
+def test_reading_in_a_single_graph_is_torchs_error(tmp_path: Path) -> None:
+    file = glft.open(write(tmp_path / "file", GGML_TYPES["Q4_0"], 1))
+    compiled = torch.compile(lambda zero: file.get_tensor("w") + zero, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        compiled(torch.zeros(()))
+
+
+@pytest.mark.slow
+def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
+    """What a user's own module does with packed bytes: `TensorType.dequantize`, the type an attribute of the module."""
+
+    class Packed(torch.nn.Module):
+        type_: TensorType
+
+        def forward(self, **fields: torch.Tensor) -> torch.Tensor:
+            return self.type_.dequantize(**fields)
+
+    packed, rng = Packed(), np.random.default_rng(0)
+    compiled = torch.compile(packed, backend="eager", fullgraph=True)
+    families = [GGML_TYPES[name] for name in ("Q4_0", "Q8_1", "Q4_K", "IQ3_S", "TQ1_0", "NVFP4")] + [
+        GLFT.types["Q4_per_group_64"]
+    ]
+    fields = {}
+    for type_ in families:
+        source = BytesSource(rng.integers(0, 60, type_.nbytes(DIMS["w"]), dtype=np.uint8).tobytes())
+        fields[type_] = type_.cut(source, 0, DIMS["w"], range(4), range(512))
+        type_.dequantize(**fields[type_])  # grids are made at their first use, which no graph can hold
+    for packed.type_ in families * 2:
+        given = fields[packed.type_]
+        assert torch.equal(compiled(**given), packed.type_.dequantize(**given)), packed.type_
+
+
+@pytest.mark.slow
+def test_importing_and_reading_do_not_import_the_compiler(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", GGML_TYPES["Q4_0"], 1)
+    code = "import sys, glft_schema; glft_schema.load_file(sys.argv[1]); assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, path], check=True)

@@ -1,0 +1,503 @@
+"""The same bytes by every road: in memory, from a file, from a stream, inside of something else. The verdict is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import gzip
+import io
+import mmap
+import os
+import pickle
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import construct
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import Container, File, FormatError, LimitError, TensorError, TruncatedError
+from glft_schema.codec.construct_errors import our_errors
+from glft_schema.codec.context import new_context
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.trace import without_root
+from glft_schema.describe.byte_map import byte_map
+from glft_schema.describe.hex_view import HexView
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import check_rules, trace_fields
+from glft_schema.formats.format import Format
+from glft_schema.formats.registry import FORMATS
+from glft_schema.limits import Limits
+from glft_schema.storage.cursor import Cursor
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import BytesSource
+from glft_schema.storage.tensor_bytes import write_all
+from tests.catalogue import gguf_cases, glft_cases
+from tests.golden import golden
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import write_set
+
+GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
+CASES: dict[str, bytes] = {
+    **{f"GGUF, {name}": case.stored for name, case in {**gguf_cases.REFUSED, **gguf_cases.READ}.items()},
+    **{f"GLFT, {name}": case.stored for name, case in {**glft_cases.REFUSED, **glft_cases.READ}.items()},
+    **{name: golden(name) for name in GOLDEN},
+    "a safetensors file": b"\2\0\0\0\0\0\0\0{}",
+    "a byte": b"G",
+}
+Road = Callable[[bytes, Path], File]
+
+
+def verdict(road: Callable[[], File]) -> Any:
+    """Returns everything that a caller learns: the error, or the values, the bytes and the numbers."""
+    try:
+        file = road()
+    except FormatError as error:
+        path = without_root(error.path).removeprefix("inside").removeprefix(" -> ")
+        return type(error), error.problem, path, error.offset, error.tensor, error.rule, error.key
+    with file:
+        tensors = []
+        for tensor in file.tensors.values():
+            try:
+                listed = tensor.dequantize().nan_to_num(nan=7.5).tolist()
+            except TensorError:
+                listed = None
+            tensors.append((tensor.name, tensor.dims, str(tensor.dtype), tensor.position, bytes(tensor.raw), listed))
+        return file.format.name, file.nbytes, Container.build(file), repr(file.metadata), tensors, file.tensors.gaps
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """The verdict on the bytes in memory, which the catalogues state."""
+    return {name: verdict(lambda stored=stored: Container.parse(stored)) for name, stored in CASES.items()}
+
+
+def descriptors() -> int:
+    """Returns how many files this process has open."""
+    gc.collect()
+    return sum(os.path.exists(f"/dev/fd/{number}") for number in range(512))
+
+
+def written(stored: bytes, folder: Path) -> Path:
+    path = folder / "file"
+    path.write_bytes(stored)
+    return path
+
+
+def mapped_by_the_caller(stored: bytes, folder: Path) -> File:
+    if not stored:
+        return Container.parse(b"")  # which cannot be mapped
+    with written(stored, folder).open("rb") as stream:
+        return Container.parse(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
+
+
+def file_object(stored: bytes, folder: Path, **options: Any) -> File:
+    with open(written(stored, folder), "rb", **options) as stream:
+        return Container.parse_stream(stream)
+
+
+def after_what_was_read(stored: bytes, folder: Path) -> File:
+    with written(b"x" * 5000 + stored, folder).open("rb") as stream:
+        assert stream.read(5000) == b"x" * 5000  # Python has read on in the meantime
+        file = Container.parse_stream(stream, mmap=False)
+        assert stream.read() == b""
+        return file
+
+
+def read_and_written(stored: bytes, folder: Path) -> File:
+    with (folder / "file").open("w+b") as stream:
+        stream.write(b"x" + stored)
+        stream.seek(1)
+        return Container.parse_stream(stream)
+
+
+@contextlib.contextmanager
+def fed(stored: bytes, send: Callable[[bytes], object], end: Callable[[], object]) -> Iterator[None]:
+    """Sends the bytes from another thread, whether anybody waits for all of them or not."""
+
+    def feed() -> None:
+        with contextlib.suppress(OSError):
+            send(stored)
+        end()
+
+    feeding = threading.Thread(target=feed)
+    feeding.start()
+    try:
+        yield
+    finally:
+        feeding.join()
+
+
+def pipe(stored: bytes, folder: Path, buffering: int = -1) -> File:
+    reading, writing = os.pipe()
+    into = open(writing, "wb", buffering=0)  # noqa: SIM115 - the thread closes it
+    with fed(stored, lambda data: write_all(into, data), into.close), open(reading, "rb", buffering) as pipe:
+        return Container.parse_stream(pipe)
+
+
+def socket_file(stored: bytes, folder: Path) -> File:
+    ours, theirs = socket.socketpair()
+    with ours, fed(stored, theirs.sendall, theirs.close), ours.makefile("rb") as stream:
+        file = Container.parse_stream(stream)
+        ours.shutdown(socket.SHUT_RDWR)
+        return file
+
+
+class ThreeAtATime(io.RawIOBase):
+    """Gives three bytes at each reading, however many are asked for."""
+
+    def __init__(self, stored: bytes) -> None:
+        self._left = io.BytesIO(stored)
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        return self._left.read(3)
+
+
+def at(offset: int, **options: Any) -> Road:
+    """Returns the road into a larger file: from `offset` on, with other things before and after."""
+
+    def road(stored: bytes, folder: Path) -> File:
+        path = written(b"\xff" * offset + stored + b"what follows", folder)
+        return Container.parse_file(path, offset=offset, size=len(stored), **options)
+
+    return road
+
+
+def up_to_the_end(stored: bytes, folder: Path) -> File:
+    return glft_schema.open(written(b"\xff" * 4097 + stored, folder), offset=4097)
+
+
+def unlimited(stored: bytes, folder: Path) -> File:
+    declared = construct.Struct("inside" / construct.Prefixed(construct.Int64ul, Container))
+    return declared.parse(len(stored).to_bytes(8, "little") + stored + b"what follows").inside
+
+
+def fixed_size(stored: bytes, folder: Path) -> File:
+    declared = construct.Struct("skipped" / construct.Bytes(7), "inside" / construct.FixedSized(len(stored), Container))
+    return declared.parse_file(written(bytes(7) + stored + b"what follows", folder)).inside
+
+
+def last_field_of_a_file(stored: bytes, folder: Path) -> File:
+    declared = construct.Struct("skipped" / construct.Bytes(7), "inside" / Container, construct.Terminated)
+    return declared.parse_file(written(bytes(7) + stored, folder)).inside
+
+
+def field_of_ours(stored: bytes, folder: Path) -> File:
+    declared = Struct("skipped" / construct.Bytes(7), "inside" / Container)
+    return declared._parse(Cursor(BytesSource(bytes(7) + stored)), new_context(True), "(parsing)").inside
+
+
+def compiled(stored: bytes, folder: Path) -> File:
+    declared = construct.Struct("inside" / construct.Prefixed(construct.Int64ul, Container)).compile()
+    return declared.parse(len(stored).to_bytes(8, "little") + stored).inside
+
+
+ROADS: dict[str, Road] = {
+    "bytearray": lambda stored, folder: Container.parse(bytearray(stored)),
+    "a view from an odd byte on": lambda stored, folder: Container.parse(memoryview(b"x" + stored)[1:]),
+    "mapped by the caller": mapped_by_the_caller,
+    "a file": lambda stored, folder: Container.parse_file(written(stored, folder)),
+    "a file in pieces": lambda stored, folder: Container.parse_file(written(stored, folder), mmap=False),
+    "a file object": file_object,
+    "an unbuffered file object": lambda stored, folder: file_object(stored, folder, buffering=0),
+    "a file object from the middle on": after_what_was_read,
+    "a file object being written to": read_and_written,
+    "BytesIO": lambda stored, folder: Container.parse_stream(io.BytesIO(stored)),
+    "three bytes at a time": lambda stored, folder: Container.parse_stream(ThreeAtATime(stored)),
+    "a pipe": pipe,
+    "an unbuffered pipe": lambda stored, folder: pipe(stored, folder, buffering=0),
+    "a socket": socket_file,
+    "byte 7 of a larger file": at(7),
+    "byte 7, in pieces": at(7, mmap=False),
+    "byte 4097 of a larger file": at(4097),
+    "byte 4097 to the end": up_to_the_end,
+    "inside Prefixed": unlimited,
+    "inside FixedSized": fixed_size,
+    "the last field of a file": last_field_of_a_file,
+    "a field of our own Struct": field_of_ours,
+    "Container.compile": lambda stored, folder: Container.compile().parse(stored),
+    "inside a compiled Struct": compiled,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("road", ROADS)
+def test_every_road_gives_the_verdict_of_bytes(road: str, expected: dict[str, Any], tmp_path: Path) -> None:
+    found = {name: verdict(lambda stored=stored: ROADS[road](stored, tmp_path)) for name, stored in CASES.items()}
+    different = {name: (found[name], expected[name]) for name in CASES if found[name] != expected[name]}
+    assert different == {}
+
+
+def test_the_verdicts_are_of_both_kinds(expected: dict[str, Any]) -> None:
+    refused = [name for name, found in expected.items() if isinstance(found[0], type)]
+    assert len(refused) > 60
+    assert len(expected) - len(refused) > 50
+    assert {expected[name][0] for name in refused} == {FormatError, TruncatedError, LimitError}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_compiled_schema_gives_the_verdict_of_the_interpreted_one(format: Format) -> None:
+    """What construct's compiler makes of a format's Struct; its errors lack the offset, as those of the Struct itself do."""
+
+    def outcome(declared: Any, stored: bytes) -> Any:
+        try:
+            with our_errors():
+                parsed = declared.parse(stored)
+        except FormatError as error:
+            return type(error), error.problem, error.path, error.tensor
+        return list(parsed), repr(parsed), {name: bytes(tensor.raw) for name, tensor in parsed.data.items()}
+
+    interpreted, compiled = format.struct, format.struct.compile()
+    assert type(compiled) is construct.Compiled
+    for name, stored in CASES.items():
+        assert outcome(compiled, stored) == outcome(interpreted, stored), name
+    for stored in map(golden, GOLDEN):
+        if stored[:4] == format.magics[0]:
+            assert compiled.build(compiled.parse(stored)) == interpreted.build(interpreted.parse(stored)) == stored
+
+
+def test_the_output_of_a_command(tmp_path: Path) -> None:
+    path = written(golden("gguf_little"), tmp_path)
+    with subprocess.Popen(["cat", str(path)], stdout=subprocess.PIPE) as command:
+        file = Container.parse_stream(command.stdout)
+    assert file == glft_schema.open(path)
+    assert file.name == "<bytes>"
+
+
+# Streams
+
+
+def test_something_else_is_refused_before_the_rest_is_waited_for() -> None:
+    """The other end of the pipe stays open, and sends no more: whoever waits for the end never comes back."""
+    reading, writing = os.pipe()
+    os.write(writing, b"<!DOCTYPE html>\n")
+    with open(reading, "rb") as stream, pytest.raises(FormatError, match="found b'<!DO', the start of a web page"):
+        Container.parse_stream(stream)
+    os.close(writing)
+    with open("/dev/zero", "rb") as endless, pytest.raises(FormatError, match=r"found b'\\x00\\x00\\x00\\x00'"):
+        Container.parse_stream(endless)
+
+
+class Endless(io.RawIOBase):
+    """A file with bytes after it, without end."""
+
+    def __init__(self, stored: bytes) -> None:
+        self._stored = io.BytesIO(stored)
+        self.given = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._stored.read(size) or bytes(size)
+        self.given += len(piece)
+        return piece
+
+
+def test_an_endless_stream_that_starts_right_ends_at_a_limit() -> None:
+    stream = Endless(golden("four_types"))
+    problem = "expected at most 1000000 bytes in a stream, a limit of this reader, found 1000001"
+    with Limits(stream=1_000_000), pytest.raises(LimitError, match=problem) as caught:
+        Container.parse_stream(stream)
+    assert (stream.given, caught.value.limit) == (1_000_001, "stream")
+    stored = golden("four_types")
+    with Limits(stream=len(stored)):
+        assert Container.parse_stream(io.BytesIO(stored)) == Container.parse(stored)
+    with Limits(stream=len(stored) - 1), pytest.raises(LimitError, match="found 168"):
+        Container.parse_stream(io.BytesIO(stored))
+
+
+@pytest.mark.parametrize("most", range(18))
+def test_a_limit_below_what_is_looked_at_first(most: int) -> None:
+    endless, whole = Endless(golden("four_types")), golden("four_types")[:most]
+    with Limits(stream=most):
+        with pytest.raises(LimitError, match=f"expected at most {most} bytes in a stream"):
+            Container.parse_stream(endless)
+        with pytest.raises(TruncatedError) if most > 3 else pytest.raises(FormatError):
+            Container.parse_stream(io.BytesIO(whole))
+    assert endless.given <= 18
+
+
+def test_streams_that_give_no_bytes(tmp_path: Path) -> None:
+    path = written(golden("four_types"), tmp_path)
+    problem = "expected a stream of bytes, found one that gives .*: open it in binary mode"
+    with path.open("r", encoding="latin-1") as text, pytest.raises(TypeError, match=problem):
+        Container.parse_stream(text)
+    with pytest.raises(TypeError, match=problem):
+        Container.parse_stream(io.StringIO("GGUF"))
+    with path.open("rb") as stream:
+        pass
+    with pytest.raises(ValueError, match="closed file"):
+        Container.parse_stream(stream)
+    with path.open("ab") as stream, pytest.raises(io.UnsupportedOperation, match="read"):
+        Container.parse_stream(stream)
+
+
+def test_a_stream_that_does_not_wait() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with open(reading, "rb", buffering=0) as stream:
+        with pytest.raises(BlockingIOError, match="the stream has no bytes yet, and does not wait for them"):
+            Container.parse_stream(stream)
+        os.write(writing, golden("four_types")[:20])
+        with pytest.raises(BlockingIOError, match="no bytes yet"):
+            Container.parse_stream(stream)
+    os.close(writing)
+
+
+def test_errors_of_a_stream_come_through() -> None:
+    class Broken(io.RawIOBase):
+        def read(self, size: int = -1) -> bytes:
+            raise ConnectionResetError("the other side has gone")
+
+    with pytest.raises(ConnectionResetError, match="the other side has gone"):
+        Container.parse_stream(Broken())
+
+
+def test_a_stream_over_a_file_is_not_taken_for_the_file(tmp_path: Path) -> None:
+    """It has the file's descriptor, but other bytes."""
+    with gzip.open(tmp_path / "packed", "wb") as packed:
+        packed.write(golden("gguf_little"))
+    with gzip.open(tmp_path / "packed", "rb") as packed:
+        assert packed.fileno() >= 0
+        assert Container.parse_stream(packed) == Container.parse(golden("gguf_little"))
+    with zipfile.ZipFile(tmp_path / "archive", "w") as archive:
+        archive.writestr("inside", golden("four_types"))
+    with zipfile.ZipFile(tmp_path / "archive") as archive, archive.open("inside") as member:
+        assert Container.parse_stream(member) == Container.parse(golden("four_types"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_file_object_may_be_closed_and_its_name_go(tmp_path: Path, mmap: bool) -> None:
+    path = written(golden("four_types"), tmp_path)
+    before = descriptors()
+    with path.open("rb") as stream:
+        file = Container.parse_stream(stream, mmap=mmap)
+    path.unlink()
+    assert file.name == str(path)
+    assert file == Container.parse(golden("four_types"))
+    assert file.get_tensor("a").item() == -1.5
+    again = pickle.loads(pickle.dumps(file))  # as its bytes: nobody says that they stand under that name
+    assert again == file
+    assert again.name == "<bytes>"
+    file.close()
+    assert descriptors() == before
+
+
+def test_a_file_without_a_name(tmp_path: Path) -> None:
+    with tempfile.TemporaryFile(dir=tmp_path) as stream:
+        stream.write(golden("four_types")[:-1])
+        stream.seek(0)
+        with pytest.raises(TruncatedError) as caught:
+            Container.parse_stream(stream)
+        assert caught.value.file == "<bytes>"
+        stream.write(golden("four_types")[-1:])
+        stream.seek(0)
+        assert Container.parse_stream(stream) == Container.parse(golden("four_types"))
+
+
+def test_a_file_object_is_not_read_whole(tmp_path: Path) -> None:
+    row = reference.Row("w", [1 << 31], reference.F32, b"")
+    head = reference.write(b"", [row], b"")
+    path = written(head, tmp_path)
+    os.truncate(path, len(head) + (4 << 31))
+    for is_mapped in (True, False):
+        tracemalloc.start()
+        with path.open("rb") as stream, Container.parse_stream(stream, mmap=is_mapped) as file:
+            assert file.get_slice("w")[-1:].tolist() == [0]
+            assert stream.tell() == path.stat().st_size
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+
+
+# Parts of files
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Path:
+    """A file with ``gguf_little`` from byte 7 on."""
+    return written(b"\xff" * 7 + golden("gguf_little") + b"what follows", tmp_path)
+
+
+SIZE = len(golden("gguf_little"))
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
+    whole = Container.parse(golden("gguf_little"))
+    with glft_schema.open(part, mmap=mmap, offset=7, size=SIZE) as file:
+        assert file == whole
+        assert (file.name, file.nbytes) == (str(part), SIZE)
+        assert pickle.loads(pickle.dumps(file)) == file
+        assert pickle.loads(pickle.dumps(file)).source.mapped == mmap
+        assert check_rules(file, "spec") == check_rules(whole, "spec")
+        assert [span.start for span in trace_fields(file)] == [span.start for span in trace_fields(whole)]
+        assert list(HexView(byte_map(file)).whole()) == list(HexView(byte_map(whole)).whole())
+        for name, tensor in whole.tensors.items():
+            assert file.tensors[name].position == tensor.position
+            assert bytes(file.tensors[name].raw) == bytes(tensor.raw)
+            if tensor.shape and tensor.nbytes:
+                assert torch.equal(file.tensors[name][-1], tensor[-1])
+        assert Container.build(file) == golden("gguf_little")
+        Container.build_file({}, part)
+        assert file == whole  # the old file lives on
+
+
+def test_where_errors_in_a_part_are(part: Path) -> None:
+    with pytest.raises(TruncatedError) as caught:
+        glft_schema.open(part, offset=7, size=20)
+    with pytest.raises(TruncatedError) as plain:
+        Container.parse(golden("gguf_little")[:20])
+    assert (caught.value.path, caught.value.offset) == (plain.value.path, plain.value.offset)
+    assert str(caught.value) == f"{plain.value} in {part}"
+    with pytest.raises(TruncatedError, match=f"expected 999999 bytes from byte 7 of the file on, found {SIZE + 12}"):
+        glft_schema.open(part, offset=7, size=999_999)
+    for offset in (SIZE + 7 + 12, 1 << 40, 1 << 70):
+        with pytest.raises(TruncatedError, match="header -> magic: expected 4 bytes, found 0"):
+            glft_schema.open(part, offset=offset)
+        with pytest.raises(TruncatedError, match=r"expected 1 bytes from byte .* found 0"):
+            glft_schema.open(part, offset=offset, size=1)
+    for what, number in (("offset", -1), ("size", -1), ("offset", 1.0), ("size", "4")):
+        with pytest.raises(OptionError, match=re.escape(f"expected an integer from 0 on as {what}, found {number!r}")):
+            glft_schema.open(part, **{what: number})
+
+
+def test_views_of_a_part_at_the_edges_of_pages(tmp_path: Path) -> None:
+    stored = bytes(range(256)) * 64
+    path = written(stored, tmp_path)
+    for offset in (0, 1, 4095, 4096, 4097, 8192, len(stored) - 1, len(stored)):
+        for size in {0, 1, 4096, 5000, None}:
+            if size is not None and offset + size > len(stored):
+                continue
+            for is_mapped in (True, False):
+                source = open_source(path, is_mapped, offset, size)
+                wanted = stored[offset : None if size is None else offset + size]
+                assert source.size == len(wanted)
+                for read in (source.view, source.read, source.private):
+                    assert bytes(read(0, source.size)) == wanted
+                    with pytest.raises(TruncatedError, match=f"expected {source.size + 1} bytes, found {source.size}"):
+                        read(0, source.size + 1)
+                source.close()
+
+
+def test_a_part_that_is_the_first_of_a_set_stands_alone(tmp_path: Path) -> None:
+    first = write_set(tmp_path)
+    with glft_schema.open(first) as whole, glft_schema.open(first, size=first.stat().st_size) as part:
+        assert list(whole.tensors) == ["t0", "t1"]
+        assert list(part.tensors) == ["t0"]
+        assert pickle.loads(pickle.dumps(whole)) == whole
+        with glft_schema.open(first, whole_set=False) as alone:
+            assert pickle.loads(pickle.dumps(alone)) == alone == part

@@ -1,0 +1,173 @@
+"""The catalogues of unusual and bad files: each is read, or refused as its row says, and costs little either way."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from glft_schema import Container, FormatError, TensorError
+from glft_schema.codec.rules import GGML, REQUIRED, SPEC
+from glft_schema.errors import shown
+from glft_schema.files.parsing import check_rules
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.tensors.tensor import Tensor
+from tests.catalogue.__main__ import CATALOGUES, HUGE, READ, REFUSED, entries, written
+from tests.catalogue.cases import ALIGNMENT, KINDS, Read, Refused
+from tests.catalogue.gguf_cases import COUNTS, sized
+from tests.catalogue.judging import judged
+from tests.oracles import glft_reference as reference
+from tests.oracles.peers import gguf
+
+EVERYWHERE = {"architecture", "quantization-version"}  # what few of the cases state
+
+# llama.cpp's own test files (tests/test-gguf.cpp, without HANDCRAFTED_).
+TEST_GGUF_CPP = """
+HEADER_BAD_MAGIC HEADER_BAD_VERSION_0 HEADER_BAD_VERSION_1 HEADER_BAD_VERSION_FUTURE HEADER_BAD_N_TENSORS HEADER_BAD_N_KV
+HEADER_EMPTY
+KV_BAD_KEY_SIZE KV_EMPTY_KEY KV_BAD_TYPE KV_DUPLICATE_KEY KV_BAD_ALIGN KV_WRONG_TYPE_ALIGN KV_SUCCESS
+TENSORS_BAD_NAME_SIZE TENSORS_BAD_N_DIMS TENSORS_BAD_SHAPE TENSORS_ZERO_DIM TENSORS_NE_TOO_BIG TENSORS_NBYTES_TOO_BIG
+TENSORS_NBYTES_PAD_WRAP TENSORS_BAD_TYPE TENSORS_BAD_OFFSET TENSORS_DUPLICATE_NAME TENSORS_BAD_ALIGN TENSORS_INCONSISTENT_ALIGN
+TENSORS_SUCCESS TENSORS_CUSTOM_ALIGN
+DATA_NOT_ENOUGH_DATA DATA_BAD_ALIGN DATA_INCONSISTENT_ALIGN DATA_MEM_SIZE_OVERFLOW DATA_SUCCESS DATA_CUSTOM_ALIGN
+"""
+# Of llama.cpp, Ollama, mlx, gguf-tools and openvino. CVE-2024-39721, a device in place of a file, is for test_source.py.
+VULNERABILITIES = """
+CVE-2024-25664 CVE-2024-25665 CVE-2024-25666 CVE-2024-25667 CVE-2024-25668 type-index
+CVE-2024-23605 CVE-2024-23496 CVE-2024-21802 CVE-2024-21836 CVE-2024-21825 CVE-2024-32878
+CVE-2025-53630 CVE-2026-27940 CVE-2026-33298 oss-security-V-01
+CVE-2024-39720 CVE-2024-12055 CVE-2024-8063 CVE-2025-0312 CVE-2025-0315 CVE-2025-0317 CVE-2025-66959 CVE-2025-66960
+CVE-2026-7482
+CVE-2024-37032 CVE-2024-45436 CVE-2025-62609 mlx#4136 mlx#4213 mlx#4179 gguf-tools#25 openvino#4170
+"""
+LLAMA_CPP = TEST_GGUF_CPP.split()
+NOT_IN_GLFT = {
+    "a version": {"HEADER_BAD_VERSION_1"},
+    "lengths in the metadata": {"KV_BAD_KEY_SIZE", "CVE-2024-25665"},
+    "types and arrays in the metadata": {"KV_BAD_TYPE", "CVE-2024-25667", "CVE-2024-25668", "CVE-2024-21825"},
+    "a limit of names": {"TENSORS_BAD_NAME_SIZE"},
+    "an alignment": {name for name in LLAMA_CPP if name.endswith("_ALIGN")} | {"oss-security-V-01", "CVE-2025-0317"},
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_files_are_refused(name: str) -> None:
+    case = REFUSED[name]
+    with pytest.raises(FormatError) as caught:
+        Container.parse(case.stored)
+    error = caught.value
+    rule = case.rule and f"{name[:4].lower()}-{case.rule}"
+    assert (type(error), error.path, error.offset) == (case.error, case.path, case.offset)
+    assert (error.tensor, error.key, error.rule) == (case.tensor, case.key, rule)
+    assert case.message
+    assert error.problem.endswith(case.message)
+    text = str(error)
+    assert text.startswith(f"{case.path}: {error.problem} (")
+    assert f"at byte {case.offset})" in text
+    assert case.tensor is None or f"(tensor {shown(case.tensor)}, " in text
+    assert case.key is None or f"(key {shown(case.key)}, " in text
+    assert text.isprintable()
+    assert len(text) < 500
+
+
+def test_all_refusals_name_field_byte_and_what_is_concerned() -> None:
+    """A tensor is concerned in its row after its name, and in its payload; a key in its value."""
+    of_tensor = re.compile(r"(descriptors|tensor_infos) -> \d+ -> (?!name$)|data -> ")
+    of_key = re.compile(r"metadata -> \d+ -> (?!key$)")
+    named = [
+        bool(case.path) and case.offset is not None
+        and (case.tensor is not None or not of_tensor.match(case.path))
+        and (case.key is not None or not of_key.match(case.path))
+        for case in REFUSED.values()
+    ]  # fmt: skip
+    assert sum(named) == len(named) > 100
+
+
+@pytest.mark.parametrize("name", READ)
+def test_unusual_files_are_read_and_built_back(name: str) -> None:
+    case = READ[name]
+    file = Container.parse(case.stored)
+    assert Container.build(file) == case.stored
+    for rules, expected in ((SPEC, case.spec), (GGML, case.ggml)):
+        found = check_rules(file, rules)
+        broken = {finding.rule.removeprefix(f"{name[:4].lower()}-") for finding in found} - EVERYWHERE
+        assert sorted(broken) == expected.split()
+        for finding in found:
+            assert finding.path
+            assert finding.offset is not None
+            assert finding.problem.startswith("expected ")
+    assert check_rules(file, REQUIRED) == []
+    for tensor in file.tensors.values():
+        assert bytes(tensor.raw) == case.stored[tensor.position : tensor.position + tensor.nbytes]
+        if isinstance(tensor.dtype, OpaqueType):
+            with pytest.raises(TensorError, match=r"its type, \d+, is not known"):
+                tensor.dequantize()
+        else:
+            assert tuple(tensor.dequantize().shape) == tuple(tensor.shape)
+            np.testing.assert_array_equal(tensor.dequantize().flatten(), oracle(name, tensor))
+
+
+def oracle(name: str, tensor: Tensor) -> Any:
+    """Returns a tensor's numbers as others read its payload."""
+    if name.startswith("GLFT"):
+        return reference.numbers(tensor.dtype.code, list(tensor.dims), bytes(tensor.raw))
+    if letter := {"F32": "f", "I8": "b"}.get(tensor.dtype.name):
+        order = "<" if tensor.order == "little" else ">"
+        return struct.unpack(f"{order}{math.prod(tensor.shape)}{letter}", tensor.raw)
+    return gguf.quants.dequantize(np.frombuffer(tensor.raw, np.uint8), gguf.GGMLQuantizationType(tensor.dtype.code))
+
+
+@pytest.mark.parametrize("format", CATALOGUES)
+def test_every_known_vulnerability_and_every_file_of_llama_cpp_has_a_case(format: str) -> None:
+    assert len(LLAMA_CPP) == len(set(LLAMA_CPP)) == 34
+    known = {*LLAMA_CPP, *VULNERABILITIES.split()}
+    cases: list[Refused | Read] = [*CATALOGUES[format].REFUSED.values(), *CATALOGUES[format].READ.values()]
+    covered = {name for case in cases for name in case.shows.split()}
+    assert covered <= known
+    missing = set().union(*NOT_IN_GLFT.values()) if format == "GLFT" else set()
+    assert known - covered == missing
+
+
+@pytest.mark.parametrize("format", CATALOGUES)
+def test_every_kind_of_fault_has_cases(format: str) -> None:
+    cases = CATALOGUES[format]
+    for table in (cases.REFUSED, cases.READ):
+        assert {case.kind for case in table.values()} == set(KINDS) - ({ALIGNMENT} if format == "GLFT" else set())
+
+
+@pytest.mark.parametrize(("field", "number", "version"), HUGE)
+def test_huge_counts_in_small_files(field: str, number: int, version: int) -> None:
+    path, kind = COUNTS[field]
+    with pytest.raises(FormatError) as caught:
+        Container.parse(sized(field, number, version))
+    assert (caught.value.path, type(caught.value)) == (path, kind)
+
+
+LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process takes is read from Linux's /proc")
+
+
+@pytest.mark.slow
+@LINUX
+def test_no_file_takes_long_or_much_memory(tmp_path: Path) -> None:
+    """Each is read in a process of its own, which gets `SECONDS`, and `MEMORY` and `TIMES` its size, before it is killed."""
+    files = written(tmp_path, entries())
+    found = judged(files)
+    shutil.rmtree(tmp_path)
+    ended = [(entry.name, end.end, entry.message in end.text) for entry, end in zip(files.values(), found, strict=True)]
+    assert ended == [(entry.name, entry.end, True) for entry in files.values()]
+    assert {end for _, end, _ in ended} == {"read", "FormatError", "TruncatedError", "LimitError"}
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_reader_that_takes_too_much_is_found_out(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"GGUF")
+    assert [judge.end for judge in judged([path], "endless", seconds=1)] == ["SIGXCPU"]
+    assert [judge.end for judge in judged([path, path], "greedy")] == ["MemoryError"] * 2

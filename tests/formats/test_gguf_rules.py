@@ -1,0 +1,116 @@
+"""Each rule of GGUF broken once: what we say, and what llama.cpp and gguf-py do with the same file."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from glft_schema import Container, FormatError
+from glft_schema.codec.rules import GGML, RULE_SETS, SPEC, Check
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import check_rules
+from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
+from tests.catalogue.cases import NEVER, READS
+from tests.catalogue.gguf_cases import READ, REFUSED, entries, tensors, w
+from tests.oracles import llama_cpp
+from tests.oracles.peers import gguf
+
+STRUCTS = (GGUF.struct, GGUF.struct.header, KeyValue, TensorInfo)
+CHECKS = [field for struct in STRUCTS for field in struct.subcons if isinstance(field, Check)]
+
+EVERYWHERE = {"architecture", "quantization-version"}  # what few of the cases state
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *READ])
+def test_llama_cpp_does_what_the_table_says(name: str) -> None:
+    reads = REFUSED[name].c if name in REFUSED else not READ[name].ggml
+    assert llama_cpp.reads_gguf({**REFUSED, **READ}[name].stored) == reads
+
+
+def gguf_py(path: Path) -> gguf.GGUFReader | str:
+    """Returns gguf-py's reader of a file, or the name of what it raises."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return gguf.GGUFReader(path)
+    except Exception as error:
+        return type(error).__name__
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*REFUSED, *READ])
+def test_gguf_py_does_what_the_table_says(name: str, tmp_path: Path) -> None:
+    case = {**REFUSED, **READ}[name]
+    if case.gguf_py == NEVER:
+        pytest.skip("gguf-py would make a view for each of 2^40 numbers")
+    path = tmp_path / "file.gguf"
+    path.write_bytes(case.stored)
+    found = gguf_py(path)
+    if isinstance(found, str) or name in REFUSED:
+        assert case.gguf_py == (found if isinstance(found, str) else READS)
+        return
+    assert case.gguf_py == READS
+    payloads = {tensor.name: tensor.data.tobytes() for tensor in found.tensors}
+    assert payloads == {tensor.name: bytes(tensor.raw) for tensor in Container.parse(case.stored).tensors.values()}
+
+
+def test_every_rule_is_broken_by_a_case() -> None:
+    broken = {rule for case in READ.values() for rule in (case.spec + " " + case.ggml).split()}
+    refused = set()
+    for case in REFUSED.values():
+        with pytest.raises(FormatError) as caught:
+            Container.parse(case.stored)
+        refused.add(caught.value.rule)
+    untested = {check.id for check in CHECKS if not check.is_required} - {f"gguf-{rule}" for rule in broken}
+    assert untested == {"gguf-length", *(f"gguf-{rule}" for rule in EVERYWHERE)}  # the first needs a file of a gigabyte
+    assert {check.id for check in CHECKS if check.is_required} - refused == {"gguf-magic"}  # told before: no format has it
+
+
+def test_rules_are_sentences_with_sets() -> None:
+    assert len({check.id for check in CHECKS}) == len(CHECKS)
+    for check in CHECKS:
+        assert re.fullmatch(r"gguf-[a-z0-9-]+", check.id)
+        assert set(check.sets) <= set(RULE_SETS)
+        assert check.is_required == (check.sets == RULE_SETS)
+
+
+def test_a_finding_names_rule_field_and_byte() -> None:
+    (found,) = check_rules(Container.parse(tensors(w(b"n" * 65))), GGML)
+    assert (found.rule, found.path, found.offset) == ("gguf-name-63", "tensor_infos -> 0 -> name", 24)
+    assert found.problem == f"expected at most 63 bytes, found {'n' * 65!r}"
+    (found,) = check_rules(Container.parse(entries((b"general.architecture", 8, b"toy"), (b"k", 7, 2))), SPEC)
+    assert (found.rule, found.path, found.offset) == ("gguf-bool", "metadata -> 1 -> value", 80)
+    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+        check_rules(Container.parse(entries()), "strict")
+
+
+def test_keys_that_the_specification_requires() -> None:
+    def rules(metadata: dict[str, object], type_: str) -> list[str]:
+        infos = [{"name": "w", "dims": [32], "dtype": type_}]
+        regions = {
+            "format": "GGUF",
+            "metadata": metadata,
+            "tensor_infos": infos,
+            "data": {"w": bytes(128 if type_ == "f32" else 34)},
+        }
+        return [finding.rule for finding in check_rules(Container.parse(Container.build(regions, rules=SPEC)), SPEC)]
+
+    assert rules({}, "q8_0") == ["gguf-architecture", "gguf-quantization-version"]
+    assert rules({"general.architecture": "toy"}, "f32") == []
+    assert rules({"general.architecture": "toy", "general.quantization_version": 2}, "q8_0") == []
+
+
+def test_building_keeps_to_the_rule_sets_asked_for() -> None:
+    regions = {"format": "GGUF", "metadata": {"Key": 1}}
+    assert Container.parse(Container.build(regions)).metadata == {"Key": 1}
+    assert Container.build(regions, rules=(GGML,))
+    with pytest.raises(FormatError, match="metadata -> 0 -> key: expected lower_snake_case segments joined by dots") as caught:
+        Container.build(regions, rules=(SPEC, GGML))
+    assert caught.value.rule == "gguf-key"
+    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+        Container.build(regions, rules="strict")
+    deliberate = {"format": "GGUF", "header": {"version": 1, "byte_order": "big"}}
+    assert Container.parse(Container.build(deliberate, rules=(GGML,))).header.byte_order == "big"

@@ -1,0 +1,189 @@
+"""The real llama.cpp as an oracle: the C functions that the `xllamacpp` wheel exports, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.oracles.gguf_reference import ARRAY, NUMBERS, STRING
+
+FOR_PRODUCTS = {9: "quantize_row_q8_1_ref", 15: "quantize_row_q8_K_ref"}  # types that C makes by a function of their own
+LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+class GgufInitParams(ctypes.Structure):
+    """``gguf_init_params`` of gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.POINTER(ctypes.c_void_p)))
+
+
+@LOG
+def silent(level: int, text: bytes, user: object) -> None:
+    """Swallows what the library would print."""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Returns the wheel's shared object."""
+    (path,) = Path(pytest.importorskip("xllamacpp").__file__).parent.glob("*.so")
+    found = ctypes.CDLL(str(path))
+    found.ggml_log_set(silent, None)
+    return found
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+def row_function(type_name: str) -> Any:
+    """Returns the C function (blocks, out, weights) that dequantizes a type. Raises AttributeError where there is none."""
+    function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
+    function.restype = None
+    return function
+
+
+def quantizing(code: int, weights: np.ndarray, out: np.ndarray, importance: np.ndarray | None = None) -> Callable[[], Any]:
+    """Returns a call that quantizes float32 [rows, weights of a row] into `out`, by the importance of columns, if given."""
+    weights = np.ascontiguousarray(weights)
+    given, taken = pointer(weights), pointer(out)
+    if code in FOR_PRODUCTS:
+        function, size = library()[FOR_PRODUCTS[code]], ctypes.c_int64(weights.size)
+        function.restype = None
+        return lambda: function(given, taken, size)
+    function = library().ggml_quantize_chunk
+    function.restype = ctypes.c_size_t
+    counts = [ctypes.c_int64(number) for number in (0, *weights.shape)]
+    matters = None if importance is None else pointer(importance)
+    return lambda: function(ctypes.c_int(code), given, taken, *counts, matters)
+
+
+def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
+    """Returns float32 [blocks, weights] of u8 [blocks, size]; `type_name` as in ``Q4_K``.
+
+    Raises:
+        AttributeError: where C has no such function.
+    """
+    function = row_function(type_name)
+    out = np.empty((len(blocks), weights), np.float32)
+    function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
+    return out
+
+
+def quantize(code: int, weights: np.ndarray, size: int, importance: np.ndarray | None = None) -> np.ndarray:
+    """Quantizes float32 [rows, weights of a row] to u8 [rows, `size`], with the importance of each column, if there is one.
+
+    What C leaves as it is in memory is 0.
+    """
+    out = np.zeros((len(weights), size), np.uint8)
+    written = quantizing(code, weights, out, importance)()
+    assert written in (None, out.nbytes)
+    return out
+
+
+class Found(NamedTuple):
+    """What gguf.cpp says of a file.
+
+    Attributes:
+        entries: keys, codes of types, and the bytes of numbers and strings; of an array the elements' code and these.
+        tensors: names, four dims, codes of types, offsets, and payloads.
+    """
+
+    entries: list[tuple[bytes, int, Any]]
+    tensors: list[tuple[bytes, list[int], int, int, bytes]]
+
+
+# What the functions give; integers of 32 bits unless it is said here.
+# fmt: off
+RESULTS: dict[type, tuple[str, ...]] = {
+    ctypes.c_void_p: ("gguf_init_from_buffer", "gguf_get_val_data", "gguf_get_arr_data", "gguf_get_tensor_ne", "ggml_get_data",
+                      "ggml_get_first_tensor", "ggml_get_next_tensor"),
+    ctypes.c_char_p: ("gguf_get_key", "gguf_get_val_str", "gguf_get_arr_str", "gguf_get_tensor_name"),
+    ctypes.c_size_t: ("gguf_get_data_offset", "gguf_get_tensor_offset", "gguf_get_tensor_size", "gguf_get_alignment",
+                      "gguf_get_arr_n"),
+    ctypes.c_int64:  ("gguf_get_n_tensors", "gguf_get_n_kv"),
+}
+# fmt: on
+
+
+def reads_gguf(stored: bytes) -> bool:
+    """Tells whether gguf.cpp accepts a file, payloads included."""
+    return contents(stored) is not None
+
+
+def contents(stored: bytes) -> Found | None:
+    """Returns what gguf.cpp says of a file; None where it refuses it.
+
+    It makes room for all payloads before it looks whether they are there, and aborts the process where it cannot: so files
+    that are shorter than they say are told apart by their header.
+    """
+    c = library()
+    for result, names in RESULTS.items():
+        for name in names:
+            getattr(c, name).restype = result
+    size, tensors = ctypes.c_size_t(len(stored)), ctypes.c_void_p()
+    header = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(True, None)))
+    if not header:
+        return None
+    end = c.gguf_get_data_offset(header)
+    if count := c.gguf_get_n_tensors(header):
+        last = ctypes.c_int64(count - 1)
+        end += c.gguf_get_tensor_offset(header, last) + c.gguf_get_tensor_size(header, last)
+        end += -end % c.gguf_get_alignment(header)
+    c.gguf_free(header)
+    if end > len(stored):
+        return None
+    whole = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(False, ctypes.pointer(tensors))))
+    if not whole:
+        return None
+    found = Found(_entries(c, whole), _tensors(c, whole, tensors))
+    c.gguf_free(whole)
+    c.ggml_free(tensors)
+    return found
+
+
+def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, Any]]:
+    found: list[tuple[bytes, int, Any]] = []
+    for number in range(c.gguf_get_n_kv(file)):
+        at = ctypes.c_int64(number)
+        code = c.gguf_get_kv_type(file, at)
+        if code == STRING:
+            value: Any = c.gguf_get_val_str(file, at)
+        elif code == ARRAY:
+            inner, count = c.gguf_get_arr_type(file, at), c.gguf_get_arr_n(file, at)
+            if inner == STRING:
+                value = inner, [c.gguf_get_arr_str(file, at, ctypes.c_size_t(element)) for element in range(count)]
+            else:
+                width = struct.calcsize(NUMBERS[inner])
+                stored = ctypes.string_at(c.gguf_get_arr_data(file, at), count * width) if count else b""
+                value = inner, [stored[start : start + width] for start in range(0, len(stored), width)]
+        else:
+            value = ctypes.string_at(c.gguf_get_val_data(file, at), struct.calcsize(NUMBERS[code]))
+        found.append((c.gguf_get_key(file, at), code, value))
+    return found
+
+
+def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> list[tuple[bytes, list[int], int, int, bytes]]:
+    found = []
+    tensor = ctypes.c_void_p(c.ggml_get_first_tensor(tensors))  # one that has all payloads in it; then those of the file
+    for number in range(c.gguf_get_n_tensors(file)):
+        at, tensor = ctypes.c_int64(number), ctypes.c_void_p(c.ggml_get_next_tensor(tensors, tensor))
+        dims = ctypes.cast(c.gguf_get_tensor_ne(file, at), ctypes.POINTER(ctypes.c_int64))[:4]
+        nbytes = c.gguf_get_tensor_size(file, at)
+        payload = ctypes.string_at(c.ggml_get_data(tensor), nbytes) if nbytes else b""
+        found.append(
+            (
+                c.gguf_get_tensor_name(file, at),
+                dims,
+                c.gguf_get_tensor_type(file, at),
+                c.gguf_get_tensor_offset(file, at),
+                payload,
+            )
+        )
+    return found

@@ -1,0 +1,487 @@
+"""The old file's safety: whatever fails while a new one is written, it stays, and nothing else does."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import resource
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+
+import glft_schema.storage.atomic
+from glft_schema import Container, FormatError, TensorError, convert, load_file, save_file
+from glft_schema.cli.get_tensor import get_tensor
+from glft_schema.cli.view import view
+from glft_schema.describe.page import render
+from glft_schema.formats.glft import GLFT
+from glft_schema.lab import run
+from glft_schema.lab.minigpt import MiniGPTConfig
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.testing.corpora import write_corpus
+from glft_schema.testing.fuzzing import VALID, Case
+from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf-lite"
+
+
+class InterruptedExportError(Exception):
+    """Raised by a source half way."""
+
+
+def assert_only(path: Path, content: bytes) -> None:
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("error", [InterruptedExportError, KeyboardInterrupt, MemoryError])
+def test_a_source_that_fails_half_way(path: Path, error: type[BaseException]) -> None:
+    path.write_bytes(b"old")
+
+    def load() -> torch.Tensor:
+        raise error
+
+    with pytest.raises(error):
+        save_file({"a": torch.ones(1 << 20), "b": StoredTensor((4,), torch.float32, load)}, path)
+    assert_only(path, b"old")
+
+
+@pytest.mark.parametrize("found", [torch.ones(5), torch.ones(4, dtype=torch.float64)])
+def test_a_source_that_changed_since_it_was_planned(path: Path, found: torch.Tensor) -> None:
+    path.write_bytes(b"old")
+    with pytest.raises(TensorError, match=r"expected torch.float32 \[4\] as planned, found"):
+        save_file({"b": StoredTensor((4,), torch.float32, lambda: found)}, path)
+    assert_only(path, b"old")
+
+
+@contextmanager
+def small_files(nbytes: int) -> Iterator[None]:
+    """Lets no file grow larger: a write that goes past it is cut short there, and the next fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["out.glft", "out.gguf", "out.safetensors"])
+def test_a_full_disk_is_the_systems_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"old")
+    for tensors, metadata in (({"a": torch.ones(1 << 20)}, {}), ({}, {"a": "x" * (1 << 21)})):
+        with small_files(1 << 16), pytest.raises(OSError, match="File too large") as caught:
+            convert(Checkpoint(in_memory(tensors), metadata), path)
+        assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+        assert_only(path, b"old")
+
+
+def test_order_of_system_calls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def spy(name: str) -> None:
+        real = getattr(os, name)
+        monkeypatch.setattr(
+            glft_schema.storage.atomic.os, name, lambda *args, **more: (calls.append(name), real(*args, **more))[1]
+        )
+
+    for name in ("fsync", "replace"):
+        spy(name)
+    save_file({"a": torch.ones(3)}, path)
+    assert calls == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_folders_that_cannot_be_synced(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(code, os.strerror(code))
+        real(fd)
+
+    monkeypatch.setattr(glft_schema.storage.atomic.os, "fsync", fsync)
+    save_file({"a": torch.ones(3)}, path)
+    assert list(load_file(path)) == ["a"]
+
+
+def test_folders_that_may_be_written_but_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def open_(name: str, flags: int, *more: int) -> int:
+        if Path(name) == path.parent:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(name, flags, *more)
+
+    monkeypatch.setattr(glft_schema.storage.atomic.os, "open", open_)
+    save_file({"a": torch.ones(3)}, path)
+    assert list(load_file(path)) == ["a"]
+
+
+@pytest.mark.parametrize("which", ["file", "folder"])
+def test_a_sync_that_fails_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    path.write_bytes(b"old")
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode) == (which == "folder"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(glft_schema.storage.atomic.os, "fsync", fsync)
+    with pytest.raises(OSError, match="Input/output error"):
+        save_file({"a": torch.ones(3)}, path)
+    if which == "file":
+        assert_only(path, b"old")
+
+
+def test_names_at_the_limit_of_the_file_system(tmp_path: Path) -> None:
+    for name in ("重" * 85, "n" * 255):
+        save_file({"a": torch.ones(3)}, tmp_path / name)
+        assert list(load_file(tmp_path / name)) == ["a"]
+
+
+def test_errors_without_a_number_keep_their_text(path: Path) -> None:
+    def load() -> torch.Tensor:
+        raise OSError("the disk fell off")
+
+    with pytest.raises(OSError, match=r"^the disk fell off$"):
+        save_file({"b": StoredTensor((4,), torch.float32, load)}, path)
+
+
+def test_errors_of_a_source_are_its_own(path: Path) -> None:
+    def load() -> torch.Tensor:
+        raise UnicodeDecodeError("utf-8", b"x", 0, 1, "of mine")
+
+    with pytest.raises(UnicodeDecodeError, match="of mine"):
+        save_file({"b": StoredTensor((4,), torch.float32, load)}, path)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+@pytest.mark.parametrize("name", ["out.glft", "out.gguf", "out.safetensors"])
+def test_mode_follows_the_umask(tmp_path: Path, name: str, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        convert(Checkpoint(in_memory({"a": torch.ones(3)}), {}), tmp_path / name)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
+
+
+def test_mode_of_a_replaced_file_and_symbolic_links_stay(path: Path, tmp_path: Path) -> None:
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    save_file({"a": torch.ones(3)}, link)
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(load_file(path)) == ["a"]
+
+
+# Where no file can be written: what it is called below a folder, or elsewhere, and what the system says of it.
+REFUSED = {
+    "pipe": (errno.EINVAL, "is not a regular file; it is left alone"),
+    "socket": (errno.EINVAL, "is not a regular file; it is left alone"),
+    "/dev/null": (errno.EINVAL, "is not a regular file; it is left alone"),
+    "link to a device": (errno.EINVAL, "is not a regular file; it is left alone"),
+    "folder": (errno.EISDIR, "is not a regular file; it is left alone"),
+    "link to a folder": (errno.EISDIR, "is not a regular file; it is left alone"),
+    "": (errno.ENOENT, "No such file or directory"),
+    "new/": (errno.EISDIR, "Is a directory"),
+    "folder/.": (errno.EISDIR, "Is a directory"),
+    "missing/..": (errno.EISDIR, "Is a directory"),
+    "missing/file": (errno.ENOENT, "No such file or directory"),
+    "link to nothing in a missing folder": (errno.ENOENT, "No such file or directory"),
+    "file/below": (errno.ENOTDIR, "Not a directory"),
+    "loop": (errno.ELOOP, "Too many levels of symbolic links"),
+    "n" * 256: (errno.ENAMETOOLONG, "File name too long"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_targets_that_are_refused_before_any_work(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"old")
+    links = {"a device": "/dev/null", "a folder": "folder", "nothing in a missing folder": "missing/file"}
+    for link, to in links.items():
+        (tmp_path / f"link to {link}").symlink_to(to)
+    (tmp_path / "loop").symlink_to("loop")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("socket")
+    before = sorted(os.walk("."))
+    asked: list[str] = []
+
+    def load() -> torch.Tensor:
+        asked.append("for numbers")
+        return torch.ones(3)
+
+    code, text = REFUSED[name]
+    with pytest.raises(OSError, match=text) as caught:
+        save_file({"a": StoredTensor((3,), torch.float32, load)}, name, format="glft")  # as text: a Path drops a "/"
+    assert (caught.value.errno, caught.value.strerror, caught.value.filename) == (code, text, name)
+    assert sorted(os.walk(".")) == before
+    assert not asked
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_links_stay_and_what_they_lead_to_is_replaced(tmp_path: Path) -> None:
+    """Also where there is nothing yet, and on another file system where this machine has one."""
+    other = Path("/dev/shm") if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(dir=other) as folder:
+        for name, old in (("new", None), ("old", b"old")):
+            target, link = Path(folder, name), tmp_path / name
+            link.symlink_to(target)
+            if old is not None:
+                target.write_bytes(old)
+            save_file({"a": torch.ones(3)}, link)
+            assert link.is_symlink()
+            assert not target.is_symlink()
+            assert list(load_file(target, mmap=False)) == ["a"]
+        assert sorted(os.listdir(folder)) == ["new", "old"]
+
+
+def test_another_hard_link_keeps_the_old_file(path: Path) -> None:
+    path.write_bytes(b"old")
+    os.link(path, path.with_name("other"))
+    save_file({"a": torch.ones(3)}, path)
+    assert path.with_name("other").read_bytes() == b"old"
+    assert list(load_file(path)) == ["a"]
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(path: Path) -> None:
+    left = path.with_name(".model.gguf-lite.0123abcd.tmp")
+    left.write_bytes(b"half")
+    others = [".model.gguf-lite.tmp", ".model.gguf-lite.0123abcg.tmp", ".other.0123abcd.tmp", "model.gguf-lite.0123abcd.tmp"]
+    for name in others:
+        path.with_name(name).write_bytes(b"")
+    path.with_name(".model.gguf-lite.0000000d.tmp").mkdir()
+    os.mkfifo(path.with_name(".model.gguf-lite.0000000f.tmp"))
+    path.with_name(".model.gguf-lite.00000001.tmp").symlink_to("other")
+    path.with_name("other").write_bytes(b"not to be touched")
+    kept = {entry.name for entry in path.parent.iterdir()} - {left.name}
+    save_file({"a": torch.ones(3)}, path)
+    assert {entry.name for entry in path.parent.iterdir()} == kept | {path.name}
+
+
+def test_a_writer_does_not_take_another_for_killed(path: Path) -> None:
+    with atomic_write(path) as first:
+        first.write(b"first")
+        with atomic_write(path) as second:
+            second.write(b"second")
+        assert path.read_bytes() == b"second"
+    assert_only(path, b"first")
+
+
+def test_a_new_file_that_another_writer_takes_for_left_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its lock another one may lock it, or lock and remove it: then there is one more."""
+    real, seen = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        (made,) = path.parent.glob(".model*")
+        seen.append(made.name)
+        if len(seen) == 1:
+            other = os.open(made, os.O_WRONLY)
+            opened.append(other)
+            real(other, operation)
+        if len(seen) == 2:
+            made.unlink()
+        real(fd, operation)
+
+    opened: list[int] = []
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with atomic_write(path) as stream:
+        stream.write(b"new")
+    assert len(set(seen)) == 3
+    assert_only(path, b"new")
+    os.close(opened[0])
+
+
+def test_a_lock_that_fails_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(b"old")
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match="Input/output error") as caught, atomic_write(path):
+        pass
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+    assert_only(path, b"old")
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_file_systems_without_locks(path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Nothing is taken for left behind there, for nobody could tell."""
+
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    left = path.with_name(f".{path.name}.0123abcd.tmp")
+    left.write_bytes(b"half")
+    with atomic_write(path) as stream:
+        stream.write(b"new")
+    assert (path.read_bytes(), left.read_bytes()) == (b"new", b"half")
+
+
+def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe"))
+    save_file({"a": torch.ones(3)}, path)
+    assert list(load_file(path)) == ["a"]
+
+
+def test_nothing_writes_behind_the_streams_back(path: Path) -> None:
+    """numpy hands a descriptor to C, whose streams do not say that the disk was full when they were closed."""
+    with atomic_write(path) as stream:
+        with pytest.raises(io.UnsupportedOperation, match="has no descriptor to write to beside it"):
+            stream.fileno()
+        np.save(stream, np.arange(10.0))
+    assert np.load(path).tolist() == list(range(10))
+    with small_files(200), pytest.raises(OSError, match="File too large"), atomic_write(path) as stream:
+        np.save(stream, np.arange(11.0))
+    assert np.load(path).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("error", [InterruptedExportError, KeyboardInterrupt])
+def test_what_failed_first_is_what_is_raised(path: Path, error: type[BaseException]) -> None:
+    """Not that a disk was full too, for what is still to be written then is dropped."""
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with atomic_write(path) as stream:
+            stream.write(bytes(100))
+            raise error
+
+    with small_files(10), pytest.raises(error):
+        write()
+    assert_only(path, b"old")
+
+
+def resized(tensors: dict[str, torch.Tensor]) -> None:
+    with ThreadPoolExecutor() as pool:
+        pool.submit(tensors["b"].resize_, 1).result()
+
+
+def moved(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["b"].data = tensors["b"].data.half()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (resized, r"expected torch.float32 \[64, 64\] as planned, found torch.float32 \[1\]"),
+        (moved, r"expected torch.float32 \[64, 64\] as planned, found torch.float16 \[64, 64\]"),
+    ],
+)
+@pytest.mark.parametrize("name", ["out.glft", "out.gguf", "out.safetensors"])
+def test_a_model_that_changes_while_it_is_written(
+    tmp_path: Path, name: str, change: Callable[[dict[str, torch.Tensor]], None], problem: str
+) -> None:
+    out = tmp_path / name
+    out.write_bytes(b"old")
+    model = {key: torch.nn.Parameter(torch.ones(64, 64), requires_grad=False) for key in "ab"}
+    with pytest.raises(TensorError, match=problem) as caught:
+        convert(Checkpoint(in_memory(model), {}), out, progress=lambda key, nbytes: change(model))
+    assert caught.value.tensor == "b"
+    assert_only(out, b"old")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".glft", ".gguf"])
+def test_a_source_file_that_is_cut_or_replaced_while_it_is_read(tmp_path: Path, suffix: str) -> None:
+    """What is cut is an error; what is replaced was opened before, and stays the old one."""
+    source, out = tmp_path / f"in{suffix}", tmp_path / "folder" / "out.glft"
+    out.parent.mkdir()
+    out.write_bytes(b"old")
+    tensors = {"a": torch.ones(64, 64), "b": torch.full((64, 64), 2.0)}
+    convert(Checkpoint(in_memory(tensors), {}), source)
+    stored = source.read_bytes()
+    with pytest.raises(FormatError):
+        convert(source, out, progress=lambda key, nbytes: os.truncate(source, len(stored) - 5000))
+    assert_only(out, b"old")
+    source.write_bytes(stored)
+
+    def replace(key: str, nbytes: int) -> None:
+        source.with_name("other").write_bytes(bytes(len(stored)))
+        source.with_name("other").replace(source)
+
+    convert(source, out, progress=replace)
+    assert all(torch.equal(tensor, tensors[key]) for key, tensor in load_file(out).items())
+
+
+class Pieces:
+    """A payload that says nothing of its size."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.all = pieces
+
+    def pieces(self, order: object) -> Iterator[bytes]:
+        yield from self.all
+
+
+@pytest.mark.parametrize(("pieces", "found"), [((), 0), ((b"123",), 3), ((b"1234", b"5"), 5)])
+def test_payloads_of_the_wrong_length_shift_nothing(path: Path, pieces: tuple[bytes, ...], found: int) -> None:
+    path.write_bytes(b"old")
+    rows = [{"name": name, "dims": [], "dtype": 0} for name in "ab"]
+    with pytest.raises(FormatError, match=f"data -> 'a': expected 4 bytes, found {found}"):
+        Container.build_file({"descriptors": rows, "data": {"a": Pieces(*pieces), "b": b"1234"}}, path)
+    assert_only(path, b"old")
+
+
+@pytest.mark.parametrize(
+    ("loaded", "problem"),
+    [
+        ([1.0] * 4, r"expected a torch.Tensor, found \[1.0, 1.0, 1.0, 1.0\]"),
+        (torch.ones(4, device="meta"), r"expected a dense tensor with numbers in memory, found a Tensor \(meta\)"),
+        (torch.ones(4).to_sparse(), r"expected a dense tensor with numbers in memory, found a Tensor \(torch.sparse_coo\)"),
+    ],
+)
+def test_a_source_that_gives_no_numbers(path: Path, loaded: object, problem: str) -> None:
+    with pytest.raises(TensorError, match=f"tensor 'b': {problem}"):
+        save_file({"b": StoredTensor((4,), torch.float32, lambda: loaded)}, path)
+    assert not path.exists()
+
+
+def test_a_corpus_that_cannot_be_written(tmp_path: Path) -> None:
+    """Its manifest comes last, and lists nothing that is not there; the old one stays."""
+    write_corpus([Case(b"old", VALID)], tmp_path, GLFT)
+    before = sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir())
+    case = Case(bytes(100), VALID)
+    with small_files(50), pytest.raises(OSError, match="File too large") as caught:
+        write_corpus([case], tmp_path, GLFT)
+    assert caught.value.filename == str(tmp_path / f"valid-{case.sha256[:12]}.glft")
+    assert sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()) == before
+
+
+def work(*arguments: object, **more: object) -> None:
+    raise AssertionError("it was done")
+
+
+def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    save_file({"a": torch.ones(3)}, path)
+    out = path.parent / "missing" / "out.npy"
+    monkeypatch.setattr(render, "page", work)
+    monkeypatch.setattr(Tensor, "dequantize", work)
+    for verb in (lambda: view(path, out), lambda: get_tensor(path, "a", out)):
+        with pytest.raises(typer.Exit) as caught:
+            verb()
+        assert (caught.value.exit_code, capsys.readouterr().err) == (2, f"glft: {out}: No such file or directory\n")
+    monkeypatch.setattr(run, "train", work)
+    (path.parent / "manifest.json").mkdir()
+    with pytest.raises(IsADirectoryError, match="is not a regular file; it is left alone"):
+        run.run_lab(path.parent, MiniGPTConfig(), 1, 0)

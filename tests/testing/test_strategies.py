@@ -1,0 +1,593 @@
+"""Strategies that are derived from the declarations reach what the hand-written ones reach, and other readers agree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import construct
+import numpy as np
+import pytest
+from construct import Bytes, Const, Int8ub, Int8ul, Int16ul, Int32ul, PascalString, PrefixedArray, Rebuild, len_, this
+from hypothesis import HealthCheck, Phase, find, given, settings
+from hypothesis import strategies as st
+
+from glft_schema import Container, SchemeError
+from glft_schema.codec.expressions import matches
+from glft_schema.codec.numbers import Picked, u16, u32
+from glft_schema.codec.records import Record
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Padding, Struct
+from glft_schema.codec.tables import Table
+from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.errors import OptionError
+from glft_schema.files.parsing import check_rules
+from glft_schema.formats.gguf import GGUF, KeyValue, TensorInfo
+from glft_schema.formats.glft import GLFT, Descriptor
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import OpaqueType
+from glft_schema.tensors.region import TensorData
+from glft_schema.testing.strategies import containers, from_construct, values_of
+from tests.oracles import gguf_reference, llama_cpp
+from tests.oracles import glft_reference as reference
+from tests.oracles.peers import gguf
+from tests.tools import gguf_strategies
+from tests.tools import glft_strategies as glft_strategies
+
+SOME = settings(max_examples=60)
+SEEN = settings(
+    max_examples=2500, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+
+
+# Files of `containers`, and what can be found in them
+
+
+def features(stored: bytes) -> Iterator[str]:
+    """Yields what is to be found in a file: the kinds of things, not their values."""
+    file = Container.parse(stored)
+    for name in ("version", "byte_order"):
+        if name in file.header:
+            yield f"{name} {file.header[name]}"
+    yield from (f"type {tensor.dtype}" for tensor in file.tensors.values() if not isinstance(tensor.dtype, OpaqueType))
+    yield from (f"{len(tensor.dims)} dims" for tensor in file.tensors.values())
+    yield from ("no numbers" for tensor in file.tensors.values() if 0 in tensor.dims)
+    yield f"{len(file.tensors)} tensors"
+    places = [tensor.identity for tensor in file.tensors.values() if tensor.nbytes]
+    offsets = [tensor.offset for tensor in file.tensors.values() if tensor.nbytes]
+    yield from ["alias"] * (len(set(places)) < len(places))
+    yield from ["another order"] * (offsets != sorted(offsets))
+    yield from ("gap" for gap in file.tensors.gaps if not file.tensors.trailing or gap is not file.tensors.gaps[-1])
+    yield from ("gap that is not zero" for gap in file.tensors.gaps if any(file.tensors.gap_bytes(gap)))
+    yield from ["trailing"] * bool(file.tensors.trailing)
+    yield from ["padding that is not zero"] * any(file.regions.get("padding", b""))
+    yield from ["newline at the end"] * bool(getattr(file.metadata, "trailing_newline", False))
+    yield f"{len(file.metadata)} entries"
+    yield f"alignment {getattr(file, 'alignment', None)}"
+    if file.format is GGUF:
+        for key in file.metadata:
+            yield from of_value(file.metadata.stored(key), 0)
+            yield from ["a key of segments"] * ("." in key)
+
+
+def of_value(value: StoredValue, depth: int) -> Iterator[str]:
+    if isinstance(value.value, Array):
+        yield from (f"array[{value.value.type}]", f"arrays {depth} deep")
+        yield from ["empty array"] * (not value.value.values)
+        for element in value.value.values if value.value.type.name == "array" else ():
+            yield from of_value(StoredValue(value.type, element), depth + 1)
+    else:
+        yield f"value {value.type}"
+        yield from [f"NaN {value.type}"] * bool(value.value != value.value)
+        if value.type.name == "bool":
+            yield f"bool of {min(int(value.value), 2)}"
+        yield from ["not UTF-8"] * (
+            isinstance(value.value, str) and not value.value.isprintable() and "\udcff" in repr(value.value)
+        )
+
+
+class AllFoundError(Exception):
+    """Ends a search."""
+
+
+def missing(strategy: st.SearchStrategy[bytes], wanted: set[str]) -> set[str]:
+    """Returns which of `wanted` is not to be found in so many files."""
+    left = set(wanted)
+
+    @SEEN
+    @given(strategy)
+    def look(stored: bytes) -> None:
+        left.difference_update(features(stored))
+        if not left:
+            raise AllFoundError
+
+    with suppress(AllFoundError):
+        look()
+    return left
+
+
+def of_reference(*strategies: st.SearchStrategy[bytes]) -> set[str]:
+    """Returns what the files of the hand-written strategies have, but for what is rare in them, too."""
+    found: Counter[str] = Counter()
+    for strategy in strategies:
+
+        @settings(SEEN, max_examples=100)
+        @given(strategy)
+        def look(stored: bytes) -> None:
+            found.update(set(features(stored)))
+
+        look()
+    return {feature for feature, count in found.items() if count > 3}
+
+
+ORACLES = {
+    "glft": [glft_strategies.files().map(lambda made: made[0])],
+    "gguf": [gguf_strategies.files().map(lambda file: file.bytes()), gguf_strategies.loose_files()],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ORACLES)
+def test_everything_comes_up_that_the_hand_written_strategies_make(format: str) -> None:
+    wanted = of_reference(*ORACLES[format])
+    assert len(wanted) > 15
+    types = {f"type {type_}" for type_ in {"glft": GLFT, "gguf": GGUF}[format].types}
+    wanted |= types
+    assert missing(containers(format), wanted) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "holds",
+    [
+        lambda file: any(isinstance(tensor.dtype, OpaqueType) for tensor in file.tensors.values()),
+        lambda file: any(len(tensor.dims) > 4 for tensor in file.tensors.values()),
+        lambda file: any("array[array[array" in file.metadata.type_of(key) for key in file.metadata),
+        lambda file: any(len(name.encode("utf-8", "surrogateescape")) == 64 for name in file.tensors),
+        lambda file: any(scale.isnan().any() for scale in scales(file)),
+        lambda file: any(scale.isinf().any() for scale in scales(file)),
+        lambda file: file.header.n_tensors == 0 and not file.padding and not file.tensors.size,
+        lambda file: file.metadata.get("general.alignment") and file.metadata.type_of("general.alignment") != "uint32",
+    ],
+)
+def test_corners_are_reached(holds: Callable[[Any], Any]) -> None:
+    find(
+        containers("gguf"),
+        lambda stored: bool(holds(Container.parse(stored))),
+        settings=settings(SEEN, max_examples=3000),
+        random=Random(0),
+    )
+
+
+def scales(file: Any) -> Iterator[Any]:
+    quantized = (
+        tensor for tensor in file.tensors.values() if not tensor.dtype.exact and not isinstance(tensor.dtype, OpaqueType)
+    )
+    for tensor in quantized:
+        yield from (field for field in tensor.fields.values() if field.is_floating_point())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rules", [(), ("spec",), ("ggml",), ("spec", "ggml")])
+@pytest.mark.parametrize("format", ["glft", "gguf"])
+def test_files_are_valid_and_keep_to_the_rules_asked_for(format: str, rules: tuple[str, ...]) -> None:
+    @SOME
+    @given(containers(format, rules=rules))
+    def check(stored: bytes) -> None:
+        file = Container.parse(stored)
+        assert Container.build(file) == stored
+        assert check_rules(file, rules) == [] if rules else True
+
+    check()
+
+
+@pytest.mark.slow
+def test_knobs() -> None:
+    @SOME
+    @given(containers("gguf", types=["q4_0", "F32"], max_tensors=2, max_bytes=100).map(Container.parse))
+    def check(file: Any) -> None:
+        assert {tensor.dtype.name for tensor in file.tensors.values()} <= {"Q4_0", "F32"}
+        assert len(file.tensors) <= 2
+        assert sum(tensor.nbytes for tensor in file.tensors.values()) <= 200  # tied ones are counted twice
+
+    check()
+    more = find(
+        containers("glft", max_tensors=9).map(Container.parse),
+        lambda file: len(file.tensors) > 6,
+        settings=SEEN,
+        random=Random(0),
+    )
+    assert 7 <= len(more.tensors) <= 9
+
+
+def test_bad_requests() -> None:
+    with pytest.raises(OptionError, match="expected GLFT or GGUF, found 'ggml'"):
+        containers("ggml")
+    with pytest.raises(SchemeError, match="expected one of f32, f16, q8_per_channel, q4_per_group_64, found 'q4_0'"):
+        containers("glft", types=["q4_0"])
+    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+        containers("glft", rules="strict")
+    with pytest.raises(OptionError, match="found 'strict'"):
+        from_construct(Descriptor, rules=["strict"])
+
+
+# Other readers
+
+
+@pytest.mark.slow
+@SOME
+@given(containers("glft"))
+def test_glft_means_what_the_reference_says(stored: bytes) -> None:
+    file = Container.parse(stored)
+    rows = [
+        reference.Row(d.name, list(d.dims), d.dtype.code, bytes(file.tensors[d.name].raw), d.offset) for d in file.descriptors
+    ]
+    text = "\n".join(f"{key}={value}" for key, value in file.metadata.items()) + "\n" * file.metadata.trailing_newline
+    region = stored[len(stored) - file.tensors.size :]
+    assert reference.write(text.encode(), rows, region) == stored
+    for row in rows:
+        assert len(row.payload) == reference.nbytes(row.dtype, row.dims)
+
+
+@pytest.mark.slow
+@SOME
+@given(containers("gguf"))
+def test_gguf_is_what_the_reference_writes(stored: bytes) -> None:
+    file = Container.parse(stored)
+    infos = [
+        gguf_reference.Info(row.name.encode("utf-8", "surrogateescape"), row.dims, row.dtype.code, b"", row.offset)
+        for row in file.tensor_infos
+    ]
+    order = {"little": "<", "big": ">"}[file.header.byte_order]
+    entries = [(key.encode("utf-8", "surrogateescape"), *as_reference(file.metadata.stored(key))) for key in file.metadata]
+    region = stored[len(stored) - file.tensors.size :]
+    written = gguf_reference.File(entries, infos, region, file.header.version, order, padding=file.padding)
+    assert written.bytes() == stored
+    for info in infos:
+        tensor = file.tensors[info.name.decode("utf-8", "surrogateescape")]
+        if info.type in gguf_reference.BLOCKS:
+            assert tensor.nbytes == gguf_reference.nbytes(info.type, info.dims)
+
+
+def as_reference(value: StoredValue) -> tuple[int, Any]:
+    """Returns a value as the reference has it: floats by their bits, the highest byte first."""
+    if isinstance(value.value, Array):
+        inner = [as_reference(StoredValue(value.value.type, element))[1] for element in value.value.values]
+        if value.value.type.name == "array":
+            inner = [as_reference(StoredValue(value.type, element))[1] for element in value.value.values]
+        return value.type.code, (value.value.type.code, inner)
+    if isinstance(value.value, str):
+        return value.type.code, value.value.encode("utf-8", "surrogateescape")
+    if value.type.name.startswith("float"):
+        return value.type.code, np.asarray(value.value, value.value.dtype.newbyteorder(">")).tobytes()
+    return value.type.code, int(value.value)
+
+
+@pytest.mark.slow
+@given(containers("gguf", rules="ggml"))
+@SOME
+def test_llama_cpp_reads_what_keeps_to_its_rules(stored: bytes) -> None:
+    assert llama_cpp.reads_gguf(stored)
+
+
+@pytest.mark.slow
+@settings(SOME, max_examples=50)
+@given(containers("gguf", rules=("spec", "ggml")))
+def test_gguf_py_reads_what_keeps_to_the_specification(stored: bytes) -> None:
+    file = Container.parse(stored)
+    known = [type_.value for type_ in gguf.GGMLQuantizationType]
+    if any(t.dtype.code not in known or 0 in t.dims or not t.dims or t.dtype.name == "Q8_1" for t in file.tensors.values()):
+        return  # it sizes Q8_1 wrongly, and reshapes nothing to nothing
+    if any(isinstance(value := file.metadata.stored(key).value, Array) and not value.values for key in file.metadata):
+        return  # nor does it read the type of empty arrays
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        path = Path(folder, "file.gguf")
+        path.write_bytes(stored)
+        reader = gguf.GGUFReader(path)
+        found = {tensor.name: tensor.data.tobytes() for tensor in reader.tensors}
+    assert found == {name: bytes(tensor.raw) for name, tensor in file.tensors.items()}
+
+
+# Constructs
+
+Item = Struct(
+    "kind" / Int8ul,
+    Rule("kind", "kind", (this.kind >= 1) & (this.kind <= 3), "1, 2 or 3"),
+    "name" / PascalString(Int8ul, "utf8"),
+    Rule("name", "name", matches(r"[a-z]{2,9}")(this.name), "two to nine letters"),
+)
+Own = construct.Struct(
+    "magic" / Const(b"OWN1"),
+    "n" / Rebuild(Int16ul, len_(this.things)),
+    "things" / construct.Array(this.n, Item),
+    "sizes" / PrefixedArray(Int8ub, Int32ul),
+    "count" / Int8ul,
+    "raw" / Bytes(this.count),
+)
+
+
+@pytest.mark.slow
+@SOME
+@given(from_construct(Own))
+def test_a_format_of_ones_own(value: Any) -> None:
+    built = Own.build(value)
+    parsed = Own.parse(built)
+    assert [dict(thing) for thing in parsed.things] == [dict(thing) for thing in value.things]
+    assert (list(parsed.sizes), parsed.raw) == (value.sizes, value.raw)
+    assert parsed.count == len(parsed.raw) < 5
+    assert {thing.kind for thing in parsed.things} <= {1, 2, 3}
+
+
+def test_boundaries_of_rules_are_tried() -> None:
+    ranged = Struct("n" / u32, Rule("n", "n", (this.n > 1000) & (this.n % 64 == 0), "a multiple of 64 above 1000"))
+    found: set[int] = set()
+
+    @SOME
+    @given(from_construct(ranged))
+    def look(value: Record) -> None:
+        found.add(value.n)
+
+    look()
+    assert all(n > 1000 and n % 64 == 0 for n in found)
+    assert len(found) > 5
+
+
+DECLARED = [
+    construct.Default(Int8ul, 3),
+    construct.GreedyBytes,
+    construct.GreedyString("utf8"),
+    construct.Flag,
+    construct.Enum(Int8ul, one=1, two=2),
+    construct.Mapping(Int8ul, {"a": 1}),
+    construct.VarInt,
+    construct.BytesInteger(3),
+    construct.Float64b,
+    construct.Struct("a" / Int8ul, "b" / construct.IfThenElse(this.a > 1, Int8ul, construct.Pass)),
+    construct.Struct("a" / Int8ul, "b" / construct.Computed(this.a + 1), "c" / construct.GreedyRange(Int8ul)),
+    construct.Struct("a" / construct.Switch(this._.n, {1: Int8ul}, default=Int32ul)),
+    construct.Aligned(4, Bytes(3)),
+    Struct("rows" / Table(this._.n, Struct("x" / Picked(this._._.n == 1, u16, u32)))),
+    *(type_.payload for type_ in (GGML_TYPES["q4_0"], GGML_TYPES["f32"], GLFT.types["q4_per_group_64"])),
+]
+
+
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: type(declared).__name__)
+def test_values_build(declared: construct.Construct) -> None:
+    context = {"n": 1, "dims": [2, 64], "out": 2, "in": 64}
+
+    @settings(SOME, max_examples=20)
+    @given(from_construct(declared, **context))
+    def check(value: Any) -> None:
+        built = declared.build(value, **context)
+        assert declared.build(declared.parse(built, **context), **context) == built
+
+    check()
+
+
+Point = construct.Struct("x" / Int8ul, "y" / Int16ul)
+Texts = PrefixedArray(Int8ul, PascalString(Int8ul, "utf8"))
+
+
+def own(*parts: Any) -> Struct:
+    """Returns a Struct whose rules, ``(field, expression)``, have ids and sentences."""
+    return Struct(*(Rule(part[0], *part, "kept") if isinstance(part, tuple) else part for part in parts))
+
+
+SHORT = this.n < 5  # what counts others is small
+BUILT = {
+    "below a number": (own("a" / Int8ul, ("a", this.a != 0)), this.a != 0),
+    "beyond a number": (own("a" / Int16ul, ("a", this.a != 65535)), this.a != 65535),
+    "after the field": (own("a" / Int8ul, "b" / Int8ul, ("a", this.a + this.b != 0)), this.a + this.b != 0),
+    "a flag": (own("a" / construct.Flag, ("a", this.a != 1)), this.a == 0),
+    "bytes of another length": (own("a" / Bytes(2), ("a", this.a != b"XYZ")), len_(this.a) == 2),
+    "a list of Structs": (own("rows" / PrefixedArray(Int8ul, Point), ("rows", len_(this.rows) <= 16)), len_(this.rows) <= 16),
+    "a longer list of Structs": (
+        own("rows" / PrefixedArray(Int8ul, Point), ("rows", len_(this.rows) >= 9)),
+        len_(this.rows) >= 9,
+    ),
+    "a list of texts": (own("rows" / Texts, ("rows", len_(this.rows) >= 1)), len_(this.rows) >= 1),
+    "a counted list": (own("n" / Int8ul, "l" / construct.Array(this.n, Int8ul), ("l", len_(this.l) >= 6)), this.n >= 6),
+    "counted rows": (own("n" / Int8ul, "l" / Table(this.n, Point), ("l", len_(this.l) <= 16)), this.n == len_(this.l)),
+    "counted bytes": (own("n" / Int8ul, "l" / Bytes(this.n), ("l", len_(this.l) % 2 == 0)), this.n % 2 == 0),
+    "a counter with rules": (
+        own("n" / Int32ul, ("n", (this.n >= 64) & (this.n % 16 == 0)), "l" / Bytes(this.n)),
+        (this.n >= 64) & (this.n == len_(this.l)),
+    ),
+    "a counter that is large": (
+        own("n" / Int32ul, ("n", this.n >= 10_000), "l" / construct.Array(this.n, Int8ul)),
+        this.n == len_(this.l),
+    ),
+    "a counter with a rule after it": (
+        own("n" / Int8ul, "l" / Bytes(this.n), "m" / Int8ul, ("n", this.n + this.m >= 1)),
+        this.n == len_(this.l),
+    ),
+    "a pattern in ASCII": (own("s" / PascalString(Int8ul, "ascii"), ("s", matches(r"\w+")(this.s))), len_(this.s) >= 1),
+    "a function for a length": (construct.Struct("n" / Int32ul, "b" / Bytes(lambda at: at.n)), SHORT),
+    "a length in another Struct": (construct.Struct("h" / Struct("n" / Int32ul), "b" / Bytes(this.h.n)), this.h.n < 5),
+    "a length from the root": (construct.Struct("h" / Struct("n" / Int32ul), "b" / Bytes(this._root.h.n)), this.h.n < 5),
+    "a length above": (construct.Struct("n" / Int32ul, "i" / Struct("b" / Bytes(this._.n))), SHORT),
+    "a length of a length": (own("n" / Int32ul, "l" / PrefixedArray(Int8ul, construct.Array(this._.n, Int8ul))), SHORT),
+    "a product": (
+        construct.Struct("w" / Int16ul, "h" / Int16ul, "px" / construct.Array(this.w * this.h, Int8ul)),
+        len_(this.px) == this.w * this.h,
+    ),
+    "a difference": (construct.Struct("n" / Int32ul, "b" / Bytes(this.n - 1)), (this.n >= 1) & SHORT),
+    "a length with a sign": (construct.Struct("n" / construct.Int32sl, "b" / Bytes(this.n)), (this.n >= 0) & SHORT),
+    "one length": (construct.Struct("b" / Bytes(100_000), "l" / construct.Array(2000, Int8ul)), len_(this.b) == 100_000),
+    "some values": (construct.Struct("a" / construct.OneOf(Int32ul, [7, 70_000])), (this.a == 7) | (this.a == 70_000)),
+    "not some values": (construct.Struct("a" / construct.NoneOf(Int8ul, [0, 1, 255])), (this.a > 1) & (this.a < 255)),
+    "validated": (construct.Struct("a" / construct.ExprValidator(Int8ul, lambda value, at: value > 5)), this.a > 5),
+    "up to a zero": (construct.Struct("s" / construct.CString("utf8")), len_(this.s) >= 0),
+    "filled up": (construct.Struct("s" / construct.PaddedString(5, "utf8")), len_(this.s) <= 5),
+    "nothing to draw": (
+        construct.Struct("a" / Int8ul, construct.Padding(3), Const(b"AB"), "at" / construct.Tell, construct.Terminated),
+        this.at == 6,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", BUILT)
+def test_what_is_drawn_builds_and_comes_back(case: str) -> None:
+    declared, expected = BUILT[case]
+
+    @settings(SOME, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+    @given(from_construct(declared))
+    def check(value: Any) -> None:
+        parsed = declared.parse(declared.build(value))
+        assert expected(parsed)
+        assert {name: plain(parsed[name]) for name in value} == {name: plain(value[name]) for name in value}
+
+    check()
+
+
+def plain(value: Any) -> Any:
+    """Returns a value in Python's own types, to be compared."""
+    if hasattr(value, "items"):
+        return {name: plain(part) for name, part in value.items() if not name.startswith("_")}
+    return [plain(part) for part in value] if isinstance(value, list) else value
+
+
+@pytest.mark.slow
+def test_both_sides_of_a_length_that_rules_allow_come_up() -> None:
+    declared, _ = BUILT["counted rows"]
+    assert len(find(from_construct(declared), lambda value: value.n == 16, settings=SEEN, random=Random(0)).l) == 16
+    assert find(from_construct(declared), lambda value: value.n == 0, settings=SEEN, random=Random(0)).l == []
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(construct.Check(this.a > 1), "Check"), (construct.StopIf(this.a == 0), "StopIf"), (construct.Peek(Int8ul), "Peek")],
+)
+def test_what_nobody_has_taught_is_said_without_a_name_too(part: construct.Construct, name: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{name} has no strategy"):
+        find(from_construct(construct.Struct("a" / Int8ul, part)), lambda value: True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "problem"),
+    [
+        (construct.StringEncoded(Bytes(3), "utf8"), "texts in Bytes have no strategy"),
+        (construct.FocusedSeq("a", "a" / Int8ul), "of construct's FocusedSeq only PrefixedArray has a strategy"),
+    ],
+    ids=["text", "sequence"],
+)
+def test_what_is_known_only_in_part_says_so(declared: construct.Construct, problem: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"^{problem}"):
+        find(from_construct(declared), lambda value: True)
+
+
+def test_keywords_have_names_of_their_own() -> None:
+    names = ("most", "types", "max_bytes", "knobs", "declared", "update")
+    sizes = construct.Struct("l" / PrefixedArray(Int8ul, Int8ul), *(name / Bytes(this._[name]) for name in names))
+    context = {name: n for n, name in enumerate(names)}
+
+    @settings(SOME, max_examples=20)
+    @given(from_construct(sizes, **context))
+    def check(value: Any) -> None:
+        assert [len(value[name]) for name in names] == list(range(len(names)))
+
+    check()
+
+
+def renamed(field: Any) -> Any:
+    """Returns GGUF's regions with the alignment under another name."""
+    if field.name == "alignment":
+        return "step" / field.subcon
+    if field.name == "padding":
+        return "padding" / Padding(this.step, may_lack=this.header.n_tensors == 0)
+    if field.name == "data":
+        return "data" / TensorData("tensor_infos", padded_to=this.step)
+    if field.name == "tensor_infos":
+        offset = Rule("gguf-offset", "offset", this.offset % this._root.step == 0, "a multiple of the step")
+        rows = [offset if getattr(part, "id", None) == "gguf-offset" else part for part in TensorInfo.subcons]
+        return "tensor_infos" / Table(this.header.n_tensors, Struct(*rows))
+    return field
+
+
+OTHER_NAME = replace(
+    GGUF,
+    struct=Struct(
+        *(
+            renamed(part)
+            for part in GGUF.struct.subcons
+            if getattr(part, "id", "") not in ("gguf-contiguous", "gguf-data-padded")
+        )
+    ),
+)
+
+
+@pytest.mark.slow
+def test_a_format_whose_alignment_has_another_name() -> None:
+    @settings(SOME, max_examples=100)
+    @given(containers(OTHER_NAME))
+    def check(stored: bytes) -> None:
+        regions = OTHER_NAME.struct.parse(stored)
+        assert all(row.offset % regions.step == 0 for row in regions.tensor_infos)
+
+    def has_another_step(stored: bytes) -> bool:
+        regions = OTHER_NAME.struct.parse(stored)
+        return regions.step > 1 and regions.step != 32 and any(row.offset for row in regions.tensor_infos)
+
+    check()
+    find(containers(OTHER_NAME), has_another_step, settings=SEEN, random=Random(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("declared", [KeyValue, TensorInfo])
+def test_parts_of_a_format_in_the_context_of_the_whole(declared: Struct) -> None:
+    root = construct.Container(header=construct.Container(version=2), alignment=32)
+
+    @settings(SOME, max_examples=60)
+    @given(from_construct(declared, rules="spec", _root=root))
+    def check(value: Record) -> None:
+        assert set(value) == {part.name for part in declared.subcons if part.name} - {"shape"}
+        assert value.get("offset", 0) % 32 == 0
+
+    check()
+
+
+def test_a_construct_that_nobody_has_taught() -> None:
+    class Celsius(construct.Construct):
+        def _parse(self, stream: Any, context: Any, path: str) -> float:
+            return construct.Int8sb._parse(stream, context, path) / 2
+
+        def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
+            return construct.Int8sb._build(int(obj * 2), stream, context, path)
+
+    weather = Struct("outside" / Celsius())
+    with pytest.raises(NotImplementedError, match=r"Celsius has no strategy: teach it with @.*values_of.register\(Celsius\)"):
+        find(from_construct(weather), lambda value: True)
+
+    @values_of.register(Celsius)
+    def _(declared: Celsius, context: Any) -> st.SearchStrategy[float]:
+        return st.integers(-128, 127).map(lambda half: half / 2)
+
+    assert find(from_construct(weather), lambda value: value.outside < -20).outside == -20.5
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def test_without_hypothesis(tmp_path: Path) -> None:
+    (tmp_path / "hypothesis.py").write_text("raise ModuleNotFoundError('no hypothesis')\n", "utf-8")
+    env = environment(tmp_path)
+    env["PYTHONPATH"] += f":{Path(__file__).parents[2]}"
+    done = subprocess.run(
+        [sys.executable, "-c", "import glft_schema.testing.strategies"], env=env, capture_output=True, text=True
+    )
+    assert "ImportError: glft_schema.testing.strategies needs hypothesis: pip install 'glft_schema[fuzz]'" in done.stderr
+    program = "import sys, glft_schema, glft_schema.cli.fuzz; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], env=env).returncode == 0

@@ -1,0 +1,34 @@
+"""The `glft` command, in a process of its own or in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+
+import pytest
+
+from glft_schema.cli import app
+
+
+def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a verb; gives what a process would."""
+    out, err = io.StringIO(), io.StringIO()
+    command = [str(argument) for argument in arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        app(command)
+    return subprocess.CompletedProcess(command, ended.value.code or 0, out.getvalue(), err.getvalue())
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *parts: str) -> None:
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("glft: ")
+    for part in parts:
+        assert part in done.stderr

@@ -1,0 +1,215 @@
+"""What an export can start from."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zipfile
+from pathlib import Path
+from random import Random
+
+import pytest
+import safetensors.torch
+import torch
+
+from glft_schema import FormatError, TensorError, save_file
+from glft_schema.weights.checkpoints import open_checkpoint
+
+STATE = {"b": torch.randn(3, 4), "a": torch.arange(3), "h": torch.randn(2).half(), "z": torch.zeros(0, 2).bfloat16()}
+
+
+def assert_state(path: Path) -> None:
+    stored = open_checkpoint(path)
+    assert sorted(stored) == sorted(STATE)
+    for name, tensor in STATE.items():
+        assert (stored[name].shape, stored[name].dtype, stored[name].numel) == (tensor.shape, tensor.dtype, tensor.numel())
+        assert torch.equal(stored[name].load(), tensor)
+
+
+def test_safetensors(tmp_path: Path) -> None:
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    assert_state(tmp_path / "model.safetensors")
+    assert_state(tmp_path)
+
+
+def test_every_dtype_of_safetensors_that_torch_has(tmp_path: Path) -> None:
+    kinds = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
+    state = {kind: torch.zeros(3, dtype=getattr(torch, kind)) for kind in (*kinds.split(), "complex64")}
+    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in open_checkpoint(tmp_path).items()} == {
+        name: tensor.dtype for name, tensor in state.items()
+    }
+
+
+def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    with pytest.raises(TensorError, match=r"expected a torch.Tensor, found a dtype that torch does not have, F6_E2M3"):
+        open_checkpoint(tmp_path)
+    assert open_checkpoint(tmp_path, exclude="w") == {}
+
+
+def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1000)}, path)
+    stored = open_checkpoint(path)
+    os.truncate(path, 200)
+    with pytest.raises(FormatError, match=r"expected 4000 bytes, found 128 \(tensor 'w', at byte 72\) in "):
+        save_file(stored, tmp_path / "out")
+
+
+def test_text_of_a_file_is_shown_in_one_line(tmp_path: Path) -> None:
+    header = json.dumps({"x\x1b[31m\n" + "A" * 3000: {"dtype": "F32", "shape": [1], "data_offsets": [0, 9]}}).encode()
+    (tmp_path / "bad.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(9))
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(tmp_path / "bad.safetensors")
+    assert str(caught.value).isprintable()
+    assert len(caught.value.text) < 400
+
+
+def test_pipes_for_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(OSError, match="is not a regular file"):
+        open_checkpoint(tmp_path)
+
+
+def write_shards(folder: Path, index: object) -> None:
+    names = list(STATE)
+    for shard, part in (("model-1.safetensors", names[:2]), ("model-2.safetensors", names[2:])):
+        safetensors.torch.save_file({name: STATE[name] for name in part}, folder / shard)
+    (folder / "model.safetensors.index.json").write_text(index if isinstance(index, str) else json.dumps(index))
+
+
+PLACES = {"b": "model-1.safetensors", "a": "model-1.safetensors", "h": "model-2.safetensors", "z": "model-2.safetensors"}
+
+
+def test_sharded_folder(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"weight_map": PLACES})
+    assert_state(tmp_path)
+    assert list(open_checkpoint(tmp_path)) == list(open_checkpoint(tmp_path / "model.safetensors.index.json")) == list(PLACES)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "expected JSON with a weight_map, found something else in model.safetensors.index.json"),
+        ({"weight_map": [1]}, "expected JSON with a weight_map"),
+        ({"metadata": {}}, "expected JSON with a weight_map"),
+        (
+            {"weight_map": {"a": "../model.safetensors"}},
+            "a file in the folder, found '../model.safetensors'",
+        ),
+        ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
+        ({"weight_map": {"a": 5}}, "expected the name of a file in the folder, found 5"),
+        ({"weight_map": {"a": ".."}}, "expected the name of a file in the folder, found '..'"),
+        ({"weight_map": {"h": "model-1.safetensors"}}, "expected tensor 'h' in model-1.safetensors, found none"),
+    ],
+)
+def test_indices_that_are_wrong(tmp_path: Path, index: object, message: str) -> None:
+    write_shards(tmp_path, index)
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(tmp_path)
+    assert message in str(caught.value)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    write_shards(tmp_path, {"weight_map": {**PLACES, "b": "model-3.safetensors"}})
+    with pytest.raises(FileNotFoundError):
+        open_checkpoint(tmp_path)
+
+
+def test_folders_without_one_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"or one safetensors file, found 0 files"):
+        open_checkpoint(tmp_path)
+    for name in ("a.safetensors.index.json", "b.safetensors.index.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(FormatError, match=r"expected one index in the folder, found a\.\S+, b\.\S+"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}, lambda s: {"model_state_dict": s}]
+)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_torch_files(tmp_path: Path, wrap: object, zipped: bool) -> None:
+    torch.save(wrap(STATE), tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    assert_state(tmp_path / "model.pt")
+
+
+def test_mutated_files_raise_what_is_documented(tmp_path: Path) -> None:
+    random = Random(0)
+    torch.save(STATE, tmp_path / "model.pt")
+    safetensors.torch.save_file(STATE, tmp_path / "model.safetensors")
+    for name in ("model.pt", "model.safetensors"):
+        good = (tmp_path / name).read_bytes()
+        for _ in range(300):
+            bad = bytearray(good)
+            for _ in range(random.randint(1, 8)):
+                bad[random.randrange(len(bad))] = random.randrange(256)
+            (tmp_path / "bad").write_bytes(bad)
+            with contextlib.suppress(FormatError, TensorError):
+                open_checkpoint(tmp_path / "bad")
+
+
+def test_tied_tensors_of_a_torch_file_stay_tied(tmp_path: Path) -> None:
+    torch.save({"a": STATE["b"], "b": STATE["b"]}, tmp_path / "model.pt")
+    stored = open_checkpoint(tmp_path / "model.pt")
+    assert stored["a"].identity == stored["b"].identity is not None
+
+
+class Code:
+    """Something that unpickling would have to run."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return print, ("run",)
+
+
+def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.pt"
+    for content, message in (
+        (Code(), "expected a torch file that holds only tensors, found: Python objects beside them"),
+        (torch.ones(3), "expected a dict of tensors, found tensor"),
+        ({}, "expected a dict of tensors, found {}"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(FormatError) as caught:
+            open_checkpoint(path)
+        assert message in str(caught.value)
+    assert capsys.readouterr().out == ""
+    torch.save({"a": torch.ones(1), "step": 3}, path)
+    with pytest.raises(TensorError, match=r"tensor 'step': expected a torch.Tensor, found 3"):
+        open_checkpoint(path)
+    for content in (b"", b"PK\x03\x04", b"\x80\x02", b"no weights at all"):
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=r"expected a (safetensors or )?torch file"):
+            open_checkpoint(path)
+
+
+def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
+    path = tmp_path / "large.pt"
+    torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
+    with pytest.raises(TensorError, match="tensor 'a': expected 67108864 bytes of numbers, found 4 that are repeated"):
+        open_checkpoint(path)
+    torch.save({"a": torch.ones(1).expand(8, 8)}, path)
+    assert open_checkpoint(path)["a"].load().shape == (8, 8)
+    with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
+        for name in stored.namelist():
+            bomb.writestr(name, stored.read(name))
+    with pytest.raises(FormatError, match=r"expected members as they are, as torch stores them, found '.*' compressed"):
+        open_checkpoint(tmp_path / "bomb.pt")
+
+
+def test_an_index_of_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(FormatError, match="expected at least one tensor in the weight_map, found none"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0x0280, 0x8A80, 0x10280])
+def test_a_safetensors_file_whose_length_looks_like_a_pickle(tmp_path: Path, length: int) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).ljust(length).encode()
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + header + struct.pack("<f", 2.5))
+    assert open_checkpoint(path)["w"].load().tolist() == [2.5]

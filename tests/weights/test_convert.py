@@ -1,0 +1,292 @@
+"""From every format into every other: payloads that are copied, numbers that are computed, metadata that comes back."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import glft_schema
+from glft_schema import FormatError, LimitError, SchemeError, TensorError, Typed, convert, fake_quantize, load_file, save_file
+from glft_schema.checks.compare import compare
+from glft_schema.errors import OptionError
+from glft_schema.files.splitting import split
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.checkpoints import open_checkpoint, open_with_metadata
+from glft_schema.weights.safetensors_files import SAFETENSORS_DTYPES
+from tests.catalogue.gguf_cases import READ
+
+TENSORS = {
+    "a.weight": torch.randn(4, 128),
+    "b.weight": torch.randn(2, 2, 64),
+    "h": torch.randn(3, 5).half(),
+    "norm": torch.randn(64),
+    "s": torch.tensor(1.5),
+    "empty": torch.zeros(0, 4),
+}
+METADATA = {
+    "general.architecture": "toy",
+    "t.tokens": ["a", "ü", 'quote " and\nnewline', ""],
+    "t.none": Typed([], "array[string]"),
+    "t.u8": Typed(7, "uint8"),
+    "t.big": Typed(2**63, "uint64"),
+    "t.nested": [[1, 2], ["x"]],
+    "t.f": [0.1, float("inf"), float("-inf"), float("nan")],
+    "t.d": Typed(0.1, "float64"),
+    "t.nan": np.frombuffer(bytes.fromhex("0100a07f"), "<f4")[0],
+    "t.flag": True,
+}
+SUFFIXES = (".gguf", ".glft", ".safetensors")
+
+
+def metadata_of(path: Path) -> object:
+    return open_with_metadata(path)[1]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source.gguf"
+    save_file(TENSORS, path, METADATA, schemes={"*.weight": "q4_0"}, format="gguf", rules=())
+    return path
+
+
+@pytest.mark.parametrize(("middle", "last"), list(itertools.product(SUFFIXES, SUFFIXES)))
+def test_there_and_back(source: Path, tmp_path: Path, middle: str, last: str) -> None:
+    """Numbers are the same on every road, and metadata comes back bit for bit."""
+    steps = [source, tmp_path / f"middle{middle}", tmp_path / f"last{last}", tmp_path / "end.gguf"]
+    for before, after in itertools.pairwise(steps):
+        written = convert(before, after)
+        assert {tensor.name for tensor in written} == set(TENSORS)
+        assert all(tensor.error == 0 for tensor in written)
+    expected = load_file(source)
+    found = load_file(steps[-1])
+    assert set(found) == set(expected)
+    for name, tensor in expected.items():
+        assert found[name].shape == tensor.shape
+        assert torch.equal(found[name], tensor)
+    with glft_schema.open(source) as one, glft_schema.open(steps[-1]) as other:
+        assert list(other.metadata) == list(METADATA)
+        for key in METADATA:
+            assert one.metadata.type_of(key) == other.metadata.type_of(key)
+        head = one.tensor_infos
+        assert other.source.view(24, 400) == one.source.view(24, 400)  # the key-values begin, and are the same
+        types = {row.name: row.dtype.name for row in other.tensor_infos}
+        kept = middle == last == ".gguf"
+        assert types["a.weight"] == ("Q4_0" if kept else "F32")
+        assert {row.name for row in head} == set(types)
+
+
+def test_payloads_are_copied_where_the_type_is_there(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    for header in (None, {"byte_order": "big"}, {"version": 2}):
+        written = convert(source, out, header=header)
+        assert all(tensor.copied and tensor.error == 0 and not tensor.note for tensor in written)
+        with glft_schema.open(source) as one, glft_schema.open(out) as other:
+            for name, tensor in one.tensors.items():
+                assert torch.equal(other.tensors[name].dequantize(), tensor.dequantize())
+    convert(source, out)
+    assert out.read_bytes() == source.read_bytes()
+
+
+def test_types_that_are_asked_for_are_computed(source: Path, tmp_path: Path) -> None:
+    written = {
+        tensor.name: tensor for tensor in convert(source, tmp_path / "out.gguf", schemes={"*": "q8_0", "b.weight": "q4_0"})
+    }
+    numbers = load_file(source)
+    expected = GGML_TYPES["Q8_0"].round_trip(numbers["a.weight"], "w")
+    assert torch.equal(load_file(tmp_path / "out.gguf")["a.weight"], expected)
+    assert written["a.weight"].error == float((expected - numbers["a.weight"]).abs().max()) > 0
+    assert not written["a.weight"].copied
+    assert (written["b.weight"].copied, written["norm"].copied) == (True, True)
+    assert written["h"].note == "not q8_0: expected rows that are a multiple of 32 long, found 5"
+
+
+def test_types_that_are_not_there_are_dequantized(source: Path, tmp_path: Path) -> None:
+    for suffix in (".glft", ".safetensors"):
+        written = {tensor.name: tensor for tensor in convert(source, tmp_path / f"out{suffix}")}
+        assert written["a.weight"].note == "Q4_0 dequantized"
+        assert (written["a.weight"].type.name, written["a.weight"].copied, written["a.weight"].error) == ("F32", False, 0)
+        assert written["h"].copied
+    numbers = load_file(source)["a.weight"]
+    convert(source, tmp_path / "out.glft", schemes={"*.weight": "q8_per_channel"})
+    assert torch.equal(load_file(tmp_path / "out.glft")["a.weight"], fake_quantize(numbers, "q8_per_channel"))
+    convert(source, tmp_path / "out.safetensors", schemes={"*.weight": "bf16"})
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "out.safetensors")["a.weight"], numbers.bfloat16())
+
+
+def test_safetensors_files_are_what_the_library_reads(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.safetensors"
+    convert(source, path, metadata={"note": "added"})
+    loaded = safetensors.torch.load_file(path)
+    numbers = load_file(source)
+    assert set(loaded) == set(numbers)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in numbers.items())
+    with safetensors.safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    assert metadata["glft_schema.metadata"] == "typed"
+    assert metadata["t.u8"] == "uint8 7"
+    assert metadata["t.nan"] == 'float32 "0x7fa00001"'
+    assert metadata["t.nested"] == 'array[array[int32],array[string]] [[1, 2], ["x"]]'
+    assert metadata["note"] == 'string "added"'
+    plain = {"a": torch.ones(3), "b": torch.arange(4), "c": torch.ones(2).half(), "d": torch.tensor([True])}
+    safetensors.torch.save_file(plain, tmp_path / "in.safetensors", {"k": "v"})
+    written = convert(tmp_path / "in.safetensors", path, metadata={"k2": "v2"})
+    assert [(tensor.name, tensor.type.name) for tensor in written] == [("a", "F32"), ("b", "I64"), ("c", "F16"), ("d", "BOOL")]
+    assert path.read_bytes()[:8] == (len(path.read_bytes()) - 12 - 32 - 4 - 1 - 8).to_bytes(8, "little")
+    assert metadata_of(path) == {"format": "pt", "k": "v", "k2": "v2"}
+    save_file({"__metadata__": torch.ones(1)}, tmp_path / "x.gguf", format="gguf")
+    with pytest.raises(TensorError, match="'__metadata__': expected a name that the format does not use itself"):
+        convert(tmp_path / "x.gguf", path)
+
+
+def test_safetensors_files_are_copied(tmp_path: Path) -> None:
+    names = [name for name in SAFETENSORS_DTYPES.values() if hasattr(torch, name)]
+    bits = torch.arange(48, dtype=torch.uint8)
+    tensors = {name: bits.clone().view(getattr(torch, name)) if name != "bool" else bits > 3 for name in names}
+    safetensors.torch.save_file(tensors, tmp_path / "in.safetensors")
+    written = convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    assert all(tensor.copied and tensor.error == 0 and not tensor.note for tensor in written)
+    loaded = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name].view(torch.uint8), tensor.view(torch.uint8))
+    with pytest.raises(SchemeError, match="expected a type with an encoder, found 'u8', which can only be read"):
+        convert(tmp_path / "in.safetensors", tmp_path / "out.safetensors", schemes={"*": "u8"})
+
+
+def test_what_is_added_keeps_to_the_rules(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "clean.gguf", metadata={"t.nested": Typed([1], "array[uint8]")}, rules=["spec", "ggml"])
+    for added, message in (({"Bad key": 1}, "gguf-key"), ({"n": [[1], [2]]}, "gguf-nested-array")):
+        with pytest.raises(FormatError) as caught:
+            convert(tmp_path / "clean.gguf", tmp_path / "out.gguf", metadata=added)
+        assert caught.value.rule == message
+        convert(source, tmp_path / "out.gguf", metadata=added)  # which breaks the rules itself
+
+
+def test_text_becomes_strings_and_stays(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "in.glft", {"arch": "toy", "note": "x=y"})
+    convert(tmp_path / "in.glft", tmp_path / "out.gguf", metadata={"n": Typed(3, "uint8")})
+    assert metadata_of(tmp_path / "out.gguf") == {"arch": "toy", "note": "x=y", "n": 3}
+    convert(tmp_path / "in.glft", tmp_path / "out.safetensors")
+    assert metadata_of(tmp_path / "out.safetensors") == {"format": "pt", "arch": "toy", "note": "x=y"}
+    torch.save({"a": torch.ones(1)}, tmp_path / "in.pt")
+    convert(tmp_path / "in.pt", tmp_path / "out.glft", metadata={"k": "v"})
+    assert metadata_of(tmp_path / "out.glft") == {"k": "v"}
+    assert metadata_of(tmp_path / "in.pt") == {}
+
+
+def test_a_text_for_a_number_is_read_as_its_type(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "out.gguf", metadata={"t.u8": "9", "t.flag": "false", "general.architecture": "10"})
+    changed = metadata_of(tmp_path / "out.gguf")
+    assert (changed["t.u8"], changed["t.flag"], changed["general.architecture"]) == (9, False, "10")
+    with pytest.raises(FormatError, match=r"""^metadata -> t.u8: expected a uint8, found '"x"'$"""):
+        convert(source, tmp_path / "out.gguf", metadata={"t.u8": '"x"'})
+
+
+def test_from_a_set_of_files(source: Path, tmp_path: Path) -> None:
+    with glft_schema.open(source) as file:
+        first, *_ = split(file, tmp_path / "part", max_tensors=2)
+    for steps in ([tmp_path / "out.gguf"], [tmp_path / "out.glft", tmp_path / "out.gguf"]):
+        for before, after in itertools.pairwise([Path(first), *steps]):
+            convert(before, after)
+        with glft_schema.open(source) as one, glft_schema.open(tmp_path / "out.gguf") as other:
+            assert list(one.metadata) == list(other.metadata)
+            assert all(torch.equal(other.tensors[name].dequantize(), one.tensors[name].dequantize()) for name in TENSORS)
+
+
+def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.safetensors"
+    (tmp_path / "in.gguf").write_bytes(READ["a name that is not UTF-8"].stored)
+    with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+        convert(tmp_path / "in.gguf", out)
+    save_file({}, tmp_path / "in.glft", {"k": "v"})
+    for value in (3, Typed(3, "uint8"), "\udcff"):
+        with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+            convert(tmp_path / "in.glft", out, metadata={"n": value})
+    monkeypatch.setattr("glft_schema.weights.safetensors_files.MAX_HEADER", 20)
+    with pytest.raises(LimitError, match="expected a header of at most 20 bytes, a limit of safetensors, found 40"):
+        convert(tmp_path / "in.glft", out)
+    assert not out.exists()
+
+
+def test_the_mark_of_typed_text_is_no_key(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "in.gguf", {"glft_schema.metadata": "typed", "x": Typed(5, "uint8")})
+    with pytest.raises(FormatError, match=r"expected no key glft_schema.metadata, which marks metadata with types"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.glft")
+
+
+def test_tied_tensors_stay_so_between_gguf_files(tmp_path: Path) -> None:
+    (tmp_path / "in.gguf").write_bytes(READ["one payload for two tensors"].stored)
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf")
+    assert [tensor.alias_of for tensor in written] == [None, "w"]
+    assert (tmp_path / "out.gguf").read_bytes() == READ["one payload for two tensors"].stored
+    written = convert(tmp_path / "in.gguf", tmp_path / "out.gguf", rules="ggml")
+    assert [tensor.alias_of for tensor in written] == [None, None]
+
+
+def test_float8_is_widened(tmp_path: Path) -> None:
+    numbers = torch.tensor([[1.5, -448.0]]).to(torch.float8_e4m3fn)
+    safetensors.torch.save_file({"w": numbers}, tmp_path / "in.safetensors")
+    (written,) = convert(tmp_path / "in.safetensors", tmp_path / "out.gguf")
+    assert (written.type.name, written.error, written.copied) == ("F32", 0, False)
+    assert load_file(tmp_path / "out.gguf")["w"].tolist() == [[1.5, -448.0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("no value", "expected a type and its value, such as uint32 5, found 'no value'"),
+        ("uint8", "expected a type and its value, such as uint32 5, found 'uint8'"),
+        ("uint8 x", "expected a type and its value, such as uint32 5, found 'uint8 x'"),
+        ("uint8 256", "expected a number that u8 can hold, found 256"),
+        ('float32 "0x12"', "expected the bits of a float32, found '0x12'"),
+        ("array[int8] 3", "expected a list, found 3"),
+        ('float32 "zz"', "expected the bits of a float32, found 'zz'"),
+        ('float32 "0x7fa000017fa00001"', "expected the bits of a float32, found '0x7fa000017fa00001'"),
+    ],
+)
+def test_marked_text_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
+    save_file({}, tmp_path / "in.glft", {"glft_schema.metadata": "typed", "k": text})
+    with pytest.raises(FormatError, match=f"metadata -> k: {re.escape(problem)}$"):
+        convert(tmp_path / "in.glft", tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_keys_that_a_format_cannot_hold_are_refused(tmp_path: Path) -> None:
+    save_file({}, tmp_path / "in.gguf", {"a=b": 1}, format="gguf", rules=())
+    with pytest.raises(FormatError, match="metadata: expected a key without '=' and newline"):
+        convert(tmp_path / "in.gguf", tmp_path / "out.glft")
+    save_file({}, tmp_path / "in.glft", {"Key": "v"})
+    with pytest.raises(FormatError, match="expected lower_snake_case segments joined by dots, found 'Key'"):
+        convert(tmp_path / "in.glft", tmp_path / "out.gguf")
+    convert(tmp_path / "in.glft", tmp_path / "out.gguf", rules=["ggml"])
+
+
+def test_formats_by_name_and_by_ending(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "in.glft")
+    convert(tmp_path / "in.glft", tmp_path / "out.bin", format="GGUF")
+    assert (tmp_path / "out.bin").read_bytes()[:4] == b"GGUF"
+    for format, message in ((None, "expected a format, or a file that ends in .*found '.*out.bin'"), ("onnx", "found 'onnx'")):
+        with pytest.raises(OptionError, match=message):
+            convert(tmp_path / "in.glft", tmp_path / "out.bin", format=format)
+
+
+def test_compare_takes_payloads_of_the_same_type_as_they_are(source: Path, tmp_path: Path) -> None:
+    save_file({"k": torch.randn(2, 256)}, tmp_path / "k.gguf", format="gguf")
+    for path in (source, tmp_path / "k.gguf"):
+        with glft_schema.open(path) as file:
+            assert all(result.error == 0 and not result.problem for result in compare(file, open_checkpoint(path)))
+
+
+def test_an_open_checkpoint_is_converted_without_what_is_excluded(source: Path, tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "step": 3}, tmp_path / "in.pt")
+    assert [tensor.name for tensor in convert(tmp_path / "in.pt", tmp_path / "out.glft", exclude=["step"])] == ["a"]
+    checkpoint = open_with_metadata(source)
+    written = convert(checkpoint, tmp_path / "out.gguf", exclude=["*.weight"])
+    assert {tensor.name for tensor in written} == {"h", "norm", "s", "empty"}

@@ -1,0 +1,296 @@
+"""Importance matrices: read as llama.cpp writes them, and followed as it follows them."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import glft_schema
+from glft_schema import FormatError, TensorError, TiedWarning, convert, read_importance, save_file
+from glft_schema.errors import OptionError
+from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.oracles import llama_cpp
+from tests.oracles.peers import gguf
+from tests.tools.command_line import in_this_process as glft
+
+SUMS = np.arange(1, 513, dtype=np.float32)
+
+
+def old_file(path: Path, *entries: tuple[bytes, int, np.ndarray]) -> Path:
+    """Writes what llama-imatrix wrote before it wrote GGUF."""
+    stored = struct.pack("<i", len(entries))
+    for name, calls, sums in entries:
+        stored += struct.pack("<i", len(name)) + name + struct.pack("<ii", calls, len(sums)) + sums.astype("<f4").tobytes()
+    path.write_bytes(stored + struct.pack("<ii", 7, 8) + b"text.txt")
+    return path
+
+
+def new_file(path: Path, kind: str, tensors: dict[str, np.ndarray]) -> Path:
+    """Writes what llama-imatrix writes, by gguf-py."""
+    writer = gguf.GGUFWriter(path, "")
+    writer.kv_data[0].clear()  # it has no architecture
+    writer.add_type(kind)
+    writer.add_array("imatrix.datasets", ["text.txt"])
+    writer.add_uint32("imatrix.chunk_count", 7)
+    for name, numbers in tensors.items():
+        writer.add_tensor(name, numbers.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_reads_old_files(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS), (b"b", 0, SUMS[:3]), (b"c", 1, SUMS[:0]))
+    found = read_importance(path)
+    assert found.keys() == {"a", "b", "c"}
+    assert torch.equal(found["a"], torch.from_numpy(SUMS / 4))
+    assert torch.equal(found["b"], torch.ones(3))
+    assert found["c"].shape == (0,)
+
+
+def test_reads_gguf_files(tmp_path: Path) -> None:
+    experts = SUMS.reshape(2, 256)
+    tensors = {
+        "a.in_sum2": SUMS[:256].reshape(1, -1),
+        "a.counts": np.array([[8]]),
+        "e.in_sum2": experts,
+        "e.counts": np.array([[0], [2]]),
+        "more": SUMS,
+    }
+    found = read_importance(new_file(tmp_path / "m.gguf", "imatrix", tensors))
+    assert found.keys() == {"a", "e"}
+    assert torch.equal(found["a"], torch.from_numpy(SUMS[:256] / 8))
+    assert torch.equal(found["e"], torch.stack((torch.ones(256), torch.from_numpy(SUMS[256:] / 2))))
+
+
+REFUSED = [
+    ("model", {"a": SUMS}, "metadata -> general.type: expected 'imatrix', found 'model'"),
+    ("imatrix", {"a.in_sum2": SUMS}, "expected a tensor 'a.counts' beside it, found none (tensor 'a.in_sum2')"),
+    ("imatrix", {"a": SUMS}, "expected the importance of at least one matrix, found none"),
+    (
+        "imatrix",
+        {"a.in_sum2": SUMS, "a.counts": np.ones(3)},
+        "expected as many sums for each of 3 matrices, found 512 (tensor 'a.in_sum2')",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "tensors", "text"), REFUSED)
+def test_other_gguf_files_are_refused(kind: str, tensors: dict[str, np.ndarray], text: str, tmp_path: Path) -> None:
+    path = new_file(tmp_path / "m.gguf", kind, tensors)
+    with pytest.raises(FormatError) as caught:
+        read_importance(path)
+    assert str(caught.value) == f"{text} in {path}"
+
+
+def test_old_files_are_refused_where_they_end_early(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS[:5]), (b"b", 1, SUMS[:2]))
+    stored = path.read_bytes()
+    whole = len(stored) - 16  # what follows the matrices is not needed
+    for end in range(len(stored)):
+        path.write_bytes(stored[:end])
+        if end >= whole:
+            assert read_importance(path).keys() == {"a", "b"}
+        else:
+            with pytest.raises(FormatError, match=rf"expected .*, found .* in {path}"):
+                read_importance(path)
+
+
+def test_old_files_of_nonsense(tmp_path: Path) -> None:
+    path = tmp_path / "m.dat"
+    for stored, text in (
+        (bytes(4), "expected the importance of at least one matrix, found none"),
+        (
+            b"\xff\xff\xff\xff and not much more",
+            "n: expected at most 1 (bytes left: 18, at least 12 each), found 4294967295",
+        ),
+        (b"\x01\0\0\0\xff\xff\xff\xff not much more", "entries -> 0 -> name: expected 4294967295 bytes, found 14"),
+    ):
+        path.write_bytes(stored)
+        with pytest.raises(FormatError) as caught:
+            read_importance(path)
+        assert caught.value.text == text
+    with pytest.raises(FormatError, match="entries -> 1 -> name: expected each name once, found 'a' twice"):
+        read_importance(old_file(path, (b"a", 4, SUMS[:5]), (b"a", 1, SUMS[:2])))
+
+
+def importance_of(columns: int) -> torch.Tensor:
+    return torch.rand(columns, generator=torch.Generator().manual_seed(1)) ** 4
+
+
+def by_c(name: str, weights: torch.Tensor, importance: torch.Tensor) -> np.ndarray:
+    type_ = GGML_TYPES[name]
+    return llama_cpp.quantize(type_.code, weights.numpy(), type_.nbytes([1, weights.shape[1]]), importance.numpy())
+
+
+WEIGHTS = torch.randn(2, 5, 512, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["q4_1", "q6_k", "iq4_nl", "iq2_xxs"])
+def test_a_column_counts_in_each_row_of_its_matrix(name: str) -> None:
+    one, two = importance_of(1024).view(2, 512)
+    type_, flat = GGML_TYPES[name], WEIGHTS.view(10, 512)
+    expected = by_c(name, flat, one)
+    assert np.array_equal(type_.encode(flat, "w", importance=one)["blocks"].numpy(), expected)
+    halves = type_.encode(WEIGHTS, "w", importance=torch.stack((one, two)))["blocks"].numpy().reshape(10, -1)
+    assert np.array_equal(halves[:5], expected[:5])
+    assert np.array_equal(halves[5:], by_c(name, flat[5:].contiguous(), two))
+
+
+def test_types_that_make_no_use_of_it_pass_it_over() -> None:
+    for name in ("q8_0", "f16", "mxfp4"):
+        type_ = GGML_TYPES[name]
+        expected = type_.encode(WEIGHTS, "w")
+        assert all(
+            torch.equal(field, expected[key])
+            for key, field in type_.encode(WEIGHTS, "w", importance=importance_of(512)).items()
+        )
+
+
+def test_an_importance_that_is_none() -> None:
+    weights, type_ = WEIGHTS[0], GGML_TYPES["Q4_K"]
+    low, wide = importance_of(512), importance_of(512).double()
+    low[7], wide[9] = -1, 1e300
+    held = "expected an importance that float32 holds and that is not below 0"
+    for importance, text in (
+        (importance_of(500), "expected the importance of 512 columns, found 500 numbers"),
+        (torch.full((512,), float("nan")), f"{held}, found nan for column 0"),
+        (low, f"{held}, found -1 for column 7"),
+        (wide, rf"{held}, found 1e\+300 for column 9"),
+        ([1.0] * 512, "expected its importance as a torch.Tensor of real numbers, found "),
+        (torch.ones(512, dtype=torch.complex64), "expected its importance as a torch.Tensor of real numbers, found "),
+    ):
+        for name in ("Q4_K", "Q8_0"):  # which makes no use of it
+            with pytest.raises(TensorError, match=text):
+                GGML_TYPES[name].encode(weights, "w", importance=importance)
+    with pytest.raises(TensorError, match="expected the importance of 512 or 1024 columns, found 500 numbers"):
+        type_.encode(WEIGHTS, "w", importance=importance_of(500))
+    with pytest.raises(TensorError, match="IQ2_XXS needs the importance of its columns"):
+        GGML_TYPES["IQ2_XXS"].encode(weights, "w")
+
+
+def test_tensors_without_numbers() -> None:
+    for shape in ((3, 0), (0, 512), (2, 0, 512)):
+        assert GGML_TYPES["Q4_K"].encode(torch.zeros(shape), "w", importance=torch.ones(shape[-1]))["blocks"].numel() == 0
+
+
+def test_sums_that_overflow_are_no_zeros() -> None:
+    weights = torch.ones(1, 512)
+    weights[0, -1] = -1e30
+    for type_ in GGML_TYPES:
+        if type_.weighted:
+            with pytest.raises(TensorError, match="weights are too large for the scale of their block"):
+                type_.encode(weights, "w", importance=torch.ones(512))
+
+
+def test_files_are_written_with_it(tmp_path: Path) -> None:
+    tensors = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone(), "v": torch.ones(3)}
+    save_file(tensors, tmp_path / "m.glft")
+    importance = {"a": importance_of(512), "other": importance_of(3)}
+    schemes = {"a": "iq2_xxs", "b": "q4_k"}
+    convert(tmp_path / "m.glft", tmp_path / "m.gguf", schemes=schemes, importance=importance, rules=[])
+    with glft_schema.open(tmp_path / "m.gguf") as file:
+        stored = file.tensors["a"].payload["blocks"].numpy().reshape(5, -1)
+        assert np.array_equal(stored, by_c("iq2_xxs", tensors["a"], importance["a"]))
+        assert torch.equal(
+            file.tensors["b"].payload["blocks"], GGML_TYPES["Q4_K"].encode(tensors["b"], "b")["blocks"].view(5, 2, -1)
+        )
+    (_, b, _) = save_file(tensors, tmp_path / "n.gguf", schemes={"[ab]": "iq2_xxs"}, importance=importance, rules=[])
+    assert (str(b.type), b.note) == ("F32", "not iq2_xxs: the importance of its columns is not known")
+
+
+def test_what_needs_it_says_so(tmp_path: Path) -> None:
+    tensors, path = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone()}, tmp_path / "m.gguf"
+    given = {"a": importance_of(512)}
+    for schemes, importance, text in (
+        ({"*": "iq1_s"}, None, "expected an importance matrix, which iq1_s needs, found none for '*'"),
+        ({"b": "iq1_s"}, given, "expected an importance matrix, which iq1_s needs, found none for 'b'"),
+        (
+            {"*": "q8_0"},
+            {"c": importance_of(512)},
+            "expected an importance of these tensors, found that of 1 others such as 'c'",
+        ),
+        ({"*": "q8_0"}, importance_of(512), "expected the importance of tensors by name, found tensor"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(text)):
+            save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
+    with pytest.raises(TensorError, match="tensor 'a': expected the importance of 512 columns, found 3 numbers"):
+        save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
+    save_file(tensors, path, rules=[])
+    with pytest.raises(OptionError, match="expected no header, alignment, rules or importance for a safetensors file"):
+        convert(path, tmp_path / "m.safetensors", importance=given)
+
+
+def test_tied_tensors_of_another_importance_are_stored_apart(tmp_path: Path) -> None:
+    one, path = WEIGHTS[0].clone(), tmp_path / "m.gguf"
+    first, second = importance_of(512), torch.ones(512)
+    more = {"schemes": {"*": "q4_k"}, "rules": []}
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another importance: stored apart"):
+        a, b, c = save_file(
+            {"a": one, "b": one, "c": one}, path, importance={"a": first, "b": second, "c": first.clone()}, **more
+        )
+    assert (a.alias_of, b.alias_of, c.alias_of) == (None, None, "a")
+    with glft_schema.open(path) as file:
+        assert torch.equal(
+            file.tensors["b"].payload["blocks"], GGML_TYPES["Q4_K"].encode(one, "b", importance=second)["blocks"].view(5, 2, -1)
+        )
+    _, b = save_file({"a": one, "b": one}, path, importance={"b": second}, schemes={"*": "q8_0"}, rules=[])
+    assert b.alias_of == "a"
+
+
+def test_the_command_line_takes_one(tmp_path: Path) -> None:
+    weights, sums = WEIGHTS[0].clone(), np.abs(np.sin(SUMS))
+    save_file({"a": weights}, tmp_path / "m.glft")
+    imatrix = old_file(tmp_path / "i.dat", (b"a", 1, sums))
+    options = ["--scheme", "iq2_xxs", "--imatrix", str(imatrix)]
+    done = glft("convert", str(tmp_path / "m.glft"), str(tmp_path / "m.gguf"), *options)
+    assert done.returncode == 0, done.stderr
+    with glft_schema.open(tmp_path / "m.gguf") as file:
+        assert np.array_equal(
+            file.tensors["a"].payload["blocks"].numpy().reshape(5, -1), by_c("iq2_xxs", weights, torch.from_numpy(sums))
+        )
+    imatrix.write_bytes(b"GGUF")
+    safetensors.torch.save_file({"a": weights}, tmp_path / "m.safetensors")
+    done = glft("convert", str(tmp_path / "m.safetensors"), str(tmp_path / "m.gguf"), *options)
+    assert done.returncode == 2
+    assert "i.dat: header" in done.stderr
+    imatrix.write_bytes(b"PK")
+    done = glft("convert", str(tmp_path / "m.safetensors"), str(tmp_path / "m.gguf"), *options)
+    assert (done.returncode, "i.dat: n: expected 4 bytes, found 2" in done.stderr) == (2, True), done.stderr
+    old_file(imatrix, (b"a", 1, sums[:5]))
+    for given in ("m.glft", "m.safetensors"):
+        done = glft("convert", str(tmp_path / given), str(tmp_path / "m.gguf"), *options)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers" in done.stderr
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_what_is_searched_needs_no_gradient(mode: type) -> None:
+    weights = torch.randn(7, 512, generator=torch.Generator().manual_seed(0))
+    expected = GGML_TYPES["Q4_K"].quantize(weights)["blocks"]
+    with mode():
+        given = weights.clone().requires_grad_(mode is torch.enable_grad)
+        assert torch.equal(GGML_TYPES["Q4_K"].encode(given, "w")["blocks"], expected)
+        importance = torch.rand(512).requires_grad_(mode is torch.enable_grad)
+        weighted = GGML_TYPES["Q4_K"].encode(given, "w", importance=importance)["blocks"]
+    assert torch.equal(weighted, GGML_TYPES["Q4_K"].weighted(weights, importance.detach().expand(7, 512))["blocks"])
+
+
+def test_a_fault_is_told_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK", 512)
+    weights = torch.randn(40, 256)
+    weights[33, 7] = float("nan")
+    for type_ in ("Q4_K", "IQ4_NL"):
+        with pytest.raises(TensorError, match="NaN and infinities cannot be quantized") as caught:
+            GGML_TYPES[type_].encode(weights, "w")
+        assert caught.value.index == (33, 7)

@@ -1,0 +1,387 @@
+"""Writing files: schemes, what types cannot hold, tied weights, layout, and the old file's safety."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from glft_schema import (
+    Container,
+    FormatError,
+    LimitError,
+    SchemeError,
+    TensorError,
+    TiedWarning,
+    fake_quantize,
+    load_file,
+    read_gguf_lite,
+    save_file,
+    write_gguf_lite,
+)
+from glft_schema.errors import OptionError
+from glft_schema.tensor_types.tensor_type import FLOATS
+from glft_schema.weights.checkpoints import open_checkpoint
+
+Q4, Q8 = "q4_per_group_64", "q8_per_channel"
+
+FLOAT4 = getattr(torch, "float4_e2m1fn_x2", torch.bits8)  # which torch 2.6 does not have
+
+
+CONVERT = "exclude the tensor, or convert it to one of float32, float16"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.gguf-lite"
+
+
+def types(path: Path) -> dict[str, str]:
+    with Container.parse_file(path) as file:
+        return {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+
+
+STATE = {
+    "emb.weight": torch.randn(10, 128),
+    "layers.0.fc1.weight": torch.randn(4, 64),
+    "layers.0.fc1.bias": torch.randn(4),
+    "layers.0.odd.weight": torch.randn(3, 10),
+    "layers.1.fc1.weight": torch.randn(4, 64).half(),
+}
+
+
+@pytest.mark.parametrize(
+    ("schemes", "expected"),
+    [
+        ({}, ["f32", "f32", "f32", "f32", "f16"]),
+        ({"*": Q4}, [Q4, Q4, "f32", "f32", Q4]),
+        ({"*": Q8, "layers.*": Q4}, [Q8, Q4, "f32", Q8, Q4]),
+        ({"layers.*": Q4, "*": Q8}, [Q8, Q8, "f32", Q8, Q8]),
+        ({"layers.0.fc1.weight": Q8, "layers.*": Q4}, ["f32", Q8, "f32", "f32", Q4]),
+        ({"*.bias": "f16", "*.fc[0-9].weight": Q4}, ["f32", Q4, "f16", "f32", Q4]),
+    ],
+)
+def test_schemes(path: Path, schemes: dict[str, str], expected: list[str]) -> None:
+    save_file(STATE, path, schemes=schemes)
+    assert list(types(path).values()) == expected
+
+
+def test_schemes_may_be_written_as_the_types_are(path: Path) -> None:
+    save_file({"w": torch.ones(1, 64)}, path, schemes={"*": "Q8_per_channel"})
+    assert types(path) == {"w": Q8}
+
+
+def test_report_says_what_kept_its_type_and_why(path: Path) -> None:
+    notes = {tensor.name: tensor.note for tensor in save_file(STATE, path, schemes={"*": Q8, "layers.*": Q4}) if tensor.note}
+    assert notes == {
+        "layers.0.fc1.bias": (
+            f"not {Q4}: expected at least 2 dims [out, in], none of them 0, found [4]; "
+            f"not {Q8}: expected at least 2 dims [out, in], none of them 0, found [4]"
+        ),
+        "layers.0.odd.weight": f"not {Q4}: expected `in` to be a multiple of 64, found [3, 10]",
+    }
+
+
+@pytest.mark.parametrize(
+    ("schemes", "message"),
+    [
+        ({"layers.0.fc1.weihgt": Q4}, "did you mean 'layers.0.fc1.weight'?"),
+        ({"decoder.*": Q4}, "expected a tensor that matches 'decoder.*', found none"),
+        ({"*": "q4_0"}, f"expected one of f32, f16, {Q8}, {Q4}, found 'q4_0'"),
+    ],
+)
+def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], message: str) -> None:
+    with pytest.raises(SchemeError) as caught:
+        save_file(STATE, path, schemes=schemes)
+    assert message in str(caught.value)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "schemes", "message"),
+    [
+        (torch.ones(3, 10), {"w": Q4}, f"{Q4} cannot hold it: expected `in` to be a multiple of 64, found [3, 10]"),
+        (torch.ones(3, dtype=torch.int64), {}, f"tensor 'w': GLFT has no type for torch.int64: {CONVERT}"),
+        (torch.ones(3, dtype=torch.complex64), {}, f"tensor 'w': GLFT has no type for torch.complex64: {CONVERT}"),
+        (torch.ones(3, dtype=torch.uint16), {}, f"tensor 'w': GLFT has no type for torch.uint16: {CONVERT}"),
+        (torch.ones(3, dtype=torch.uint32), {"*": "f32"}, f"tensor 'w': GLFT has no type for torch.uint32: {CONVERT}"),
+        (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
+        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
+        (
+            torch.tensor([1.0, 1e300], dtype=torch.float64),
+            {"w": "f32"},
+            "at [1]: a finite number is too large for torch.float32",
+        ),
+        (torch.tensor([[0.0], [70000.0]]), {"w": "f16"}, "at [1, 0]: a finite number is too large for torch.float16"),
+        (torch.ones(2, device="meta"), {}, "expected a dense tensor with numbers in memory, found a Tensor (meta)"),
+        (torch.eye(2).to_sparse(), {}, "found a Tensor (torch.sparse_coo)"),
+        (torch.nn.UninitializedParameter(), {}, "found a UninitializedParameter"),
+        (torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged), {}, "found a NestedTensor"),
+        (torch.zeros(2, dtype=torch.uint8).view(FLOAT4), {}, f"GLFT has no type for {FLOAT4}"),
+        ([1.0], {}, "expected a torch.Tensor, found [1.0]"),
+    ],
+)
+def test_tensors_that_cannot_be_stored(path: Path, tensor: torch.Tensor, schemes: dict[str, str], message: str) -> None:
+    with pytest.raises(TensorError) as caught:
+        save_file({"w": tensor}, path, schemes=schemes)
+    assert message in str(caught.value)
+    assert caught.value.tensor == "w"
+    assert not list(path.parent.iterdir())
+
+
+def test_float_dtypes_are_kept_or_widened_exactly(path: Path) -> None:
+    special = torch.tensor([1.5, float("nan"), float("inf"), -0.0, 2.0**-130])
+    tensors = {
+        "f32": special,
+        "f16": special.half(),
+        "bf16": special.bfloat16(),
+        "f8": special[:4].to(torch.float8_e5m2),
+        "f64": special.double(),
+    }
+    written = save_file(tensors, path, schemes={"f64": "f32"})
+    loaded = load_file(path)
+    assert [loaded[name].dtype for name in tensors] == [torch.float32, torch.float16, *[torch.float32] * 3]
+    for name, tensor in tensors.items():
+        expected = tensor.to(loaded[name].dtype)
+        assert torch.equal(loaded[name].isnan(), expected.isnan())
+        assert torch.equal(loaded[name].nan_to_num(), expected.nan_to_num())
+    assert [tensor.note for tensor in written] == [
+        "",
+        "",
+        "torch.bfloat16 widened to F32, exactly",
+        "torch.float8_e5m2 widened to F32, exactly",
+        "",
+    ]
+
+
+@pytest.mark.parametrize("dtype", [name for name in FLOATS if name.startswith("float8") and hasattr(torch, name)])
+def test_every_float8_is_held_exactly(path: Path, dtype: str) -> None:
+    every = torch.arange(256).to(torch.uint8).view(getattr(torch, dtype))
+    save_file({"w": every, "q8": every[:120].view(2, 60)}, path, schemes={"q8": "f16"} if dtype != "float8_e8m0fnu" else {})
+    expected = every.to(torch.float32)
+    loaded = load_file(path)["w"]
+    assert torch.equal(loaded.isnan(), expected.isnan())
+    assert torch.equal(loaded.nan_to_num(), expected.nan_to_num())
+
+
+def test_layouts_in_memory(path: Path) -> None:
+    base = torch.randn(64, 128)
+    tensors = {
+        "transposed": base.t(),
+        "strided": base[::2, ::3],
+        "expanded": base[:1].expand(5, 128),
+        "negative": torch.complex(base, base).conj().imag,
+        "parameter": torch.nn.Parameter(base),
+        "nothing": base[:0],
+        "scalar": base[0, 0],
+    }
+    save_file(tensors, path)
+    for name, tensor in load_file(path).items():
+        assert torch.equal(tensor, tensors[name])
+
+
+def test_tied_tensors_are_stored_once(path: Path) -> None:
+    base = torch.randn(4, 64)
+    tensors = {"a": base, "tied": base, "view": base[:], "part": base[:2], "transposed": base.t(), "none": base[:0]}
+    written = {tensor.name: tensor for tensor in save_file(tensors, path, schemes={"a": Q8, "tied": Q8, "view": Q8})}
+    assert {name: tensor.alias_of for name, tensor in written.items() if tensor.alias_of} == {"tied": "a", "view": "a"}
+    assert written["tied"].nbytes == 0
+    with Container.parse_file(path) as file:
+        assert file.descriptors[0].offset == file.descriptors[1].offset
+        assert Container.build(file) == path.read_bytes()
+    loaded = load_file(path)
+    assert loaded["a"] is loaded["tied"]
+    assert torch.equal(loaded["transposed"], base.t())
+    assert torch.equal(loaded["part"], base[:2])
+
+
+def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
+    base = torch.randn(4, 64)
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored apart"):
+        written = save_file({"a": base, "b": base, "c": base}, path, schemes={"a": Q8, "b": Q4, "c": Q4})
+    assert [tensor.alias_of for tensor in written] == [None, None, "b"]
+    assert written[1].note == "tied to 'a', which gets another type: stored apart"
+
+
+def test_the_labs_two_functions(path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.LayerNorm(8))
+    write_gguf_lite(str(path), model, {"0.weight": Q4})
+    weights = read_gguf_lite(str(path))
+    assert list(weights) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert torch.equal(weights["0.weight"], fake_quantize(model[0].weight, Q4))
+    assert torch.equal(weights["0.bias"], model[0].bias)
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("alignment", [1, 2, 32, 4096])
+def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) -> None:
+    save_file({**STATE, "last": torch.zeros(0)}, path, {"k": "v"}, schemes={"*": Q4}, alignment=alignment)
+    with Container.parse_file(path) as file:
+        assert all(tensor.position % alignment == 0 for tensor in file.tensors.values())
+        assert not any(any(file.tensors.gap_bytes(gap)) for gap in file.tensors.gaps)
+        if alignment == 1:
+            assert not file.tensors.gaps
+    with pytest.raises(OptionError, match="expected an alignment of at least 1, found 0"):
+        save_file(STATE, path, alignment=0)
+    with pytest.raises(LimitError, match="expected at most 1048576 bytes, a limit of this reader, found 1099511627776"):
+        save_file(STATE, path, alignment=1 << 40)
+
+
+def test_exclude(path: Path) -> None:
+    save_file({**STATE, "ids": torch.arange(3), "extra": object()}, path, exclude=["ids", "ext*"])
+    assert list(types(path)) == list(STATE)
+    with pytest.raises(SchemeError, match="expected a tensor that matches 'idz', found none; did you mean 'ids'"):
+        save_file({**STATE, "ids": torch.arange(3)}, path, exclude=["idz"])
+
+
+def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
+    bad = [
+        ({}, {"a": "1\nb=2"}, "metadata"),
+        ({"": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+        ({"\ud800": torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+        ({"n" * 65536: torch.ones(1)}, {}, "descriptors -> 0 -> name"),
+    ]
+    for tensors, metadata, field in bad:
+        with pytest.raises(FormatError) as caught:
+            save_file(tensors, path, metadata)
+        assert caught.value.path == field
+    with pytest.raises(TensorError, match="expected a name that is text"):
+        save_file({1: torch.ones(1)}, path)
+    assert not list(path.parent.iterdir())
+
+
+def test_the_name_is_that_of_the_mapping(path: Path) -> None:
+    """Tensors of a checkpoint may be written under other names."""
+    safetensors.torch.save_file({"a": torch.randn(2, 64)}, path.parent / "in.safetensors")
+    stored = open_checkpoint(path.parent / "in.safetensors")
+    (written,) = save_file({"b": stored["a"]}, path, schemes={"b": Q8})
+    assert (written.name, written.type.scheme) == ("b", Q8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"tensors": [1]}, OptionError, r"expected tensors by name, such as model.state_dict\(\), found \[1\]"),
+        ({"schemes": Q4}, SchemeError, "expected a mapping of names or patterns to types"),
+        ({"schemes": {1: Q4}}, SchemeError, "expected a name or pattern, found 1"),
+        ({"schemes": {"*": None}}, SchemeError, "expected one of f32, f16"),
+        ({"metadata": ["a=1"]}, FormatError, "expected a mapping of text to text"),
+        ({"alignment": "4"}, OptionError, "expected an alignment of at least 1, found '4'"),
+        ({"exclude": [1]}, SchemeError, "expected a name or pattern, found 1"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        save_file(**{"tensors": STATE, "path": path, **arguments})
+    assert not path.exists()
+
+
+def test_exact_names_may_look_like_patterns(path: Path) -> None:
+    tensors = {"a[0]": torch.ones(1, 64), "a0": torch.ones(1, 64)}
+    save_file(tensors, path, schemes={"a[0]": Q8})
+    assert types(path) == {"a[0]": Q8, "a0": "f32"}
+    save_file({**tensors, "ids": torch.arange(2)}, path, exclude=["a[0]", "ids"])
+    assert list(types(path)) == ["a0"]
+    save_file({**tensors, "ids": torch.arange(2)}, path, exclude="ids")
+    assert list(types(path)) == ["a[0]", "a0"]
+
+
+def test_counters_of_batch_norms_can_be_left_out(path: Path) -> None:
+    model = torch.nn.BatchNorm1d(3)
+    with pytest.raises(TensorError, match="num_batches_tracked"):
+        write_gguf_lite(path, model, {})
+    write_gguf_lite(path, model, {}, exclude=["num_batches_tracked"])
+    assert "running_var" in types(path)
+
+
+EVERY_WAY = """
+import hashlib, json, sys, warnings
+from pathlib import Path
+import torch
+import glft_schema
+from glft_schema import convert, save_file, write_gguf_lite
+from glft_schema.files.splitting import merge, split
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(int(sys.argv[2]))
+torch.manual_seed(0)
+model = torch.nn.TransformerEncoderLayer(64, 2, 128)
+state = {**model.state_dict(), "tied": model.linear1.weight, "large": torch.randn(256, 256)}
+made = Path(sys.argv[1])
+found = []
+for _ in range(2):
+    save_file(state, made / "a.glft", {"b": "1", "a": "2"}, schemes={"*.weight": "q4_per_group_64", "large": "q8_per_channel"})
+    write_gguf_lite(made / "b.glft", model, {"*": "q4_per_group_64"})
+    metadata = {"general.architecture": "toy", "t.b": 1, "t.a": ["x", "y"]}
+    save_file(state, made / "c.gguf", metadata, schemes={"*": "q4_0", "large": "q8_0", "*.bias": "bf16"})
+    convert(made / "c.gguf", made / "d.safetensors", metadata={"t.c": True})
+    convert(made / "d.safetensors", made / "e.gguf", schemes={"*": "q5_1"}, metadata={"t.d": "z"})
+    convert(made / "c.gguf", made / "f.glft", schemes={"*": "q8_per_channel"})
+    with glft_schema.open(made / "c.gguf") as file:
+        parts = split(file, made / "part", max_tensors=4)
+    with glft_schema.open(parts[0]) as file:
+        merge(file, made / "g.gguf")
+    found.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(made.iterdir())})
+    for path in made.iterdir():
+        path.unlink()
+assert found[0] == found[1]
+print(json.dumps(found[0]))
+"""
+
+
+@pytest.mark.slow
+def test_same_input_same_bytes(tmp_path: Path) -> None:
+    """Twice in one process, and whatever the hash seed and the number of threads are."""
+    found = []
+    for seed, threads in (("1", "1"), ("2", "2")):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", EVERY_WAY, tmp_path, threads]
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        found.append(json.loads(done.stdout))
+    assert found[0] == found[1]
+    assert len(found[0]) == 11
+
+
+def test_saving_over_the_file_that_the_tensors_are_mapped_from(path: Path) -> None:
+    save_file({"w": torch.arange(100_000).float()}, path)
+    loaded = load_file(path)
+    save_file({"first": torch.ones(7), **loaded}, path)
+    assert torch.equal(load_file(path)["w"], torch.arange(100_000).float())
+    assert torch.equal(loaded["w"], torch.arange(100_000).float())
+
+
+MEMORY = """
+import resource, sys, warnings, torch
+from glft_schema import save_file
+from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.tensor_types.tensor_type import FLOATS
+warnings.simplefilter("ignore")
+source, scheme, rows = getattr(torch, sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def make(shape):
+    made = torch.ones(shape, dtype=source)
+    made[:1] = 0
+    return made
+stored = lambda shape: StoredTensor(shape, source, lambda: make(shape))
+save_file({"w": stored((64, 64))}, sys.argv[1], schemes={"*": scheme})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+save_file({f"{i}": stored((rows, (1 << 23) // rows)) for i in range(6)}, sys.argv[1], schemes={"*": scheme})
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["f32", "f16", Q8, Q4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, scheme: str) -> None:
+    """Six tensors of 2^23 weights, 32 MiB as float32, with a row of zeros in each, made when asked for."""
+    rows = "2048"
+    done = subprocess.run([sys.executable, "-c", MEMORY, path, dtype, scheme, rows], check=True, capture_output=True, text=True)
+    largest = 32 << 10 if dtype != "float64" else 64 << 10
+    assert int(done.stdout) < 2 * largest + (24 << 10)
