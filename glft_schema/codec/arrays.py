@@ -18,7 +18,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.codec.structs import check_count
-from glft_schema.codec.text import _with_length, decoded, encoded
+from glft_schema.codec.text import decoded, encoded, with_length
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
@@ -287,7 +287,7 @@ class Strings(construct.Construct):
         if isinstance(obj, StoredStrings) and (obj.length, obj.order) == (length, order):
             write_all(stream, obj.stored())
             return obj
-        write_all(stream, b"".join(_with_length(encoded(text, path), length, order, path) for text in obj))
+        write_all(stream, b"".join(with_length(encoded(text, path), length, order, path) for text in obj))
         return obj
 
 

@@ -37,7 +37,8 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
+def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
+    """Returns the bytes of a string after their length. Raises FormatError for a length that the number cannot hold."""
     return length.stored(len(stored), order, path) + stored
 
 
@@ -58,5 +59,5 @@ class Text(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         stored = encoded(obj, path)
         limits_of(context).check("text", len(stored), path, " bytes")
-        write_all(stream, _with_length(stored, self.length.pick(context), byte_order(context), path))
+        write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj

@@ -6,25 +6,36 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import open as open_container
+from glft_schema.files.file import File
 from glft_schema.formats.registry import format_with
 from glft_schema.storage.file_source import open_regular, read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.safetensors_files import _open_safetensors
-from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
-from glft_schema.weights.torch_files import TORCH_MAGICS, _load_torch
+from glft_schema.weights.safetensors_files import open_safetensors
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
-# What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
-# fmt: off
-# fmt: on
+
+class Checkpoint(NamedTuple):
+    """An open checkpoint.
+
+    Attributes:
+        tensors: by name.
+        metadata: typed of GGUF, text of GLFT and of a safetensors file; those of a GGUF set do not say that it was one.
+        file: the weights file that it is, or None.
+    """
+
+    tensors: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    file: File | None = None
 
 
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
@@ -64,7 +75,7 @@ def _open_any(path: StrPath) -> Checkpoint:
     finally:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
-        return Checkpoint(_load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
+        return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
     if format_with(magic):
         file = open_container(path)
         tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
@@ -72,7 +83,7 @@ def _open_any(path: StrPath) -> Checkpoint:
         if keys := file.format.shards:
             metadata = metadata.without(*(key for key in keys if key in metadata))
         return Checkpoint(tensors, metadata, file)
-    return _open_safetensors(path)
+    return Checkpoint(*open_safetensors(path))
 
 
 def _in_file(tensor: Tensor) -> StoredTensor:
@@ -86,7 +97,7 @@ def _open_folder(folder: Path) -> Mapping[str, Any]:
         files = sorted(folder.glob("*.safetensors"))
         if len(files) != 1:
             raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
-        return _open_safetensors(files[0]).tensors
+        return open_safetensors(files[0])[0]
     if len(indices) > 1:
         raise FormatError(f"expected one index in the folder, found {', '.join(safe(index.name) for index in indices)}")
     return _open_index(indices[0])
@@ -105,7 +116,7 @@ def _open_index(index: Path) -> Mapping[str, Any]:
     for shard in sorted(shards, key=str):
         if not isinstance(shard, str) or not is_file_name(shard):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
-        opened[shard] = _open_safetensors(index.parent / shard).tensors
+        opened[shard] = open_safetensors(index.parent / shard)[0]
     missing = [name for name, shard in places.items() if name not in opened[shard]]
     if missing:
         raise FormatError(f"expected tensor {shown(missing[0])} in {safe(places[missing[0]])}, found none", "weight_map")

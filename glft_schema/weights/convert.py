@@ -20,12 +20,11 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named, target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import open_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.safetensors_files import save_safetensors
 from glft_schema.weights.save import save_file
-from glft_schema.weights.stored_tensors import Checkpoint
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
 FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a safetensors file

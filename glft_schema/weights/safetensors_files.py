@@ -33,31 +33,21 @@ from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor, planned
 from glft_schema.weights.schemes import choose_types
-from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 SAFETENSORS_METADATA = "__metadata__"  # the entry of a header that is no tensor
 
+# What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
+# fmt: off
 SAFETENSORS_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-    "C64": "complex64",
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
+    "BOOL": "bool", "C64": "complex64",
 }
+# fmt: on
 
 
 def verbatim_type(name: str, code: int, number: Number) -> TensorType:
@@ -136,8 +126,15 @@ class _Unreadable:
         return f"a dtype that torch does not have, {self.code}"
 
 
-def _open_safetensors(path: StrPath) -> Checkpoint:
-    """Opens a file that the format's own library accepts. Numbers are read here: of some rows the library is slow to do so."""
+def open_safetensors(path: StrPath) -> tuple[dict[str, Any], dict[str, str]]:
+    """Opens a file that the format's own library accepts, and returns its entries and its metadata.
+
+    Numbers are read here: the library is slow to read some rows. An entry of a dtype that torch lacks is no `StoredTensor`.
+
+    Raises:
+        OSError: from the system.
+        FormatError: for a file that the library does not accept.
+    """
     source = open_source(path)  # first: it refuses what is no regular file without waiting on it
     names = _names_in_safetensors(path)
     length = int.from_bytes(source.read(0, 8), "little")
@@ -151,7 +148,7 @@ def _open_safetensors(path: StrPath) -> Checkpoint:
             stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=Rows(shape, dtype, numbers))
         else:
             stored[name] = _Unreadable(code)
-    return Checkpoint(stored, header.get(SAFETENSORS_METADATA) or {})
+    return stored, header.get(SAFETENSORS_METADATA) or {}
 
 
 @dataclass(frozen=True)

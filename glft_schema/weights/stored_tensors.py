@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from glft_schema.errors import TensorError, shown
-from glft_schema.files.file import File
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import Rows
 from glft_schema.tensors.tensor import Tensor
@@ -16,7 +15,7 @@ from glft_schema.tensors.tensor import Tensor
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor to be exported.
+    """A tensor to be written.
 
     Attributes:
         shape: its sizes.
@@ -79,17 +78,3 @@ def is_dense(tensor: torch.Tensor) -> bool:
     except (RuntimeError, ValueError):  # of tensors that only stand for others
         return False
     return True
-
-
-class Checkpoint(NamedTuple):
-    """An open checkpoint.
-
-    Attributes:
-        tensors: by name.
-        metadata: typed of GGUF, text of GLFT and of a safetensors file; those of a GGUF set do not say that it was one.
-        file: the weights file that it is, or None.
-    """
-
-    tensors: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    file: File | None = None

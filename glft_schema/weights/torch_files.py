@@ -21,7 +21,14 @@ REPEATED = 1 << 24  # bytes up to which a tensor of a file may repeat what is st
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
 
 
-def _load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
+def load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
+    """Returns the entries of a torch file that holds only tensors; they need not be dense ones.
+
+    Raises:
+        OSError: from the system.
+        FormatError: for a file that is none, or holds other objects.
+        TensorError: for a tensor that repeats what is stored of it.
+    """
     try:
         _check_not_compressed(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)

@@ -32,7 +32,8 @@ from glft_schema.storage.atomic import atomic_write
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.testing.corpora import write_corpus
 from glft_schema.testing.fuzzing import VALID, Case
-from glft_schema.weights.stored_tensors import Checkpoint, StoredTensor, in_memory
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.checkpoints import open_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.safetensors_files import SAFETENSORS_DTYPES
-from glft_schema.weights.stored_tensors import Checkpoint, in_memory
+from glft_schema.weights.stored_tensors import in_memory
 from tests.oracles.peers import gguf
 from tests.tools.gguf_strategies import same
 from tests.tools.in_memory import IN_MEMORY
