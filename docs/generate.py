@@ -22,7 +22,7 @@ from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.limits import LIMITS
 
 SUBJECTS = {  # the names of the package itself; those of its parts come after them, a section each
-    "Files": "Container open File Tensor Typed Limits parse_source Source",
+    "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor read_importance",
     "Sets of files": "split merge",
     "Checks": "check_rules Finding check_values Oddity compare Comparison hash_file",
@@ -83,7 +83,7 @@ def directives(module: ModuleType, names: list[str]) -> list[str]:
     declared = [value for value in values.values() if hasattr(value, "__qualname__")]
     if module is glft_schema and "Container" in values:
         declared.insert(0, type(values.pop("Container")))
-    others = ", ".join(f"`{name}`" for name, value in values.items() if value not in declared)
+    others = ", ".join(f"`{name}`" for name, value in values.items() if all(value is not other for other in declared))
     return [*(f"::: {value.__module__}.{value.__qualname__}" for value in declared), *([f"Also {others}."] if others else [])]
 
 

@@ -43,6 +43,7 @@ from glft_schema.files.state_dict import load_file
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
+from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
@@ -93,6 +94,7 @@ __all__ = [
     "merge",
     "open",
     "open_checkpoint",
+    "open_source",
     "parse_source",
     "read_gguf_lite",
     "read_importance",

@@ -1,4 +1,4 @@
-"""Files, tensors and metadata as tables, of which only the first rows are shown: in HTML for notebooks, as text for `print`.
+"""What users are shown: files, tensors and metadata as tables, in HTML for notebooks and as text; and how far work has come.
 
 The HTML has no colours of its own, so that it can be read in light and dark themes; all that comes from a file is escaped.
 """

@@ -6,7 +6,7 @@ ValueError
  │    └── LimitError        a limit of this reader, not a rule of the format
  ├── TensorError            a tensor that the asked type cannot hold: choose another type
  ├── OptionError            an argument or option that cannot be followed: change the request
- │    └── SchemeError       a scheme or pattern that names no type or no tensor
+ │    └── SchemeError       a scheme or pattern that cannot be followed: it names no type or no tensor, or lacks an importance
  └── ClosedError            a file that was closed before this access
 
 UserWarning
@@ -151,7 +151,7 @@ class OptionError(ValueError):
 
 
 class SchemeError(OptionError):
-    """A scheme or pattern that names no type or no tensor."""
+    """A scheme or pattern that cannot be followed: it names no type or no tensor, or needs an importance matrix."""
 
 
 class ClosedError(ValueError):

@@ -1,9 +1,9 @@
 """The public names for tensor types: those of ggml, and how to declare one of your own. See `tensor_types`."""
 
-from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.engine.compiled import compile_formulas
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.tensor_type import Reserved, TensorType
 
-__all__ = ["GGML_TYPES", "Reserved", "Scaled", "TensorType", "block_type", "compile_formulas", "register_type"]
+__all__ = ["GGML_TYPES", "Reserved", "Scaled", "TensorType", "compile_formulas", "pack", "register_type", "unpack"]

@@ -77,7 +77,7 @@ def check_values(file: File, exclude: Iterable[str] = ()) -> Iterator[tuple[Tens
         Each tensor, and what is odd about it: mostly nothing.
 
     Raises:
-        OptionError: for a pattern that matches nothing.
+        SchemeError: for a pattern that matches nothing.
         ClosedError, TruncatedError, OSError: where the file cannot be read any more.
     """
     found: dict[Hashable, list[Oddity]] = {}

@@ -26,6 +26,7 @@ from glft_schema.cli.writing_options import (
 from glft_schema.formats.registry import target_format
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
+from glft_schema.weights.convert import has_types
 
 
 def convert(
@@ -53,7 +54,7 @@ def convert(
     """
     with blame(out, tensors=source):
         refuse_overwriting(out, source)
-        target_format(out, format)
+        target = target_format(out, format)
         with blame(source):
             checkpoint = open_with_metadata(source, exclude or [])
         importance = importance_in(imatrix, checkpoint.tensors)
@@ -62,7 +63,9 @@ def convert(
                 checkpoint,
                 out,
                 schemes=schemes_in(scheme),
-                metadata=entries(metadata, typed=True),
+                metadata=entries(
+                    metadata, typed=(target is not None and target.has_typed_metadata) or has_types(checkpoint.metadata)
+                ),
                 format=format,
                 header=header_of(gguf_version, big_endian),
                 alignment=alignment,

@@ -72,7 +72,7 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
     if corpus is not None:
         _refuse_corpus(source, wanted, corpus)
     with progress_bar("fuzzing") as bar, _no_lost_interrupts(bar) as progress:
-        fuzzed = fuzzing.fuzz(wanted.of, 0 if wanted.only_given else examples, seed, progress, wanted.given)
+        fuzzed = fuzzing.fuzz(wanted.of, 0 if wanted.only_given else examples, seed=seed, progress=progress, given=wanted.given)
     if fuzzed.failure:
         options = "" if wanted.only_given else f" --examples {examples} --seed {seed}"
         _report(fuzzed, fuzzed.failure, wanted, out, f"glft fuzz {quote(source)}{options}")
@@ -85,8 +85,8 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
     if fuzzed.interrupted:
         raise typer.Exit(INTERRUPTED)
     if corpus is not None:
-        cases = fuzzing.corpus(wanted.of, examples, seed)
-        manifest = corpora.write_corpus(cases, corpus, wanted.format, seed=seed)
+        cases = fuzzing.corpus(wanted.of, examples, seed=seed)
+        manifest = corpora.write_corpus(cases, corpus, format=wanted.format, seed=seed)
         print(f"{manifest}: {len(cases)} files")
 
 
@@ -189,7 +189,7 @@ def _report(fuzzed: Fuzzed, failure: Failure, wanted: Wanted, out: Path, command
         print(f"interrupted, so that there may be a smaller file; before it there was no failure in {_counts(fuzzed)}")
     which = "the file" if fuzzed.interrupted or case in wanted.given else "the smallest file found"
     try:
-        manifest = write_corpus([case], out, wanted.format, name, problem=str(failure.error), found_by=command)
+        manifest = write_corpus([case], out, format=wanted.format, manifest=name, problem=str(failure.error), found_by=command)
     except OSError as error:
         print(f"{which}, {len(case.stored)} bytes, {case.kind}, is lost")
         print(f"glft: {safe(str(error.filename or out))}: {error.strerror or error}", file=sys.stderr)

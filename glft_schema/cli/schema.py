@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import Enum
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import FORMATS
+from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.tensor_types import TensorType
 
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
@@ -38,9 +39,8 @@ def find(name: str) -> Format | TensorType:
     Raises:
         OptionError: where there is none.
     """
-    for format in FORMATS:
-        if name.lower() == format.name.lower():
-            return format
+    with suppress(OptionError):
+        return format_named(name)
     for format in FORMATS:
         if name.lower() in format.types and isinstance(type_ := format.types[name.lower()], TensorType):
             return type_

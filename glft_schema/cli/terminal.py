@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from glft_schema.display import aligned
+from glft_schema.display import Progress, aligned
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
 from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.files.shards import NAME, shard_path
@@ -117,7 +117,7 @@ def refuse_overwriting(out: Path, source: Path) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
+def progress_bar(title: str) -> Iterator[Progress]:
     """Shows a bar on stderr while the block runs, where that is a terminal.
 
     Yields:
@@ -126,12 +126,12 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float], None]]:
     if not sys.stderr.isatty():
         yield lambda text, done: None
         return
+    from rich import progress
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda text, done: bar.update(task, description=escape(f"{title}: {printable(text, 50)}"), completed=done)
 

@@ -1,4 +1,4 @@
-"""What the verbs that write files share: their options, and the report of what became of each tensor."""
+"""Options of writing a file, and the report of what became of each tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from glft_schema.cli.terminal import blame, once, table
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.errors import OptionError, safe
-from glft_schema.formats.registry import format_named
+from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.payloads import WrittenTensor
@@ -48,7 +48,7 @@ Imatrix = Annotated[
     ),
 ]
 
-TYPES = "|".join(type_.name for type_ in format_named("GGUF").metadata.types if type_.name != ARRAY)
+TYPES = "|".join(type_.name for type_ in WITH_TYPES.metadata.types if type_.name != ARRAY)
 TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 

@@ -31,7 +31,7 @@ from glft_schema.storage.cursor import Cursor
 MANY_DIMS = 8  # a tensor of so many is unusual
 
 # What reads a field: (bytes, where it begins in them, the context of the Struct that it is in) -> its value, and where it ends.
-Reader = Callable[[bytes, int, Any], tuple[Any, int]]
+Reader = Callable[[bytes, int, Context], tuple[Any, int]]
 
 
 class NotFast(Exception):  # noqa: N818 - it is no error
@@ -39,7 +39,7 @@ class NotFast(Exception):  # noqa: N818 - it is no error
 
 
 def row_reader(row: construct.Construct, context: Context) -> Reader | None:
-    """Returns what reads the rows of a table in `context`, each a `row`; None where there is only the long way."""
+    """Returns what reads the rows of a table in `context`, each a `row`; None if they are always parsed in full."""
     try:
         return reader(row, context)
     except Exception:  # such as a KeyError, where it depends on the row itself how a field is stored
@@ -59,7 +59,7 @@ def read_ahead(read: Reader, cursor: Cursor, context: Context, rows: list[Any], 
     """
     stored, at = cursor.ahead()
     before = cursor.tell() - at
-    with suppress(Exception):  # the long way finds it, too, and says what it is
+    with suppress(Exception):  # the full parse finds it, too, and words the error
         while len(rows) < until:
             row, end = read(stored, at, context)
             rows.append(row)
@@ -81,7 +81,7 @@ def _struct(declared: Struct, context: Context) -> Reader:
     if "_root" not in context:  # each row would be a root of its own
         raise NotFast
     given = dict(declared._nested(context, None))
-    del given["_io"]  # what looks at the stream finds none, and the row goes the long way
+    del given["_io"]  # what looks at the stream finds none, and the row is parsed in full
     ahead, record, new, nested = Context(given), declared.record, object.__new__, Context
     steps = []
     for name, field, slot in declared.needed:

@@ -197,7 +197,7 @@ class KeyValues(construct.Subconstruct):
     """
 
     def __init__(
-        self, table: construct.Construct, types: TypeTable[ValueType], once: str, keys: KeyTypes = NO_KEY_TYPES
+        self, table: construct.Construct, types: TypeTable[ValueType], *, once: str, keys: KeyTypes = NO_KEY_TYPES
     ) -> None:
         super().__init__(table)
         self.types = types
@@ -228,3 +228,8 @@ class KeyValues(construct.Subconstruct):
             raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
         none = TypedMetadata({}, self.types, self.keys)
         return none.replaced({key: none.entry(key, value, f"{path} -> {key}") for key, value in entries.items()})
+
+    def stating(self, entries: Mapping[str, Any], key: str, number: int) -> TypedMetadata:
+        """Returns entries with a number under a key, in the key's type."""
+        type_ = self.keys.type_of(key, False)
+        return self.metadata(entries) | {key: Typed(number, type_) if type_ else number}

@@ -93,3 +93,8 @@ class KeyValueLines(construct.Construct):
             except UnicodeEncodeError:
                 raise FormatError(f"expected text that UTF-8 can hold, found {shown(key)}: {shown(value)}", path) from None
         return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
+
+    @staticmethod
+    def stating(entries: Mapping[str, str], key: str, number: int) -> Mapping[str, str]:
+        """Returns entries with a number under a key, as text."""
+        return {**entries, key: str(number)}

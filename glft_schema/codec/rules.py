@@ -115,6 +115,7 @@ class Rule(Check):
         field: str,
         holds: Callable[[Any], object],
         expected: str,
+        *,
         error: type[FormatError] = FormatError,
         show: Callable[[Any], str] = shown,
         sets: tuple[str, ...] = RULE_SETS,
@@ -153,6 +154,7 @@ class Limit(Rule):
         field: str,
         of: Any,
         limit: str,
+        *,
         only: Callable[[Any], object] | None = None,
         what: str = "",
         broken_by: Mapping[str, Any] | None = None,
@@ -160,7 +162,7 @@ class Limit(Rule):
         most = Allowed(limit)
         holds = of <= most if only is None else lambda at: not only(at) or of(at) <= most(at)
         expected = f"at most {DEFAULTS[limit]}{what}, {A_LIMIT}"
-        super().__init__(id, field, holds, expected, LimitError, broken_by=broken_by)
+        super().__init__(id, field, holds, expected, error=LimitError, broken_by=broken_by)
         self.limit = limit
         self.what = what
         self._amount = compiled(of)

@@ -61,7 +61,7 @@ class Table(Interpreted, construct.Array):
     def _parse_rows(
         self, rows: list[Any], until: int, stream: Any, context: Context, path: str, starts: array[int] | None = None
     ) -> list[Any]:
-        """Adds to `rows` until there are so many, the unusual ones by the long way; where each begins is put into `starts`."""
+        """Adds to `rows` until there are so many, the unusual ones in full; where each begins is put into `starts`."""
         read = row_reader(self.subcon, context) if len(rows) < until and isinstance(stream, Cursor) else None
         while True:
             if read is not None:

@@ -13,14 +13,12 @@ from glft_schema.errors import FormatError, shown
 
 
 class HasCode(Protocol):
-    """What can be in a table: a name, the number on disk, and how it is called on the command line."""
+    """What can be in a table: a name, and the number on disk."""
 
     @property
     def name(self) -> str: ...
     @property
     def code(self) -> int: ...
-    @property
-    def scheme(self) -> str: ...
 
 
 T = TypeVar("T", bound=HasCode)
@@ -30,7 +28,7 @@ _TABLES: dict[str, TypeTable[Any]] = {}  # the first table of each kind, for pic
 
 
 class TypeTable(Generic[T]):
-    """Types by code, name, scheme and themselves, in order. Pickles as its kind, if it is the first table of that kind.
+    """Types by code, name in either case, and themselves, in order. Pickles as its kind, if it is the first table of that kind.
 
     Attributes:
         kind: what they are types of, for errors.
@@ -46,8 +44,8 @@ class TypeTable(Generic[T]):
             self.add(type_)
 
     def add(self, type_: T) -> None:
-        """Adds a type. Raises ValueError where its code, name or scheme is taken."""
-        keys = (type_.code, type_.name, type_.scheme, type_)
+        """Adds a type. Raises ValueError where its code or name is taken."""
+        keys = (type_.code, type_.name, type_.name.lower(), type_)
         if taken := [key for key in keys if key in self._known]:
             raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
         self._known |= dict.fromkeys(keys, type_)
@@ -91,15 +89,15 @@ def _table(kind: str) -> TypeTable[Any]:
     return _TABLES[kind]
 
 
-def by_name(type_: HasCode) -> tuple[Any, ...]:
-    """Returns what a type pickles as, for its ``__reduce__``: a name in the table that has it.
+def by_table(type_: HasCode) -> tuple[Any, ...]:
+    """Returns what a type pickles as, for its ``__reduce__``: its code in the table that has it.
 
     Raises:
         TypeError: if the type is in no table.
     """
     for table in _TABLES.values():
         if type_ in table:
-            return operator.getitem, (table, type_.name)
+            return operator.getitem, (table, type_.code)
     raise TypeError(f"the type {type_.name} is in no table, so it cannot be pickled")
 
 

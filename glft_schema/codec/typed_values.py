@@ -15,7 +15,7 @@ import numpy as np
 
 from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.type_codes import by_name
+from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, LimitError, shown
 
 LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
@@ -39,16 +39,11 @@ class ValueType:
     code: int
     field: construct.Construct
 
-    @property
-    def scheme(self) -> str:
-        """Its name, as tables of types have it."""
-        return self.name
-
     def __repr__(self) -> str:
         return self.name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return by_name(self)
+        return by_table(self)
 
 
 class Typed(NamedTuple):

@@ -234,7 +234,7 @@ def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
     """Attributes every byte of a file that may be broken: what comes after the break is unclaimed.
 
     Args:
-        source: the file's bytes, as `glft_schema.storage.source.open_source` gives them.
+        source: the file's bytes, as `glft_schema.open_source` gives them.
 
     Returns:
         The map, and why the file cannot be read; None where it can.

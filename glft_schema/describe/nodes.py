@@ -101,7 +101,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Case:
+class SwitchCase:
     """What stands where a `Switch` finds the type `name`, which is `code` on disk."""
 
     name: str
@@ -114,7 +114,7 @@ class Switch:
     """What a field before decides."""
 
     on: Expression
-    cases: tuple[Case, ...]
+    cases: tuple[SwitchCase, ...]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from glft_schema.describe.nodes import (
     BlockArray,
     ByteOrder,
     Bytes,
-    Case,
     Code,
     Counted,
     Derived,
@@ -41,6 +40,7 @@ from glft_schema.describe.nodes import (
     Schema,
     StructOf,
     Switch,
+    SwitchCase,
     Text,
     TypeOf,
 )
@@ -248,7 +248,7 @@ def _(declared: type_codes.TypeCode, schema: Schema, name: str) -> Code:
 @node_of.register
 def _(declared: construct.Switch, schema: Schema, name: str) -> Switch:
     cases: Mapping[Any, construct.Construct] = declared.cases
-    named = [Case(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
+    named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
     return Switch(known(declared.keyfunc), tuple(named))
 
 

@@ -140,7 +140,7 @@ def open(
         FormatError: where it is no file of a known format; with field, offset and tensor.
         OptionError: for an offset or a size below 0.
     """
-    with _closed_on_failure(open_source(path, mmap, offset, size)) as source:
+    with _closed_on_failure(open_source(path, mmap, offset=offset, size=size)) as source:
         file = parse_source(source, device)
         if not whole_set or offset or size is not None:
             return file

@@ -142,7 +142,7 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
         names = [name for shard in shards for name in shard.tensors]
         if twice := [name for name, seen in Counter(names).items() if seen > 1]:
             problem = "expected each name once in all files, found it again"
-            raise FormatError(problem, "tensor_infos", tensor=twice[0], file=first.name)
+            raise FormatError(problem, first.format.table, tensor=twice[0], file=first.name)
         if len(names) != split.tensors:
             problem = f"expected {split.tensors} tensors in all files, found {len(names)}"
             raise FormatError(problem, f"metadata -> {keys.tensors}", file=first.name)

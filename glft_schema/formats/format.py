@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import construct
 
 from glft_schema.codec.expressions import Lookup, Reversed, read
+from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import SPEC
 from glft_schema.codec.structs import Derived, Struct, follows
 from glft_schema.codec.type_codes import TypeTable
@@ -43,16 +44,19 @@ class Format:
         keeps_to: the rule sets that new files keep to.
         keep_vectors: whether patterns in schemes leave tensors of fewer than two dims as they are.
         shards: the keys of a model in several files; None if it is always in one.
+        unshared_by: the rule sets whose readers do not let tensors share a payload.
     """
 
     name: str
     magics: tuple[bytes, ...]
     types: TypeTable[TensorType]
     struct: Struct
+    _: KW_ONLY
     endings: tuple[str, ...] = ()
     keeps_to: tuple[str, ...] = ()
     keep_vectors: bool = False
     shards: ShardKeys | None = None
+    unshared_by: tuple[str, ...] = ()
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
@@ -80,6 +84,11 @@ class Format:
     def metadata(self) -> Any:
         """The declaration of the metadata: `KeyValues` or `KeyValueLines`."""
         return self.field("metadata")
+
+    @property
+    def has_typed_metadata(self) -> bool:
+        """Whether the values of its metadata have types; otherwise they are text."""
+        return isinstance(self.metadata, KeyValues)
 
     @cached_property
     def alignment_key(self) -> str | None:

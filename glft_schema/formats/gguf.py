@@ -5,7 +5,7 @@
 One after another without alignment, but for PADDING: DATA begins at a multiple of the alignment, counted from the start of the
 file, and offsets count from there. In v1 counts, lengths and dims are u32; in v2 and v3 they are u64.
 
-Rules that only some readers hold name their rule sets: `SPEC`, the specification; `GGML_TYPES`, llama.cpp's gguf.cpp.
+Rules that only some readers hold name their rule sets: `SPEC`, the specification; `GGML`, llama.cpp's gguf.cpp.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Header = Struct(
     Rule("gguf-big-endian", "version", lambda at: at.byte_order != BIG or at.version == 3, "3 where big-endian",
          sets=(SPEC,), building=False, broken_by={"byte_order": BIG, "version": 2}),
     "n_tensors"  / Count(size_in_header, len_(this._.tensor_infos)) * "number of tensor infos",
-    "n_kv"       / Count(size_in_header, number_of_keys)          * "number of key-values",
+    "n_kv"       / Count(size_in_header, number_of_keys)            * "number of key-values",
     title="header",
 )
 # fmt: on
@@ -207,7 +207,7 @@ TensorInfo = Struct(
     "dims"   / Sizes(u32, size, "dims")                   * "sizes, the contiguous one first: a Linear's weight is [in, out]",
     Rule("gguf-dims-4", "dims", len_(this.dims) <= 4, "at most 4", sets=(SPEC, GGML)),
     "shape"  / Derived(reverse_(this.dims))               * "the sizes in torch's order: [out, in]",
-    "dtype"  / TypeCode(u32, ggml.GGML_TYPES)                   * "how the payload is stored; `type` in the specification",
+    "dtype"  / TypeCode(u32, ggml.GGML_TYPES)             * "how the payload is stored; `type` in the specification",
     Rule("gguf-type", "dtype", lambda at: at.dtype in BUILT_IN_TYPES, "a type of ggml", sets=(SPEC, GGML)),
     TensorFits("gguf-dims-fit-type", "dims"),
     "offset" / u64                                        * "where the payload begins, in bytes into DATA",
@@ -276,7 +276,7 @@ def gaps_are_zero(file: Any) -> bool:
 # fmt: off
 GGUF = Format("GGUF", (MAGIC,), ggml.GGML_TYPES, Struct(
     "header"       / Header                                       * "what the file is, and how much of it",
-    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, "gguf-keys-once", KEY_TYPES)
+    "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, once="gguf-keys-once", keys=KEY_TYPES)
                                                                   * "typed values by key",
     Rule("gguf-architecture", "metadata", lambda file: "general.architecture" in file.metadata or is_later(file),
          "the key general.architecture", show=show_keys, sets=(SPEC,), building=False,
@@ -297,5 +297,6 @@ GGUF = Format("GGUF", (MAGIC,), ggml.GGML_TYPES, Struct(
     keeps_to=(SPEC, GGML),
     keep_vectors=True,  # norms and biases: ggml's kernels take them in F32 only
     shards=SHARDS,
+    unshared_by=(GGML,),
 )
 # fmt: on

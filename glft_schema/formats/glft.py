@@ -64,8 +64,8 @@ Descriptor = Struct(
 
 GLFT = Format("GLFT", (MAGIC.to_bytes(4, "little"), SWAPPED_MAGIC.to_bytes(4, "little")), TYPES, Struct(
     "header"      / Header                                                * "what the file is, and how much of it",
-    "metadata"    / KeyValueLines(this.header.metadata_len)  * "key=value lines",
-    "descriptors" / Table(this.header.n_tensors, Descriptor) * "one row a tensor",
+    "metadata"    / KeyValueLines(this.header.metadata_len)               * "key=value lines",
+    "descriptors" / Table(this.header.n_tensors, Descriptor)              * "one row a tensor",
     NamesOnce("glft-names-once", "descriptors"),
     "data"        / TensorData("descriptors")                             * "the payloads, each at its offset",
 ), endings=(".glft", ".gguf-lite"))

@@ -17,10 +17,12 @@ from glft_schema.storage.source import Source, StrPath
 
 FORMATS = (GLFT, GGUF)
 DEFAULT = GLFT  # of a file whose ending says nothing
+WITH_TYPES = GGUF  # whose types metadata have that stand as text in a file of another format
+ZIP = b"PK\x03\x04"
 SAFETENSORS = "safetensors"
 SAFETENSORS_ENDING = ".safetensors"
 OTHER_FILES = {
-    b"PK\x03\x04": "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
+    ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
     b"{": "a safetensors file: open_checkpoint and glft convert read it",  # after eight bytes of length
     b"vers": "a pointer of Git LFS: the file itself is still to be fetched",
     b"<!DO": "a web page",
@@ -50,7 +52,7 @@ def format_named(name: object) -> Format:
     for format in FORMATS:
         if isinstance(name, str) and format.name.lower() == name.lower():
             return format
-    raise OptionError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}")
+    raise OptionError(f"expected {_names()}, found {shown(name)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:
@@ -61,7 +63,7 @@ def format_for(path: StrPath, name: str | None) -> Format:
     """
     ending = Path(os.fsdecode(path)).suffix.lower()
     if name is None and ending == SAFETENSORS_ENDING:
-        raise OptionError("expected a GLFT or GGUF file to write, found a safetensors file: glft_schema.convert writes those")
+        raise OptionError(f"expected a {_names()} file to write, found a safetensors file: glft_schema.convert writes those")
     return format_named(name) if name is not None else endings().get(ending, DEFAULT)
 
 
@@ -87,3 +89,7 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
 def endings() -> dict[str, Format]:
     """Returns the formats by the endings of their files' names."""
     return {ending: format for format in reversed(FORMATS) for ending in format.endings}
+
+
+def _names() -> str:
+    return " or ".join(format.name for format in FORMATS)

@@ -44,6 +44,7 @@ def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype 
 
     Raises:
         TensorError: for NaN, an infinity, or a row whose scale overflows; with the first index.
+        OptionError: for a `scale_dtype` of less than 16 bits.
     """
     codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
     return Quantized(codes, scales.reshape(-1))
@@ -64,7 +65,7 @@ def quantize_symmetric_per_group(
         codes int8 of `w`'s shape, in [-8, 7]; scales [out, in / group_size].
 
     Raises:
-        TensorError: as there, or where `group_size` does not divide a row.
+        TensorError, OptionError: as there; TensorError also if `group_size` does not divide a row.
     """
     return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
 
@@ -97,7 +98,7 @@ def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
     return partial(symmetric_codes, group=group, largest=largest, scale_dtype=scale_dtype)
 
 
-def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Returns codes times scales, as `Quantized` has them, in `dtype` (float32 unless given), of the codes' shape."""
     rows = codes.shape[0]
     out = torch.empty(rows, matrix(codes.shape)[1], dtype=dtype or torch.float32, device=codes.device)
@@ -116,6 +117,7 @@ def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dty
 
     Raises:
         SchemeError: for another scheme.
+        OptionError: for a `scale_dtype` of less than 16 bits.
         TensorError: where the scheme cannot hold `w`.
     """
     if not isinstance(scheme, str):

@@ -128,9 +128,7 @@ def run_lab(out: Path, config: MiniGPTConfig, steps: int, seed: int, progress: P
     return manifest
 
 
-def train_and_measure(
-    out: Path, config: MiniGPTConfig, steps: int, seed: int, note: Callable[[str, float], None]
-) -> dict[str, Any]:
+def train_and_measure(out: Path, config: MiniGPTConfig, steps: int, seed: int, note: Progress) -> dict[str, Any]:
     """Trains a model, writes and measures its files, and returns what the manifest says of them. Arguments as of `run_lab`."""
     torch.manual_seed(seed)
     model = MiniGPT(config)

@@ -164,7 +164,7 @@ def _check_regular(found: os.stat_result, path: StrPath) -> None:
         raise OSError(number, "it is not a regular file", os.fspath(path))
 
 
-def open_source(path: StrPath, mmap: bool = True, offset: int = 0, size: int | None = None) -> FileSource:
+def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None) -> FileSource:
     """Opens the file at `path`, or a part of it, mapped or read in pieces.
 
     Args:
@@ -188,7 +188,7 @@ def open_source(path: StrPath, mmap: bool = True, offset: int = 0, size: int | N
 
 def _reopened(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
     check_version(path, version)  # first: a file that is cut short fails to open in another way
-    source = open_source(path, mmap, offset, size)
+    source = open_source(path, mmap, offset=offset, size=size)
     source.check_version(version)
     return source
 

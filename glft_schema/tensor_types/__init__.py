@@ -1,6 +1,6 @@
 """Every tensor type, declared once: its code, the Struct of its payload, and the formulas between codes and numbers.
 
-`plain` holds floats as they are, `symmetric` GLFT's Q8 and Q4. A new type is one declaration added to the table of its
+`unquantized` holds floats as they are, `symmetric` GLFT's Q8 and Q4. A new type is one declaration added to the table of its
 format; sizes, slices, documentation and tests follow from it.
 """
 

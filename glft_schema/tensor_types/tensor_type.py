@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from glft_schema.codec.context import LITTLE, ByteOrder, Context, new_context
 from glft_schema.codec.numbers import TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
-from glft_schema.codec.type_codes import by_name
+from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
@@ -105,6 +105,7 @@ class TensorType:
     formula: Formula
     quantize: Encoder | None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
+    _: KW_ONLY
     exact: str | None = None
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
@@ -129,7 +130,7 @@ class TensorType:
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return by_name(self)
+        return by_table(self)
 
     def __copy__(self) -> TensorType:
         return self

@@ -65,7 +65,7 @@ def unquantized(
         return {"weights": to_number(weights) if to_number else weights.to(number.dtype)}
 
     faults = changed if number.is_signed else overflow
-    return TensorType(name, code, Struct("weights" / number[DIMS] * sentence), as_stored, rounded, faults, torch_name)
+    return TensorType(name, code, Struct("weights" / number[DIMS] * sentence), as_stored, rounded, faults, exact=torch_name)
 
 
 # fmt: off

@@ -24,7 +24,7 @@ NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from
 
 
 def write_corpus(
-    cases: Iterable[Case], folder: str | os.PathLike[str], format: Format, manifest: str = MANIFEST, **more: Any
+    cases: Iterable[Case], folder: str | os.PathLike[str], *, format: Format, manifest: str = MANIFEST, **more: Any
 ) -> Path:
     """Writes files and then their manifest into a folder, made where it is not there, and returns the manifest's path.
 

@@ -138,7 +138,7 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
 
 def corrupted(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
     """Returns a strategy of corruptions of a valid file, see `corruptions`."""
-    return corruptions(valid.stored, rule, aspect).map(lambda made: Case(made.stored, CORRUPTED, corruption=made))
+    return corruptions(valid.stored, rule, aspect=aspect).map(lambda made: Case(made.stored, CORRUPTED, corruption=made))
 
 
 @st.composite
@@ -344,7 +344,7 @@ def drawn(
 
 
 def fuzz(
-    source: Format | bytes, examples: int, seed: int = 0, progress: Progress | None = None, given: Sequence[Case] = ()
+    source: Format | bytes, examples: int, *, seed: int = 0, progress: Progress | None = None, given: Sequence[Case] = ()
 ) -> Fuzzed:
     """Looks for a file for which a property does not hold.
 
@@ -395,7 +395,7 @@ def fuzz(
     return fuzzed
 
 
-def corpus(source: Format | bytes, examples: int, seed: int = 0) -> list[Case]:
+def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
     """Returns files for the tests of other readers: valid ones, one for each rule that can be broken, and other corruptions.
 
     Args:

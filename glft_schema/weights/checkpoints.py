@@ -12,7 +12,7 @@ from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
-from glft_schema.formats.registry import format_with
+from glft_schema.formats.registry import SAFETENSORS_ENDING, format_with
 from glft_schema.storage.file_source import open_regular, read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
@@ -21,7 +21,7 @@ from glft_schema.weights.safetensors_files import open_safetensors
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
-INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_SUFFIX = f"{SAFETENSORS_ENDING}.index.json"
 
 
 class Checkpoint(NamedTuple):
@@ -94,7 +94,7 @@ def _in_file(tensor: Tensor) -> StoredTensor:
 def _open_folder(folder: Path) -> Mapping[str, Any]:
     indices = sorted(folder.glob(f"*{INDEX_SUFFIX}"))
     if not indices:
-        files = sorted(folder.glob("*.safetensors"))
+        files = sorted(folder.glob(f"*{SAFETENSORS_ENDING}"))
         if len(files) != 1:
             raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
         return open_safetensors(files[0])[0]

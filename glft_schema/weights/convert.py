@@ -17,7 +17,7 @@ from glft_schema.errors import FormatError, OptionError
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import format_named, target_format
+from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
@@ -28,7 +28,6 @@ from glft_schema.weights.save import save_file
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the key and value that say that all others have types
 FOR_TORCH = ("format", "pt")  # what transformers asks for in the metadata of a safetensors file
-TYPED = "GGUF"  # the format whose metadata it is, where it stands as text in a file of another one
 
 
 @outside_graphs
@@ -78,7 +77,7 @@ def convert(
             raise OptionError(f"expected no {unused} for a safetensors file, which has no use for them")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes=schemes, progress=progress, measure=True)
-    typed = isinstance(target.metadata, KeyValues)
+    typed = target.has_typed_metadata
     if rules is None and typed and has_types(entries) and not keeps_to_rules(source.file, target):
         rules = ()
     kept = as_typed(entries, metadata or {}, target.metadata) if typed else as_texts(entries, metadata or {})
@@ -102,7 +101,7 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
     """Returns metadata as text by key: as it is where it was text, else as types and values."""
     if not has_types(entries):
         return {**entries, **added}
-    typed = as_typed(entries, added, format_named(TYPED).metadata)
+    typed = as_typed(entries, added, WITH_TYPES.metadata)
     if MARKER in typed:
         raise FormatError(f"expected no key {MARKER}, which marks metadata with types, found one", "metadata")
     return {MARKER: MARKED, **{key: to_text(typed.stored(key)) for key in typed}}

@@ -33,7 +33,6 @@ from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types.engine.chunks import spread_importance
 from glft_schema.weights.stored_tensors import StoredTensor
 
-GGUF = "GGUF"
 SUMS, COUNTS = ".in_sum2", ".counts"  # what follows a matrix's name in those of its two tensors
 
 # fmt: off
@@ -66,8 +65,8 @@ def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
     """
     source = open_source(path, mmap=False)
     try:
-        format = format_with(bytes(source.read(0, min(4, source.size))))
-        found = _of_gguf(path) if format and format.name == GGUF else _of_old(source)
+        is_weights_file = format_with(bytes(source.read(0, min(4, source.size)))) is not None
+        found = _of_weights_file(path) if is_weights_file else _of_old(source)
         if not found:
             raise FormatError("expected the importance of at least one matrix, found none")
     except FormatError as error:
@@ -90,7 +89,7 @@ def _of_old(source: Source) -> dict[str, torch.Tensor]:
     return found
 
 
-def _of_gguf(path: StrPath) -> dict[str, torch.Tensor]:
+def _of_weights_file(path: StrPath) -> dict[str, torch.Tensor]:
     with open(path) as file:
         kind = file.metadata.get("general.type")
         if kind != "imatrix":
@@ -122,7 +121,7 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
     """Returns the tensors with their importance, those that have one.
 
     Raises:
-        SchemeError: where none has.
+        OptionError: where none has.
         TensorError: for an importance that is none.
     """
     if not isinstance(importance, Mapping):

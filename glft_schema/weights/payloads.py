@@ -118,8 +118,8 @@ class PlannedPayload:
         tensor, dims = self.stored.load(), self.stored.shape
         check_dense(self.name, tensor)
         if (tuple(tensor.shape), tensor.dtype) != (dims, self.stored.dtype):
-            planned, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
+            payloads_of, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(f"expected {payloads_of} as planned, found {found}", self.name)
         return tensor
 
     def _row_chunks(self) -> Iterator[slice]:
@@ -138,7 +138,7 @@ class PlannedPayload:
         return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, copied, error)
 
 
-def planned(
+def payloads_of(
     choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor], progress: Progress | None, measure: bool
 ) -> dict[str, PlannedPayload]:
     """Returns a payload for each tensor; as they are written, `progress` is told the share of all numbers."""

@@ -31,7 +31,7 @@ from glft_schema.tensor_types.engine.chunks import Rows
 from glft_schema.tensor_types.tensor_type import DIMS
 from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64, as_stored
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.payloads import WrittenTensor, planned
+from glft_schema.weights.payloads import WrittenTensor, payloads_of
 from glft_schema.weights.schemes import choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
@@ -92,7 +92,7 @@ def save_safetensors(
     if SAFETENSORS_METADATA in stored:
         raise TensorError("expected a name that the format does not use itself", SAFETENSORS_METADATA)
     choices = choose_types(stored, schemes or {}, TYPES)
-    payloads = planned(choices, stored, progress, measure)
+    payloads = payloads_of(choices, stored, progress, measure)
     codes = {torch_name: code for code, torch_name in SAFETENSORS_DTYPES.items()}
     ordered = sorted(payloads.values(), key=lambda tensor: (-tensor.type.dtype.itemsize, tensor.name))
     header: dict[str, object] = {SAFETENSORS_METADATA: dict(metadata)} if metadata else {}

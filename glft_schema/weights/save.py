@@ -6,8 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from glft_schema.codec.rules import GGML, rule_sets
-from glft_schema.codec.typed_values import Typed
+from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TiedWarning, shown
 from glft_schema.files.container import Container
@@ -17,7 +16,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.payloads import WrittenTensor, planned
+from glft_schema.weights.payloads import WrittenTensor, payloads_of
 from glft_schema.weights.schemes import Choice, choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
@@ -47,9 +46,9 @@ def save_file(
     Args:
         tensors: by name; torch tensors, or `StoredTensor`s that are loaded when their turn comes.
         path: where to.
-        metadata: text by key in GLFT; in GGUF values of any kind, see `glft_schema.codec.typed_values.stored_value`.
-        schemes: names or fnmatch patterns -> types in lower case, such as ``f32``, ``q8_per_channel``, ``q4_0``; see
-            `glft_schema.weights.schemes.choose_types`. Tensors that none names keep their type.
+        metadata: text by key in GLFT; in GGUF values of any kind, see `glft_schema.Typed`.
+        schemes: names or fnmatch patterns -> types in lower case, such as ``f32``, ``q8_per_channel``, ``q4_0``; a name
+            wins over patterns, later patterns over earlier ones. Tensors that none names keep their type.
         alignment: payloads begin at multiples of it; 1 in GLFT and 32 in GGUF unless given. 64 lets every float tensor be read
             in place, at its best speed.
         format: ``glft`` or ``gguf``; unless given, GGUF where `path` ends in ``.gguf``, and else GLFT.
@@ -65,7 +64,7 @@ def save_file(
         What became of each tensor, in the file's order.
 
     Raises:
-        OptionError: for a format, alignment, rule set or importance that cannot be followed.
+        OptionError: for a format, alignment or rule set that is not known or possible, and for an importance of other tensors.
         SchemeError: for a scheme or pattern that cannot be followed.
         TensorError: for a tensor that cannot be stored as asked.
         FormatError: for names, shapes or metadata that the format cannot hold.
@@ -81,11 +80,10 @@ def save_file(
     stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
     choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors)
     rules = target.keeps_to if rules is None else rule_sets(rules)
-    aliases = _tied(stored, choices) if GGML not in rules else {}  # whose reader does not let tensors share a payload
-    payloads = planned(choices, stored, progress, measure)
+    aliases = {} if set(rules).intersection(target.unshared_by) else _tied(stored, choices)
+    payloads = payloads_of(choices, stored, progress, measure)
     if target.alignment_key and alignment is not None:
-        type_ = target.metadata.keys.type_of(target.alignment_key, False)
-        metadata = target.metadata.metadata(metadata or {}) | {target.alignment_key: Typed(alignment, type_)}
+        metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
     regions = {
         "header": header or {},
         "metadata": metadata or {},

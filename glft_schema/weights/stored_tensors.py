@@ -56,8 +56,8 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if isinstance(tensor, StoredTensor):
         return tensor
     check_dense(name, tensor)
-    place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, place if tensor.numel() else None)
+    identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, identity if tensor.numel() else None)
 
 
 def check_dense(name: str, tensor: Any) -> None:

@@ -8,13 +8,14 @@ import zipfile
 from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, one_line, shown
+from glft_schema.formats.registry import ZIP
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.stored_tensors import is_dense
 
 # A zip archive; and a pickle that begins with torch's own number, as before 1.6. With fewer of its bytes one could not tell it
 # from a safetensors file, which begins with the length of its header.
-TORCH_MAGICS = (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
+TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
 
 REPEATED = 1 << 24  # bytes up to which a tensor of a file may repeat what is stored of it
 

@@ -319,3 +319,15 @@ def test_entries_of_a_torch_file_that_are_no_tensors(tmp_path: Path) -> None:
     )
     assert glft("convert", tmp_path / "model.pt", tmp_path / "out.glft", "--exclude", "step").returncode == 0
     assert glft("verify", tmp_path / "out.glft", "--against", tmp_path / "model.pt", "--exclude", "step").returncode == 0
+
+
+def test_a_type_in_a_key_is_text_where_nothing_has_types(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.glft"
+    assert in_this_process("convert", source, out, "--metadata", "n:uint8=3").returncode == 0
+    with glft_schema.open(out) as file:
+        assert file.metadata["n:uint8"] == "3"
+    typed = tmp_path / "typed.gguf"
+    assert in_this_process("convert", source, typed, "--metadata", "n:uint8=3").returncode == 0
+    assert in_this_process("convert", typed, out, "--metadata", "m:uint8=4").returncode == 0
+    with glft_schema.open(out) as file:
+        assert (file.metadata["n"], file.metadata["m"]) == ("uint8 3", "uint8 4")

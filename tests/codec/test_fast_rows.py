@@ -1,4 +1,4 @@
-"""The short way to the rows of a table gives what the long way does, and is the one that is taken."""
+"""The fast path for table rows gives what the full parse does, and is the one that is taken."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_every_truncation(name: str) -> None:
 
 
 def long_rows(parse: Callable[[], Any]) -> list[str]:
-    """Returns the paths of the rows of regions that were parsed the long way."""
+    """Returns the paths of the rows of regions that were parsed in full."""
     paths: list[str] = []
     parse_long = Struct._parse
 

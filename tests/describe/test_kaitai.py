@@ -432,7 +432,7 @@ def keys(**declared: Any) -> list[Any]:
     number = Switch(this.type, {VALUE_TYPES["uint8"]: u8})
     row = {"key": Text(u8), "type": TypeCode(u8, VALUE_TYPES), "value": number, **declared}
     return fields(
-        metadata=KeyValues(Table(3, Struct(*fields(**row), title="row")), VALUE_TYPES, "keys-once"),
+        metadata=KeyValues(Table(3, Struct(*fields(**row), title="row")), VALUE_TYPES, once="keys-once"),
         x=Bytes(Lookup(this.metadata, "k", 3)),
     )
 

@@ -483,7 +483,7 @@ def test_views_of_a_part_at_the_edges_of_pages(tmp_path: Path) -> None:
             if size is not None and offset + size > len(stored):
                 continue
             for is_mapped in (True, False):
-                source = open_source(path, is_mapped, offset, size)
+                source = open_source(path, is_mapped, offset=offset, size=size)
                 wanted = stored[offset : None if size is None else offset + size]
                 assert source.size == len(wanted)
                 for read in (source.view, source.read, source.private):

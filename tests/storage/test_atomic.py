@@ -460,11 +460,11 @@ def test_a_source_that_gives_no_numbers(path: Path, loaded: object, problem: str
 
 def test_a_corpus_that_cannot_be_written(tmp_path: Path) -> None:
     """Its manifest comes last, and lists nothing that is not there; the old one stays."""
-    write_corpus([Case(b"old", VALID)], tmp_path, GLFT)
+    write_corpus([Case(b"old", VALID)], tmp_path, format=GLFT)
     before = sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir())
     case = Case(bytes(100), VALID)
     with small_files(50), pytest.raises(OSError, match="File too large") as caught:
-        write_corpus([case], tmp_path, GLFT)
+        write_corpus([case], tmp_path, format=GLFT)
     assert caught.value.filename == str(tmp_path / f"valid-{case.sha256[:12]}.glft")
     assert sorted((entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()) == before
 

@@ -623,7 +623,7 @@ def test_names_of_tensors_never_become_files(tmp_path: Path) -> None:
 
 def test_kinds_in_a_manifest_never_become_paths(tmp_path: Path) -> None:
     """A manifest of files to try may be a stranger's, and the file that shows a failure is written again."""
-    write_corpus([Case(b"bad", "../../outside")], tmp_path / "in" / "out", GGUF)
+    write_corpus([Case(b"bad", "../../outside")], tmp_path / "in" / "out", format=GGUF)
     names = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert len(names) == 2
     assert all(name.startswith("in/out/") for name in names)

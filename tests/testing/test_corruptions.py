@@ -187,8 +187,9 @@ def test_one_thing_is_changed() -> None:
     names[1].offset = 32
     region = bytes(64)
     assert made.stored == File(GGUF_FILE.entries, names, region).bytes()
-    (overlap,) = {find(corruptions(golden("four_types")), lambda made: "inside" in made.sentence).path.split(" -> ")[0]}
-    assert overlap == "descriptors"
+    many = settings(max_examples=10_000)  # one of many kinds, so that a thousand examples may be without it
+    overlap = find(corruptions(golden("four_types")), lambda made: "inside" in made.sentence, settings=many)
+    assert overlap.path.split(" -> ")[0] == "descriptors"
 
 
 @pytest.mark.slow

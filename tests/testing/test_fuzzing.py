@@ -218,7 +218,7 @@ def test_what_is_refused_before_anything_is_searched(tmp_path: Path, monkeypatch
     Path("a.safetensors").write_bytes(b"\x10" + bytes(7) + b'{"a":1}         ')
     Path("a.glft").write_bytes(golden("four_types"))
     Path("half.glft").write_bytes(golden("four_types")[:30])
-    write_corpus([FOUR_TYPES], "full", GLFT)
+    write_corpus([FOUR_TYPES], "full", format=GLFT)
     assert run("notes.txt") == (
         2,
         "glft: notes.txt: header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found b'hell' (at byte 0)\n",
@@ -260,7 +260,7 @@ def test_a_failure_is_said_even_where_it_cannot_be_written(tmp_path: Path, monke
 
 def test_a_manifest_that_fails_again_keeps_its_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fuzzing, "Container", Reader(parse=crashes))
-    manifest = write_corpus([Case(b"GGU", DAMAGED)], tmp_path / "first", GGUF)
+    manifest = write_corpus([Case(b"GGU", DAMAGED)], tmp_path / "first", format=GGUF)
     code, text = run(manifest, "--out", tmp_path / "again")
     assert code == 1
     assert "smallest" not in text
@@ -331,7 +331,7 @@ def test_an_interrupt_that_python_cannot_raise_is_not_lost(monkeypatch: pytest.M
 
 
 def test_an_interrupt_while_a_corpus_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> None:
+    def interrupted(*arguments: object, **more: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(fuzzing, "corpus", interrupted)
@@ -381,7 +381,7 @@ def test_a_corpus_says_what_has_to_be_reported(tmp_path: Path) -> None:
 
 def test_corpora_come_back(tmp_path: Path) -> None:
     cases = [*corpus(golden("four_types"), 8), Case(b"GGUF", DAMAGED)]
-    manifest = write_corpus(cases, tmp_path, GLFT)
+    manifest = write_corpus(cases, tmp_path, format=GLFT)
     assert read_corpus(manifest) == cases
     assert sum(case.kind == VALID for case in cases) == 1
     (tmp_path / json.loads(manifest.read_text("utf-8"))["files"][0]["file"]).write_bytes(b"another")

@@ -360,8 +360,6 @@ MEMORY = """
 import resource, sys, warnings, torch
 from glft_schema import save_file
 from glft_schema.weights.stored_tensors import StoredTensor
-from glft_schema.weights.checkpoints import open_checkpoint
-from glft_schema.tensor_types.tensor_type import FLOATS
 warnings.simplefilter("ignore")
 source, scheme, rows = getattr(torch, sys.argv[2]), sys.argv[3], int(sys.argv[4])
 def make(shape):
@@ -377,8 +375,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["f32", "f16", Q8, Q4])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "scheme"),
+    [("float32", "f32"), ("float32", Q4), ("bfloat16", "f16"), ("bfloat16", Q8), ("float64", "f32"), ("float64", Q8)],
+)
 def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, scheme: str) -> None:
     """Six tensors of 2^23 weights, 32 MiB as float32, with a row of zeros in each, made when asked for."""
     rows = "2048"

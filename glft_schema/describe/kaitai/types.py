@@ -62,7 +62,7 @@ class Types:
         if isinstance(node, s.List):
             return [made | self.typed(node.item, at) | times(self.said.text(node.count, at))]
         if isinstance(node, s.Switch) and (count_ := _count_of_all(node)):
-            items = [s.Case(case.name, case.code, case.node.item) for case in node.cases if isinstance(case.node, s.List)]
+            items = [s.SwitchCase(case.name, case.code, case.node.item) for case in node.cases if isinstance(case.node, s.List)]
             return [made | self.typed(s.Switch(node.on, tuple(items)), at) | times(self.said.text(count_, at))]
         if isinstance(node, s.Numbers):
             return [made | self._numbers(node, at)]
@@ -103,7 +103,7 @@ class Types:
             return {"type": {"switch-on": path, "cases": cases}}
         return {"type": self._wrapped(node, at, "value")}
 
-    def _case(self, case: s.Case, at: At) -> str:
+    def _case(self, case: s.SwitchCase, at: At) -> str:
         """Returns the type of a case, which has to be a name alone."""
         made = self.typed(case.node, at)
         if isinstance(case.node, (s.Number, s.Ref, s.Text)) and isinstance(made["type"], str):
@@ -164,7 +164,7 @@ class Types:
             name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
             names, entries = KaitaiNames("name", "value"), sorted(table, key=lambda entry: int(entry.code))
             self.enums[name] = {
-                entry.code: {"id": names.new(entry.scheme, "type"), "-orig-id": entry.name} for entry in entries
+                entry.code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for entry in entries
             }
         return self._enum_ids[id(table)]
 

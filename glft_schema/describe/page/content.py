@@ -35,7 +35,7 @@ HISTOGRAMS = 4000  # tensors up to which errors have histograms
 
 
 @dataclass(frozen=True)
-class Source:
+class Original:
     """What a file is compared with: tensors by name, and what the page calls it."""
 
     name: str
@@ -45,7 +45,7 @@ class Source:
 class Content:
     """A file's content as a page shows it: `texts` for the template, and `data` for the scripts."""
 
-    def __init__(self, file: File, against: Source | None, progress: Progress | None) -> None:
+    def __init__(self, file: File, against: Original | None, progress: Progress | None) -> None:
         self._file = file
         self._metadata = file.regions.get("metadata", {})
         self._tensors = list(file.tensors.values())
@@ -72,7 +72,7 @@ class Content:
         self.texts = self._texts(against)
         self.data = self._data()
 
-    def _texts(self, against: Source | None) -> dict[str, Any]:
+    def _texts(self, against: Original | None) -> dict[str, Any]:
         file = self._file
         found = [(i, finding) for i, shard in enumerate(file.shards) for finding in check_rules(shard, shard.format.rule_sets)]
         beside = sum(self._beside.values())
@@ -131,7 +131,7 @@ class Content:
             "percent": _percent(nbytes, self._file.nbytes),
         }
 
-    def _comparison(self, against: Source) -> dict[str, Any]:
+    def _comparison(self, against: Original) -> dict[str, Any]:
         """Returns how many tensors were compared with their source, and which has the largest error."""
         assert self._errors is not None
         pairs = zip(self._tensors, self._errors, strict=True)

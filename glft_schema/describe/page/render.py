@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from glft_schema.describe.page.content import Content, Source
+from glft_schema.describe.page.content import Content, Original
 from glft_schema.describe.page.text import as_json
 from glft_schema.display import Progress
 from glft_schema.files.file import File
@@ -49,7 +49,7 @@ def page(
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("glft_schema.describe", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    content = Content(file, None if against is None else Source(against_name, against), progress)
+    content = Content(file, None if against is None else Original(against_name, against), progress)
     style = _text(templates, STYLE)
     script = '"use strict";\n(() => {\n' + "\n".join(_text(templates, name) for name in SCRIPTS) + "})();\n"
     return templates.get_template("page.html.jinja").render(

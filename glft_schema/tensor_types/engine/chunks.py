@@ -15,15 +15,8 @@ from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.compiled import (
-    Fields,
-    Step,
-    compiles_decoding,
-    compiles_encoding,
-    fixed_chunks,
-    run_compiled,
-)
-from glft_schema.tensor_types.engine.scaled import Encoder, Formula, Scaled
+from glft_schema.tensor_types.engine.compiled import Step, compiles_decoding, compiles_encoding, fixed_chunks, run_compiled
+from glft_schema.tensor_types.engine.scaled import Encoder, Fields, Formula, Scaled
 
 # What a formula may lose: whether that is fatal, in words, and of which elements, as a mask over the chunk [rows, in].
 Fault = tuple[bool, str, "torch.Tensor"]

@@ -21,13 +21,13 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from types import FunctionType
 from typing import Any
 
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.scaled import Fields
 
-Fields = Mapping[str, "torch.Tensor"]
 Step = Callable[[Any, Fields, Fields], None]  # formula, what it takes, where its results go
 
 SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: a large one pays for the call, a small one for tensors that are no larger

@@ -95,4 +95,4 @@ Formula = Callable[..., "torch.Tensor | Scaled"]
 # [rows, numbers].
 Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
 
-Fields = dict[str, "torch.Tensor"]
+Fields = Mapping[str, "torch.Tensor"]

@@ -33,7 +33,7 @@ def rule_ids(format: str | Format) -> list[str]:
     return list(dict.fromkeys(site.check.id for site in sites(found)))
 
 
-def corruptions(file: File | bytes, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
+def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
     """Returns a strategy of broken files that are made from a valid one.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import construct
 from hypothesis import reject
@@ -51,17 +51,34 @@ class Knobs:
     most: Mapping[str, int] = field(default_factory=dict)
 
 
-def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> Any:
-    """Returns the context around what is drawn: what building has, what rules note in, and, under one key, the knobs."""
-    context = Context(params, _parsing=False, _building=True, _sizing=False)
+class DrawingContext(Context):
+    """The context of what is drawn.
+
+    Attributes:
+        _drawing: the knobs; in the context around all.
+        _declared: the Struct whose fields are drawn.
+        _field: the name of the field that is drawn.
+    """
+
+    if not TYPE_CHECKING:
+        __slots__ = Context.__slots__
+
+    _drawing: Knobs
+    _declared: construct.Struct
+    _field: str
+
+
+def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> DrawingContext:
+    """Returns the context around what is drawn: what building has, what rules note in, and the knobs."""
+    context = DrawingContext(params, _parsing=False, _building=True, _sizing=False)
     context._params, context._drawing = context, knobs or Knobs(rules)
     return context
 
 
 @st.composite
-def struct_values(draw: st.DrawFn, declared: construct.Struct, outer: Any, values_of: ValuesOf) -> Any:
+def struct_values(draw: st.DrawFn, declared: construct.Struct, outer: Context, values_of: ValuesOf) -> Any:
     """Draws a `Record`, or one of construct's containers, that `declared` builds from."""
-    context = Context(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
+    context = DrawingContext(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
     context._root, context._declared = outer.get("_root", context), declared
     made: list[str] = []
     for part in declared.subcons:

@@ -1,0 +1,86 @@
+"""Errors of construct as errors of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import construct
+import pytest
+from construct import Byte, Int16ul, PascalString
+
+from glft_schema import ClosedError, FormatError, LimitError, TruncatedError
+from glft_schema.codec.construct_errors import inside, our_errors
+from glft_schema.codec.structs import Struct
+from tests.codec.assertions import build_error
+
+Row = Struct("name" / PascalString(Byte, "utf8"), "rank" / Int16ul)
+Sheet = Struct("row" / Row)
+
+
+def raised(action: Callable[[], object]) -> FormatError:
+    """Returns what an action raises inside of `our_errors`."""
+    with pytest.raises(FormatError) as caught, our_errors():
+        action()
+    return caught.value
+
+
+def test_truncated_bytes() -> None:
+    error = raised(lambda: Sheet.parse(b"\x01a\x02"))
+    message = "row -> rank: stream read less than specified amount, expected 2, found 1"
+    assert (type(error), str(error)) == (FormatError, message)
+
+
+def test_bytes_that_are_not_utf8() -> None:
+    error = raised(lambda: Sheet.parse(bytes.fromhex("01 FF 0100")))
+    assert (type(error), error.problem) == (FormatError, "expected UTF-8 text, found bytes or characters that are not")
+
+
+def test_bad_values() -> None:
+    error = build_error(Sheet, {"row": {"name": "a", "rank": 65536}})
+    assert str(error) == "row -> rank: expected a number that fits the field, found 65536"
+    error = build_error(Sheet, {"row": {"name": "\ud800", "rank": 1}})
+    assert str(error) == "row -> name: expected UTF-8 text, found bytes or characters that are not"
+
+
+def test_errors_of_this_package_lose_the_root_of_their_path() -> None:
+    with pytest.raises(TruncatedError, match=r"^row -> rank: expected 2 bytes, found 1$"), our_errors():
+        raise TruncatedError("expected 2 bytes, found 1", "(parsing) -> row -> rank")
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), ClosedError("in.glft is closed")])
+def test_errors_that_construct_hides(error: Exception) -> None:
+    """construct raises a StreamError for whatever a stream raises."""
+
+    class Failing:
+        def read(self, nbytes: int) -> bytes:
+            raise error
+
+    with pytest.raises(type(error)) as caught, our_errors():
+        Row.parse_stream(Failing())
+    assert caught.value is error
+
+
+def test_an_error_that_was_handled_before_is_no_cause() -> None:
+    try:
+        raise OSError("of something else")
+    except OSError:
+        error = raised(lambda: Sheet.parse(b""))
+    assert str(error) == "row -> name: stream read less than specified amount, expected 1, found 0"
+
+
+def test_recursion_without_an_end() -> None:
+    endless = construct.Struct("below" / construct.LazyBound(lambda: endless))
+    assert type(raised(lambda: endless.parse(b""))) is LimitError
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ZeroDivisionError), our_errors():
+        construct.Computed(lambda context: 1 // 0).parse(b"")
+
+
+def test_the_path_of_a_container_in_another_one() -> None:
+    with (
+        pytest.raises(FormatError, match=r"^parts -> 1 -> row -> rank: expected 1, found 2$"),
+        inside("(parsing) -> parts -> 1"),
+    ):
+        raise FormatError("expected 1, found 2", "row -> rank")

@@ -1,0 +1,56 @@
+"""What fields see of a container: other fields, parameters, limits and the byte order."""
+
+from __future__ import annotations
+
+import construct
+from construct import this
+
+from glft_schema import Limits
+from glft_schema.codec.context import BIG, LITTLE, byte_order, limits_of, new_context
+from glft_schema.codec.numbers import u8, u16
+from glft_schema.codec.structs import Derived, Struct
+from tests.codec.assertions import assert_stored, cursor
+
+Inner = Struct("b" / u8, "seen" / Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given]))
+Outer = Struct("a" / u8, "inner" / Inner)
+
+
+def test_the_parameters_are_the_context_around_a_container() -> None:
+    context = new_context(True, byte_order=BIG, dims=[2, 3])
+    assert context._params is context
+    assert (context._parsing, context._building, context._sizing) == (True, False, False)
+    assert (context.byte_order, context.dims) == ("big", [2, 3])
+    assert new_context(False)._building
+
+
+def test_the_byte_order_is_little_endian_unless_set() -> None:
+    assert byte_order(new_context(True)) == LITTLE == "little"
+    assert byte_order(new_context(False, byte_order=BIG)) == "big"
+
+
+def test_limits_are_given_or_those_of_the_block() -> None:
+    assert limits_of(new_context(True)) == Limits()
+    assert limits_of(new_context(True)).dims == 64
+    with Limits(dims=3):
+        assert limits_of(new_context(True)).dims == 3
+        assert limits_of(new_context(True, limits=Limits(dims=5))).dims == 5
+    assert limits_of(new_context(True)).dims == 64
+
+
+def test_fields_see_each_other_and_the_parameters() -> None:
+    for record in (Outer.parse(b"\x01\x02", given=9), Outer._parse(cursor("01 02"), new_context(True, given=9), "(parsing)")):
+        assert record == {"a": 1, "inner": {"b": 2}}
+        assert record.inner.seen == [1, 1, 2, 2, 9]
+    assert Outer.build({"a": 1, "inner": {"b": 2}}, given=9) == b"\x01\x02"
+
+
+def test_fields_in_a_struct_of_construct() -> None:
+    theirs = construct.Struct("a" / u16, "inner" / Inner, "c" / construct.Computed(this.inner.b))
+    parsed = theirs.parse(b"\x00\x01\x02", byte_order="big", given=9)
+    assert (parsed.a, parsed.inner, parsed.inner.seen, parsed.c) == (1, {"b": 2}, [1, 1, 2, 2, 9], 2)
+    assert theirs.build({"a": 1, "inner": {"b": 2}}, given=9) == b"\x01\x00\x02"
+
+
+def test_parameters_hold_for_every_level() -> None:
+    nested = Struct("outer" / Struct("inner" / Struct("n" / u16)))
+    assert_stored(nested, "01 02", {"outer": {"inner": {"n": 0x0102}}}, size=2, byte_order="big")

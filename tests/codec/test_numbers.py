@@ -1,0 +1,83 @@
+"""Numbers, tensors of numbers, and byte order."""
+
+from __future__ import annotations
+
+import pytest
+from construct import this
+
+from glft_schema import LimitError, Limits, TruncatedError
+from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
+from glft_schema.codec.structs import Struct
+from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
+
+sizes = Sizes(u8, u32, "dims")
+
+
+def test_numbers_in_both_byte_orders() -> None:
+    for field, little, big, number in (
+        (u16, "02 01", "01 02", 0x0102),
+        (i16, "FE FF", "FF FE", -2),
+        (i64, "00 00 00 00 00 00 00 80", "80 00 00 00 00 00 00 00", -(1 << 63)),
+        (f16, "00 3C", "3C 00", 1.0),
+        (f32, "00 00 20 C0", "C0 20 00 00", -2.5),
+        (f64, "9A 99 99 99 99 99 B9 3F", "3F B9 99 99 99 99 99 9A", 0.1),
+    ):
+        assert_stored(field, little, number, size=field.itemsize)
+        assert_stored(field, big, number, size=field.itemsize, byte_order="big")
+
+
+def test_the_bits_of_nan_are_kept() -> None:
+    """7FA00001 is a signaling NaN with a payload."""
+    nan = f32.parse(bytes.fromhex("0100A07F"))
+    assert f32.build(nan) == bytes.fromhex("0100A07F")
+    assert f32.build(nan, byte_order="big") == bytes.fromhex("7FA00001")
+
+
+@pytest.mark.parametrize(("field", "value"), [(u8, 256), (u8, -1), (i8, 128), (u16, 1.0), (u8, True), (f16, 65520)])
+def test_a_number_that_does_not_fit(field: Number, value: object) -> None:
+    assert f16.build(65519) == bytes.fromhex("FF7B")  # rounded to 65504, the largest
+    message = f"a: expected a number that {field} can hold, found {value}"
+    assert str(build_error(Struct("a" / field), {"a": value})) == message
+
+
+def test_a_number_that_is_cut_off() -> None:
+    error = parse_error(Struct("a" / u8, "b" / u32), "01 02 03")
+    assert (type(error), str(error)) == (TruncatedError, "b: expected 4 bytes, found 2 (at byte 1)")
+
+
+def test_tensors_in_both_byte_orders() -> None:
+    for field, little, big, numbers in (
+        (f16[2, 2], "003C 0040 0042 0044", "3C00 4000 4200 4400", [[1, 2], [3, 4]]),
+        (bf16[1], "803F", "3F80", [1]),
+        (i16[0], "", "", []),
+        (i16[()], "FEFF", "FFFE", -2),
+    ):
+        for stored, order in ((little, "little"), (big, "big")):
+            tensor = field.parse_stream(cursor(stored), byte_order=order)
+            assert tensor.tolist() == numbers
+            assert field.build(tensor, byte_order=order) == bytes.fromhex(stored)
+
+
+def test_the_byte_order_is_detected_and_holds_for_what_follows() -> None:
+    header = Struct("order" / ByteOrderOf(u32), "version" / u32)
+    assert_stored(header, "03 00 00 00", {"order": "little", "version": 3}, size=4)
+    assert_stored(header, "00 00 00 03", {"order": "big", "version": 3}, size=4)
+    assert str(build_error(header, {"order": "up", "version": 3})) == "order: expected 'little' or 'big', found 'up'"
+
+
+def test_a_number_whose_width_depends_on_a_field() -> None:
+    header = Struct("version" / u8, "n" / Picked(this.version == 1, u16, u32))
+    assert_stored(header, "01 0500", {"version": 1, "n": 5})
+    assert_stored(header, "02 05000000", {"version": 2, "n": 5})
+
+
+def test_sizes_after_their_count() -> None:
+    assert_stored(sizes, "00", [])
+    assert_stored(sizes, "02 03000000 05000000", [3, 5])
+    assert_stored(sizes, "02 00000003 00000005", [3, 5], byte_order="big")
+    error = parse_error(Struct("dims" / sizes), "03 03000000 0500")
+    assert type(error) is TruncatedError
+    assert str(error) == "dims: expected at most 1 (bytes left: 6, at least 4 each), found 3"
+    one = Limits(dims=1)
+    for error in (parse_error(sizes, "02 03000000 05000000", limits=one), build_error(sizes, [3, 5], limits=one)):
+        assert (type(error), str(error)) == (LimitError, "expected at most 1, a limit of this reader, found 2 (limit dims)")

@@ -1,0 +1,81 @@
+"""Records: the fields of a parsed Struct."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from construct import len_, this
+
+from glft_schema.codec.numbers import u8
+from glft_schema.codec.records import Record, record_class
+from glft_schema.codec.structs import Count, Derived, Struct
+
+Sized = Struct("n" / Count(u8, len_(this.sizes)), "sizes" / u8[2], "sum" / Derived(lambda at: int(at.sizes.sum())))
+
+
+def row() -> Record:
+    return Record({"name": "w", "rank": 2}, {"n": 5})
+
+
+def test_fields_by_attribute_and_by_key() -> None:
+    record = row()
+    assert (record.name, record["rank"]) == ("w", 2)
+    assert (list(record), dict(record), len(record)) == (["name", "rank"], {"name": "w", "rank": 2}, 2)
+    assert repr(record) == str(record) == "Record(name='w', rank=2)"
+
+
+def test_counts_are_read_but_no_part_of_the_value() -> None:
+    record = row()
+    assert (record.n, record["n"], dict(record.counts)) == (5, 5, {"n": 5})
+    assert "n" not in record
+    assert record.get("n") == 5
+
+
+def test_counts_of_a_struct() -> None:
+    record = Sized.parse(b"\x02\x03\x04")
+    assert list(record) == ["sizes"]
+    assert dict(record.counts) == {"n": 2, "sum": 7}
+    assert Sized.build(record) == b"\x02\x03\x04"
+
+
+def test_records_are_equal_to_mappings_with_equal_items() -> None:
+    assert row() == {"rank": 2, "name": "w"} == row()
+    assert row() == Record({"name": "w", "rank": 2}, {"n": 6})
+    for other in ({"name": "w"}, {"name": "w", "rank": 3}, {"name": "w", "rank": 2, "n": 5}, ("w", 2)):
+        assert row() != other
+
+
+def test_records_are_read_only() -> None:
+    record = row()
+    with pytest.raises(AttributeError, match=r"^a parsed record is read-only; build from a mapping with another 'name'$"):
+        record.name = "v"
+    with pytest.raises(TypeError):
+        record["name"] = "v"
+    assert record.name == "w"
+
+
+def test_fields_that_are_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"^no field 'size'; the fields are name, rank$"):
+        _ = row().size
+    with pytest.raises(KeyError, match=r"^'size'$"):
+        row()["size"]
+    assert "size" not in row()
+
+
+def test_a_field_with_the_name_of_a_method() -> None:
+    record = Record({"items": 3, "counts": 4})
+    assert (record["items"], record["counts"]) == (3, 4)
+    assert list(record.items()) == [("items", 3), ("counts", 4)]
+
+
+def test_copies_and_pickles() -> None:
+    for again in (pickle.loads(pickle.dumps(row())), copy.copy(row()), copy.deepcopy(row())):
+        assert (again, again.name, again.n, type(again)) == (row(), "w", 5, type(row()))
+
+
+def test_records_with_the_same_names_have_one_class() -> None:
+    assert type(row()) is record_class(("name", "rank"), ("n",))
+    assert type(Sized.parse(b"\x02\x03\x04")) is Sized.record
+    assert not hasattr(row(), "__dict__")

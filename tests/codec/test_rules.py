@@ -1,0 +1,80 @@
+"""Rules: which raise errors, and which become findings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from construct import this
+
+from glft_schema import FormatError, LimitError, Limits
+from glft_schema.codec.numbers import u8
+from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Rule
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.trace import Trace
+from glft_schema.errors import Finding
+from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
+
+EVEN = Rule("even", "b", this.b % 2 == 0, "an even number")
+LARGE = Rule("large", "b", lambda at: at.b > at.a, "more than a", sets=(SPEC,), show=hex)
+RARE = Rule("rare", "a", this.a != 9, "another number than 9", sets=(SPEC, GGML), building=False)
+Pair = Struct("a" / u8, "b" / u8, EVEN, LARGE, RARE)
+
+
+def findings(struct: Struct, stored: str) -> list[Finding]:
+    """Returns the findings of a parse."""
+    found: list[Finding] = []
+    struct.parse_stream(cursor(stored), trace=Trace(), findings=found)
+    return found
+
+
+def test_a_required_rule_raises() -> None:
+    assert_stored(Pair, "01 02", {"a": 1, "b": 2})
+    for error in (parse_error(Pair, "01 03"), build_error(Pair, {"a": 1, "b": 3})):
+        assert (type(error), error.rule, str(error)) == (FormatError, "even", "b: expected an even number, found 3")
+
+
+def test_other_rules_become_findings() -> None:
+    assert findings(Pair, "01 02") == []
+    assert Pair.parse(b"\x09\x04") == {"a": 9, "b": 4}
+    assert findings(Pair, "09 04") == [
+        Finding("large", (SPEC,), "b", "expected more than a, found 0x4", offset=1),
+        Finding("rare", (SPEC, GGML), "a", "expected another number than 9, found 9", offset=0, building=False),
+    ]
+
+
+def test_building_enforces_the_sets_asked_for() -> None:
+    value = {"a": 4, "b": 4}
+    assert Pair.build(value) == Pair.build(value, rules=(GGML,)) == b"\x04\x04"
+    error = build_error(Pair, value, rules=(GGML, SPEC))
+    assert (error.rule, str(error)) == ("large", "b: expected more than a, found 0x4")
+    assert Pair.build({"a": 9, "b": 10}, rules=(SPEC,)) == b"\x09\x0a"  # building=False
+    assert Pair.build({"a": 1, "b": 3}, forging=True) == b"\x01\x03"
+
+
+def test_sizes_keep_to_required_rules_on_parameters() -> None:
+    payload = Struct(Rule("even-n", "n", this._params.n % 2 == 0, "an even number"), "codes" / u8[this._params.n])
+    assert payload.sizeof(n=4) == 4
+    with pytest.raises(FormatError, match=r"-> n: expected an even number, found 3$"):
+        payload.sizeof(n=3)
+
+
+def test_a_limit_is_a_rule_of_the_callers() -> None:
+    row = Struct("n" / u8, Limit("limit-n", "n", this.n, "dims", what=" dims"))
+    assert_stored(row, "40", {"n": 64})
+    assert_stored(row, "FF", {"n": 255}, limits=Limits(dims=255))
+    for limits, stored, most in ((Limits(), "41", 64), (Limits(dims=2), "03", 2)):
+        error = parse_error(row, stored, limits=limits)
+        message = f"n: expected at most {most} dims, a limit of this reader, found {int(stored, 16)} (limit dims)"
+        assert (type(error), error.rule, str(error)) == (LimitError, "limit-n", message)
+
+
+def test_a_check_that_is_more_than_a_sentence() -> None:
+    class Ascending(Check):
+        def check(self, context: Any, path: str) -> None:
+            if context.b < context.a:
+                self.broken(context, f"expected at least {context.a}, found {context.b}", f"{path} -> b")
+
+    pair = Struct("a" / u8, "b" / u8, Ascending("ascending", "b", sets=(GGML,)))
+    assert findings(pair, "05 04") == [Finding("ascending", (GGML,), "b", "expected at least 5, found 4", offset=1)]
+    assert str(build_error(pair, {"a": 5, "b": 4}, rules=(GGML,))) == "b: expected at least 5, found 4"

@@ -1,0 +1,73 @@
+"""Strings after their length."""
+
+from __future__ import annotations
+
+import pytest
+
+from glft_schema import LimitError, Limits, TruncatedError
+from glft_schema.codec.numbers import u8, u32
+from glft_schema.codec.structs import Struct
+from glft_schema.codec.text import Text, is_utf8
+from tests.codec.assertions import assert_stored, build_error, parse_error
+
+short, long = Text(u8), Text(u32)
+Named = Struct("name" / long)
+
+
+def test_strings_in_both_byte_orders() -> None:
+    assert_stored(short, "00", "")
+    assert_stored(long, "02000000 6162", "ab")
+    assert_stored(long, "00000002 6162", "ab", byte_order="big")
+
+
+def test_the_length_counts_bytes() -> None:
+    assert_stored(short, "03 C3BC 62", "üb")
+    assert_stored(short, "04 F09F8C8D", "🌍")
+
+
+def test_bytes_that_are_not_utf8_are_lone_surrogates() -> None:
+    assert_stored(short, "04 61 FF 80 62", "a\udcff\udc80b")
+    assert_stored(short, "03 EDA080", "\udced\udca0\udc80")  # U+D800, which UTF-8 forbids
+    assert_stored(short, "02 00 0A", "\0\n")
+
+
+def test_text_without_surrogates_is_utf8() -> None:
+    assert is_utf8("aü\0")
+    assert not is_utf8("a\udcff")
+    assert not is_utf8("\ud800")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"ab", "name: expected text, found b'ab'"),
+        (None, "name: expected text, found None"),
+        ("\ud800", "name: expected text that UTF-8 can hold, found '\\ud800'"),
+    ],
+)
+def test_values_that_are_no_text(value: object, message: str) -> None:
+    assert str(build_error(Named, {"name": value})) == message
+
+
+def test_a_length_that_the_number_cannot_hold() -> None:
+    assert len(short.build("a" * 255)) == 256
+    assert str(build_error(short, "a" * 256)) == "expected a number that u8 can hold, found 256"
+
+
+def test_truncated_strings() -> None:
+    for stored, message in (
+        ("030000", "name: expected 4 bytes, found 3 (at byte 0)"),
+        ("05000000 6162", "name: expected 5 bytes, found 2"),
+        ("FFFFFFFF 6162", "name: expected 4294967295 bytes, found 2"),
+    ):
+        error = parse_error(Named, stored)
+        assert (type(error), str(error)) == (TruncatedError, message)
+
+
+def test_the_limit_on_text() -> None:
+    limits = Limits(text=2)
+    assert_stored(short, "02 6162", "ab", limits=limits)
+    for error in (parse_error(short, "03 616263", limits=limits), build_error(short, "abc", limits=limits)):
+        assert type(error) is LimitError
+        assert str(error) == "expected at most 2 bytes, a limit of this reader, found 3 (limit text)"
+    assert type(parse_error(short, "04 616263", limits=limits)) is TruncatedError  # whatever the limit

@@ -1,0 +1,86 @@
+"""Formats by name, by ending and by the first bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from glft_schema import FormatError
+from glft_schema.errors import OptionError
+from glft_schema.formats.gguf import GGUF
+from glft_schema.formats.glft import GLFT
+from glft_schema.formats.registry import endings, format_for, format_named, format_of, format_with, target_format
+from glft_schema.storage.source import BytesSource
+
+
+def test_formats_by_their_first_bytes() -> None:
+    assert format_of(BytesSource(bytes.fromhex("47475546 03000000"))) is GGUF
+    assert format_of(BytesSource(bytes.fromhex("54464C47 01000000"))) is GLFT
+    assert format_with(b"GGUF") is GGUF
+    assert format_with(b"TFLG") is GLFT
+    assert format_with(b"GLFT") is GLFT  # in the wrong byte order, which a rule refuses
+    assert format_with(b"PK\x03\x04") is None
+
+
+def test_the_beginning_of_a_magic_is_enough() -> None:
+    """So that a file that is cut off is called that."""
+    assert format_of(BytesSource(b"GGU")) is GGUF
+    assert format_of(BytesSource(b"TF")) is GLFT
+    assert format_of(BytesSource(b"")) is GLFT
+
+
+@pytest.mark.parametrize(
+    ("start", "found"),
+    [
+        (b"PK\x03\x04\x14\0\0\0\0", "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it"),
+        (b"version https://git-lfs", "a pointer of Git LFS: the file itself is still to be fetched"),
+        (b"<!DOCTYPE html>", "a web page"),
+        (b"<html>", "a web page"),
+        (b'\x50\0\0\0\0\0\0\0{"a":{}}', "a safetensors file: open_checkpoint and glft convert read it"),
+    ],
+)
+def test_other_files_that_are_known(start: bytes, found: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        format_of(BytesSource(start, "in.bin"))
+    expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found"
+    assert str(caught.value) == f"{expected} {start[:4]!r}, the start of {found} (at byte 0) in in.bin"
+
+
+def test_a_file_of_no_known_kind() -> None:
+    with pytest.raises(FormatError, match=r" \(GGUF\), found b'X' \(at byte 0\)$"):
+        format_of(BytesSource(b"X"))
+
+
+def test_formats_by_name() -> None:
+    assert format_named("GGUF") is format_named("gguf") is format_named("Gguf") is GGUF
+    assert format_named("glft") is GLFT
+    with pytest.raises(OptionError, match=r"^expected GLFT or GGUF, found 'onnx'$"):
+        format_named("onnx")
+
+
+def test_formats_by_ending() -> None:
+    assert endings() == {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
+    assert format_for("out.gguf", None) is GGUF
+    assert format_for(Path("a.b/OUT.GGUF"), None) is GGUF
+    assert format_for("out.gguf-lite", None) is GLFT
+
+
+def test_the_default_and_a_name_that_is_given() -> None:
+    assert format_for("out", None) is GLFT
+    assert format_for("gguf", None) is GLFT
+    assert format_for("out.bin", "gguf") is GGUF
+    assert format_for("out.gguf", "glft") is GLFT
+    assert format_for("out.safetensors", "gguf") is GGUF
+    with pytest.raises(OptionError, match=r"^expected a GLFT or GGUF file to write, found a safetensors file: glft_schema"):
+        format_for("out.safetensors", None)
+
+
+def test_the_format_that_is_converted_to() -> None:
+    assert target_format("out.GGUF", None) is GGUF
+    assert target_format("out.bin", "glft") is GLFT
+    assert target_format("out.safetensors", "gguf") is GGUF
+    assert target_format("out.safetensors", None) is None
+    assert target_format("out.gguf", "SafeTensors") is None
+    with pytest.raises(OptionError, match=r"that ends in .gguf, .glft, .gguf-lite, .safetensors, found 'out.bin'$"):
+        target_format("out.bin", None)

@@ -1,0 +1,87 @@
+"""What is public: `glft_schema` and its parts, how their functions take arguments, and what importing them costs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import glft_schema as glft
+
+ROOT = Path(__file__).parents[1]
+FACES = [glft, glft.types, glft.codec, glft.formats, glft.describe, glft.manifests, glft.testing, glft.lab]
+MOST = {  # positional arguments, where they are more than two
+    "save_file": 3,
+    "write_gguf_lite": 3,  # as the lab asks for it
+    "node_of": 3,  # a singledispatch function, registered for constructs of one's own
+    "pack": 3,  # codes, width, axis
+    "unpack": 3,
+}
+FUNCTIONS = {
+    f"{face.__name__}.{name}": value
+    for face in FACES
+    for name in face.__all__
+    if inspect.isroutine(value := getattr(face, name)) and not inspect.isclass(value)
+}
+
+
+@pytest.mark.parametrize("face", FACES, ids=lambda face: face.__name__)
+def test_every_name_is_there_once_and_in_order(face: ModuleType) -> None:
+    assert all(hasattr(face, name) for name in face.__all__)
+    assert len(set(face.__all__)) == len(face.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_arguments_after_the_first_two_are_keywords(name: str) -> None:
+    parameters = inspect.signature(FUNCTIONS[name]).parameters.values()
+    positional = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    assert len(positional) <= MOST.get(name.rpartition(".")[2], 2), positional
+
+
+def test_methods_of_containers_and_types_too() -> None:
+    for method, most in (
+        (type(glft.Container).parse_file, 3),
+        (glft.types.TensorType.encode, 3),
+        (glft.types.TensorType.decode, 3),
+        (glft.Tensor.dequantize, 3),
+    ):
+        parameters = inspect.signature(method).parameters.values()
+        assert sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters) <= most, method
+
+
+def test_importing_it_imports_nothing_large() -> None:
+    code = (
+        "import sys, glft_schema; print([name for name in ('torch', 'hypothesis', 'jinja2', 'typer') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_parts_are_attributes() -> None:
+    code = "import glft_schema as glft; print(glft.testing.containers.__name__, glft.manifests.hash_file is glft.hash_file)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "containers True\n"
+    with pytest.raises(AttributeError, match="module 'glft_schema' has no attribute 'nothing'"):
+        glft.nothing  # noqa: B018
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PUBLIC = {face.__name__ for face in FACES}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_import_only_what_is_public(page: Path) -> None:
+    text = page.read_text("utf-8")
+    imported = re.findall(r"^(?:from|import) (glft_schema[\w.]*)", text, re.MULTILINE)
+    assert set(imported) <= PUBLIC
+    named = re.findall(r"`glft\.([\w.]+)", text)
+    for path in named:
+        value: object = glft
+        for part in path.split("."):
+            value = getattr(value, part, None)
+        assert value is not None, path
