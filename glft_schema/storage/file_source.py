@@ -51,12 +51,6 @@ class FileSource(Source):
     def read(self, start: int, nbytes: int) -> memoryview:
         return self._guarded(self._read, start, nbytes)
 
-    def check_version(self, version: Version) -> None:
-        """Closes the file and raises OSError if it is not of this version."""
-        if self.version != version:
-            self.close()
-            raise _changed(self.name)
-
     def __reduce__(self) -> tuple[Any, ...]:
         self.check_open()
         if not self.has_path:
@@ -187,20 +181,11 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
 
 
 def _reopened(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
-    check_version(path, version)  # first: a file that is cut short fails to open in another way
-    source = open_source(path, mmap, offset=offset, size=size)
-    source.check_version(version)
-    return source
-
-
-def check_version(path: str, version: Version) -> None:
-    """Raises OSError if the file at a path is not of this version."""
-    if _version(os.stat(path)) != version:
-        raise _changed(path)
-
-
-def _changed(path: str) -> OSError:
-    return OSError(errno.ESTALE, "the file has changed since it was opened", path)
+    fd = open_regular(path)
+    if _version(os.fstat(fd)) != version:  # first: a file that is cut short fails to open in another way
+        os.close(fd)
+        raise OSError(errno.ESTALE, "the file has changed since it was opened", path)
+    return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
 
 
 def _version(status: os.stat_result) -> Version:

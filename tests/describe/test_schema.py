@@ -23,6 +23,7 @@ from glft_schema.describe import nodes as s
 from glft_schema.describe.as_json import as_data, as_json
 from glft_schema.describe.as_markdown import as_markdown
 from glft_schema.describe.bit_picture import picture, weights_of_bits
+from glft_schema.describe.languages import write
 from glft_schema.describe.schema import known, node_of, schema_of
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
@@ -257,3 +258,9 @@ def test_the_verb() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("glft: expected glft or gguf, or one of")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_language_that_there_is_not() -> None:
+    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, imhex, found 'rust'"):
+        write(schema_of(GLFT), "rust")
+    assert write(schema_of(GLFT), "json").startswith("{")
