@@ -315,10 +315,12 @@ def test_a_reader_that_stops_early(four_types: Path, unbuffered: str) -> None:
 def test_entries_of_a_torch_file_that_are_no_tensors(tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2), "step": 3}, tmp_path / "model.pt")
     assert_refused(
-        glft("convert", tmp_path / "model.pt", tmp_path / "out.glft"), "tensor 'step': expected a torch.Tensor, found 3"
+        in_this_process("convert", tmp_path / "model.pt", tmp_path / "out.glft"),
+        "tensor 'step': expected a torch.Tensor, found 3",
     )
-    assert glft("convert", tmp_path / "model.pt", tmp_path / "out.glft", "--exclude", "step").returncode == 0
-    assert glft("verify", tmp_path / "out.glft", "--against", tmp_path / "model.pt", "--exclude", "step").returncode == 0
+    out, without = tmp_path / "out.glft", ("--exclude", "step")
+    assert in_this_process("convert", tmp_path / "model.pt", out, *without).returncode == 0
+    assert in_this_process("verify", out, "--against", tmp_path / "model.pt", *without).returncode == 0
 
 
 def test_a_type_in_a_key_is_text_where_nothing_has_types(source: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS[:2])  # what is read never gets to a code generator
+@pytest.mark.parametrize("backend", BACKENDS[:1])  # what is read never gets to a code generator
 @pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
 def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:
     types = [GGML_TYPES["Q4_0"], GGML_TYPES["Q6_K"], GLFT.types["Q4_per_group_64"], GGML_TYPES["F16"]]
