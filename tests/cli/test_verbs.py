@@ -45,7 +45,7 @@ def test_convert_inspect_verify(source: Path, tmp_path: Path) -> None:
     assert "expected at least 2 dims" in done.stdout
     assert list(load_file(out)) == ["fc.bias", "fc.weight", "tied"]
 
-    inspected = glft("inspect", out)
+    inspected = in_this_process("inspect", out)
     assert inspected.returncode == 0
     for part in (
         "GLFT, 512 bytes, version 1, n_tensors 3, metadata_len 8",
@@ -56,7 +56,7 @@ def test_convert_inspect_verify(source: Path, tmp_path: Path) -> None:
     ):
         assert part in inspected.stdout
 
-    verified = glft("verify", out, "--against", source)
+    verified = in_this_process("verify", out, "--against", source)
     assert (verified.returncode, verified.stderr) == (0, "")
     assert "3 tensors are what" in verified.stdout
     assert "max error 0" in verified.stdout

@@ -76,7 +76,7 @@ def importances() -> dict[str, np.ndarray]:
 )
 def test_quantizes_as_llama_cpp(names: list[str]) -> None:
     kinds = weights_of_all_kinds()
-    some = np.concatenate([weights[::4] for weights in kinds.values()])
+    some = np.concatenate([weights[::8] for weights in kinds.values()])
     for name in names:
         for kind, weights in kinds.items() if name in FREE else ():
             assert np.array_equal(encoded(name, weights), quantized_by_c(name, weights)), kind
