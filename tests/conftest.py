@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 FOREIGN = Path(__file__).with_name("foreign")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process of the tests for each processor, and so one thread of torch's in each
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads, where they wait, leave the processors to other processes
 default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -71,6 +71,7 @@ matrices = st.tuples(st.integers(1, 3), st.sampled_from([64, 128])).flatmap(
 
 
 @pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
+@settings(max_examples=400)  # each is several tensors, encoded and decoded
 @given(
     st.dictionaries(strategies.names.filter(lambda name: name != "*"), st.one_of(float_tensors, matrices), max_size=3),
     st.sampled_from([1, 2, 64]),
