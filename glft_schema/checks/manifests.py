@@ -47,8 +47,6 @@ TAGGED_LINE = re.compile(r"(\\?)([A-Za-z][A-Za-z0-9/-]*) ?\((.+)\) ?= ?([0-9A-Fa
 GGUF_HASH_LINE = re.compile(r"(?:sha1|sha256|xxh64|uuid) +[0-9a-f-]+ +.+", re.DOTALL)
 ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}  # in a line that begins with a backslash
 
-# Called with the file that is hashed, and how much of it all is done, from 0 to 1.
-
 
 class TensorHash(NamedTuple):
     """A line about a tensor.

@@ -214,6 +214,18 @@ def follows(field: construct.Construct) -> bool:
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, (Count, Derived))
 
 
+def unwrapped(field: Any) -> Any:
+    """Returns a declaration without the names and sentences around it."""
+    while isinstance(field, construct.Renamed):
+        field = field.subcon
+    return field
+
+
+def member(struct: construct.Struct, name: str) -> Any:
+    """Returns the declaration of a field, without its name and sentence; None if there is no field of this name."""
+    return unwrapped(next((field for field in struct.subcons if field.name == name), None))
+
+
 def is_count(field: construct.Construct) -> bool:
     """Tells whether a field says how much of something there is."""
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)

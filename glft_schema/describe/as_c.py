@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, Operation, Reference, read, subexpressions
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe import nodes as s
 from glft_schema.describe.c_language import BITS, C_TYPES, LOGIC, RESERVED, c_constant, c_string, number_kind, said
 from glft_schema.describe.identifiers import (
     MATRIX,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, Length, Operation, Reference, Reversed, ValueOfKey
-from glft_schema.describe import nodes as s
 from glft_schema.describe.identifiers import Identifiers, count_name, identifier, in_order, length_name, one_line_of, rule_text
 
 # fmt: off

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Expression, in_python, read
 from glft_schema.codec.rules import Check, Rule
-from glft_schema.describe import nodes as s
 
 
 def as_json(schema: s.Schema) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, outermost
 from glft_schema.codec.rules import Check
-from glft_schema.describe import nodes as s
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.identifiers import MATRIX, held_by
 

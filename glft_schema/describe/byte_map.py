@@ -18,9 +18,9 @@ from typing import Any, overload
 
 import numpy as np
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.trace import Span
-from glft_schema.describe import nodes as s
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import FormatError, OptionError, shown

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import ROOT, Expression, Operation
-from glft_schema.describe import nodes as s
 
 # fmt: off
 KEYWORDS = """

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterator
 from itertools import groupby, islice
 
-from glft_schema.describe import nodes as s
+import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
 from glft_schema.errors import shown
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, Length, Operation, Reference
 from glft_schema.codec.rules import REQUIRED, Check
-from glft_schema.describe import nodes as s
 from glft_schema.errors import without_controls
 
 # fmt: off

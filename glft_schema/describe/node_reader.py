@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from construct.expr import opnames
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec import numbers
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
@@ -33,7 +34,6 @@ from glft_schema.codec.expressions import (
     nbytes,
     outermost,
 )
-from glft_schema.describe import nodes as s
 from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list

@@ -7,12 +7,10 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import construct
-
 from glft_schema.codec.expressions import Lookup, Reversed, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import SPEC
-from glft_schema.codec.structs import Derived, Struct, follows
+from glft_schema.codec.structs import Derived, Struct, follows, member
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.tensor_types import TensorType
 
@@ -104,16 +102,8 @@ class Format:
     @cached_property
     def _reverses_dims(self) -> bool:
         row = self.field(self.table).subcon
-        return isinstance(read(_declared(row, "shape").of), Reversed)
+        return isinstance(read(member(row, "shape").of), Reversed)
 
     def field(self, name: str) -> Any:
         """Returns the declaration of a region, or of what follows from regions; None if there is none of this name."""
-        return _declared(self.struct, name)
-
-
-def _declared(struct: construct.Construct, name: str) -> Any:
-    """Returns the declaration of a field, without its name and sentence."""
-    field = next((field for field in struct.subcons if field.name == name), None)
-    while isinstance(field, construct.Renamed):
-        field = field.subcon
-    return field
+        return member(self.struct, name)

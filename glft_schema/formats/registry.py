@@ -61,7 +61,7 @@ def format_for(path: StrPath, name: str | None) -> Format:
     Raises:
         OptionError: for another name, and where the ending is that of a safetensors file.
     """
-    ending = Path(os.fsdecode(path)).suffix.lower()
+    ending = _ending(path)
     if name is None and ending == SAFETENSORS_ENDING:
         raise OptionError(f"expected a {_names()} file to write, found a safetensors file: glft_schema.convert writes those")
     return format_named(name) if name is not None else endings().get(ending, DEFAULT)
@@ -73,7 +73,7 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
     Raises:
         OptionError: where there is none such.
     """
-    ending = Path(os.fsdecode(path)).suffix.lower()
+    ending = _ending(path)
     if name is not None:
         return None if name.lower() == SAFETENSORS else format_named(name)
     if ending == SAFETENSORS_ENDING:
@@ -89,6 +89,10 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
 def endings() -> dict[str, Format]:
     """Returns the formats by the endings of their files' names."""
     return {ending: format for format in reversed(FORMATS) for ending in format.endings}
+
+
+def _ending(path: StrPath) -> str:
+    return Path(os.fsdecode(path)).suffix.lower()
 
 
 def _names() -> str:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reversed, read
 from glft_schema.codec.rules import Check, Rule
-from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_yaml import as_yaml
 from glft_schema.describe.kaitai.expressions import At, UnsayableError, is_condition, references
 from glft_schema.describe.kaitai.names import KaitaiNames

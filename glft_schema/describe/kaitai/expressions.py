@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import (
     Constant,
     Expression,
@@ -16,7 +17,6 @@ from glft_schema.codec.expressions import (
     ValueOfKey,
     subexpressions,
 )
-from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.names import KaitaiNames
 
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")

@@ -6,8 +6,8 @@ rows before it came to. That is found out row by row, so that no number of rows 
 
 from __future__ import annotations
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Reference
-from glft_schema.describe import nodes as s
 from glft_schema.describe.identifiers import MATRIX
 from glft_schema.describe.kaitai.expressions import At, KeySearch, UnsayableError
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times

@@ -6,9 +6,9 @@ import math
 import re
 from typing import Any
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Expression
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.expressions import At, Expressions, UnsayableError, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 

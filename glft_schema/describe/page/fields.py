@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.describe import nodes as s
+import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from glft_schema.codec.expressions import Reference, ValueOfKey, read, subexpressions
 from glft_schema.codec.rules import Rule
-from glft_schema.codec.structs import Derived, Padding, Struct, is_count
+from glft_schema.codec.structs import Derived, Padding, Struct, is_count, unwrapped
 from glft_schema.errors import FormatError
 from glft_schema.files.parsing import trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensors.region import TensorData
-from glft_schema.testing.strategies.drafts import unwrapped
 from glft_schema.testing.strategies.rule_sites import Site
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from glft_schema.codec.expressions import field_path
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.numbers import ByteOrderOf, Sizes
-from glft_schema.codec.structs import Count, Forged, Padding, Struct
+from glft_schema.codec.structs import Count, Forged, Padding, Struct, unwrapped
 from glft_schema.codec.tables import least_size
 from glft_schema.codec.type_codes import TypeCode
 from glft_schema.codec.typed_values import ARRAY
@@ -27,7 +27,7 @@ from glft_schema.files.parsing import trace_fields
 from glft_schema.testing.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.testing.strategies.broken_rules import Breaker
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.drafts import Draft, row_struct, unwrapped
+from glft_schema.testing.strategies.drafts import Draft, row_struct
 
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None where the file has no place for it
 GREATEST = ((1 << 64) - 1, (1 << 32) - 1, (1 << 16) - 1)  # where none of them fits, that of a byte does

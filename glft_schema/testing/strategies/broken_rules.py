@@ -18,7 +18,7 @@ from glft_schema.codec.expressions import read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, Check, Rule
-from glft_schema.codec.structs import Forged, Padding
+from glft_schema.codec.structs import Forged, Padding, member
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeCode
 from glft_schema.codec.typed_values import StoredValue
@@ -31,7 +31,7 @@ from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorData, TensorFits
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.drafts import Draft, member, row_struct
+from glft_schema.testing.strategies.drafts import Draft, row_struct
 from glft_schema.testing.strategies.fitting import candidates, derive, holds, resized
 from glft_schema.testing.strategies.layouts import size_of
 from glft_schema.testing.strategies.rule_sites import Site

@@ -17,22 +17,10 @@ from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Reference, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Forged, Struct
+from glft_schema.codec.structs import Forged, Struct, member, unwrapped
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.tensors.region import TensorData
-
-
-def unwrapped(field: Any) -> Any:
-    """Returns a construct without its names."""
-    while isinstance(field, construct.Renamed):
-        field = field.subcon
-    return field
-
-
-def member(struct: construct.Struct, name: str) -> Any:
-    """Returns the construct of a field, without its name."""
-    return unwrapped(next(field for field in struct.subcons if field.name == name))
 
 
 def row_struct(field: Any) -> construct.Struct | None:

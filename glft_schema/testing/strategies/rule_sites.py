@@ -9,10 +9,10 @@ import construct
 
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Struct
+from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.drafts import row_struct, unwrapped
+from glft_schema.testing.strategies.drafts import row_struct
 
 
 @dataclass(frozen=True)

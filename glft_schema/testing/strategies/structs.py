@@ -16,7 +16,7 @@ from glft_schema.codec.expressions import Reference, ValueOfKey, read
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Derived, Padding, Struct
+from glft_schema.codec.structs import Derived, Padding, Struct, unwrapped
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import StoredValue
 from glft_schema.errors import FormatError
@@ -101,8 +101,7 @@ def struct_values(draw: st.DrawFn, declared: construct.Struct, outer: Context, v
 
 def never_drawn(part: construct.Construct) -> bool:
     """Tells whether building computes a field, so that a value leaves it out."""
-    while isinstance(part, construct.Renamed):
-        part = part.subcon
+    part = unwrapped(part)
     return isinstance(part, (construct.Rebuild, construct.Computed, type(construct.Tell), Derived, Padding))
 
 
@@ -174,8 +173,7 @@ def settle(draw: st.DrawFn, check: Check, declared: construct.Struct, context: C
 
 def matching_texts(part: Any, pattern: str) -> st.SearchStrategy[str]:
     """Returns texts that match a pattern, of the characters that the field's encoding has."""
-    while isinstance(part, construct.Renamed):
-        part = part.subcon
+    part = unwrapped(part)
     alphabet = st.characters(codec=part.encoding) if isinstance(part, construct.StringEncoded) else None
     return st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
 
