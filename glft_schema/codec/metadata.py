@@ -49,10 +49,14 @@ class KeyTypes(NamedTuple):
     Attributes:
         type_of: (key, whether the value is an array) -> the type of new values, such as ``uint32``; None for other keys.
         suits: (key, type) -> whether a value of the type may stand under the key.
+        kinds: key -> the kinds of type that suit it, in words.
+        example: one of the keys.
     """
 
     type_of: Callable[[str, bool], str | None]
     suits: Callable[[str, str], bool]
+    kinds: Callable[[str], str]
+    example: str
 
 
 def _no_type(key: str, of_array: bool) -> str | None:
@@ -63,7 +67,7 @@ def _any_type(key: str, type_: str) -> bool:
     return True
 
 
-NO_KEY_TYPES = KeyTypes(_no_type, _any_type)
+NO_KEY_TYPES = KeyTypes(_no_type, _any_type, lambda key: "", "")
 
 
 class TypedMetadata(Metadata):
