@@ -201,6 +201,7 @@ Everything = Struct(
     "double" / f64,
     "picked" / number,
     "text" / Text(number),
+    "strict" / Text(u16, strict=True),
     "pascal" / PascalString(Int8ul, "utf8"),
     "utf16" / PascalString(Int16ub, "utf-16-le"),
     "n_sizes" / Count(Int16ul, len_(this.sizes)),
