@@ -203,8 +203,8 @@ def fields_in(expression: Any) -> set[str] | None:
         return fields_in(expression.mapping)
     if isinstance(expression, Allowed) or not callable(expression):
         return set()
-    operands = [part for name, part in vars(expression).items() if name in OPERANDS] if isinstance(expression, ExprMixin) else []
-    parts = [fields_in(part) for part in operands]
+    given = vars(expression) if isinstance(expression, ExprMixin) else {}
+    parts = [fields_in(given[name]) for name in OPERANDS if name in given]
     return set[str]().union(*parts) if parts and None not in parts else None  # type: ignore[arg-type]
 
 

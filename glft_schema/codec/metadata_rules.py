@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from construct import this
@@ -26,10 +27,17 @@ from glft_schema.codec.rules import Check, Predicate
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
 
 
-def has_key(key: str) -> Predicate:
+@dataclass(frozen=True)
+class HasKey(Predicate):
+    """The predicate of metadata with a key."""
+
+    key: str = ""
+
+
+def has_key(key: str) -> HasKey:
     """Returns the predicate of metadata with a key."""
     has = FuncPath(lambda metadata: key in metadata)
-    return Predicate(f"the key {key}", has, (key,), lambda metadata: f"{len(metadata)} other keys")
+    return HasKey(f"the key {key}", has, show=lambda metadata: f"{len(metadata)} other keys", key=key)
 
 
 def each(name: str, must: Predicate) -> Predicate:
@@ -45,7 +53,7 @@ def each(name: str, must: Predicate) -> Predicate:
             return all(holds(numbers).all() for numbers in value.values.pieces())
         return all(map(holds, value.values))
 
-    return _of_values(f"each {name} to be {must.text}", within, must.broken_by)
+    return _of_values(f"{name}s of {must.text}", within, must.broken_by)
 
 
 def lengths(must: Predicate) -> Predicate:
@@ -86,7 +94,7 @@ def _is_not_nested(value: Any) -> bool:
     return not (isinstance(value, Array) and value.type.name == ARRAY)
 
 
-not_nested = Predicate("no array in an array", FuncPath(_is_not_nested))
+not_nested = Predicate("no array in an array", FuncPath(_is_not_nested), ([[]],))
 
 
 class KeyType(Check):

@@ -27,12 +27,12 @@ from glft_schema.codec.text import is_utf8
 from glft_schema.errors import shown
 
 
-def equals(value: Any, show: Callable[[Any], str] = shown) -> Predicate:
+def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
     """Returns the predicate of values equal to `value`."""
     return Predicate(show(value), lambda of: of == value, show=show)
 
 
-def differs_from(value: Any, text: str, show: Callable[[Any], str] = shown) -> Predicate:
+def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = shown) -> Predicate:
     """Returns the predicate of values other than `value`; `text` says what these are."""
     return Predicate(text, lambda of: of != value, (value,), show)
 

@@ -153,14 +153,17 @@ class Struct(Interpreted, construct.Struct):
 
 def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Construct]:
     """Returns fields with each check as early as possible: right after the last field that it needs."""
-    names = {field.name: i for i, field in enumerate(fields) if field.name}
+    numbers = {field.name: i for i, field in enumerate(fields) if field.name}
 
-    def position(i: int) -> tuple[float, int]:
-        needs = fields[i].needs() if isinstance(fields[i], Check) else None
-        known = [names[name] for name in needs if name in names] if needs else []
-        return (max(known) + 0.5, i) if known and max(known) < i else (i, i)
+    def after(i: int) -> int:
+        """Returns the number of the field after which field `i` comes."""
+        if not isinstance(fields[i], Check):
+            return i
+        before = max((number for number in numbers.values() if number < i), default=-1)
+        needed = [numbers[name] for name in fields[i].needs() or () if name in numbers]
+        return min(before, max(needed)) if needed else before
 
-    return [fields[i] for i in sorted(range(len(fields)), key=position)]
+    return [fields[i] for i in sorted(range(len(fields)), key=after)]
 
 
 def _parser(field: construct.Construct) -> Callable[[Any, Any, str], Any]:

@@ -48,6 +48,8 @@ from glft_schema.tensors.layout_rules import Contiguous, has_quantized, padded_t
 from glft_schema.tensors.region import TensorData, TensorFits
 
 ALIGNMENT = "general.alignment"
+BUILT_IN_TYPES = frozenset(GGML_TYPES)  # without those that users register
+SNAKE_CASE = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
 KEY_TYPES = KeyTypes(type_of_key, suits, kinds_of_key, example="general.name")
 SHARDS = ShardKeys("split.no", "split.count", "split.tensors.count")
 
@@ -106,14 +108,14 @@ KeyValue = Struct(
     "key"   / string                     * "lower_snake_case segments joined by dots",
     "type"  / TypeCode(u32, VALUE_TYPES) * "of the value",
     "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
-    spec("gguf-key",             this.key,          pattern(r"[a-z0-9_]+(\.[a-z0-9_]+)*", "lower_snake_case segments joined by dots")),
+    spec("gguf-key",             this.key,   pattern(SNAKE_CASE, "lower_snake_case segments joined by dots")),
     spec("gguf-key-length",      nbytes_(this.key), at_most(65535, "bytes")),
     both("gguf-key-empty",       len_(this.key),    at_least(1, "byte")),
-    KeyType("gguf-key-type",     KEY_TYPES, (SPEC,)),
     spec("gguf-bool",            this.value, each("bool", one_of(0, 1))),
     spec("gguf-utf8",            this.value, each("string", utf8)),
     ggml("gguf-nested-array",    this.value, not_nested),
     ggml("gguf-length",          this.value, lengths(at_most(1 << 30, "bytes or elements"))),
+    KeyType("gguf-key-type",     KEY_TYPES, (SPEC,)),
     Rule("gguf-alignment",       this.value, an_integer(above(0)), when=OF_ALIGNMENT),
     Limit("gguf-limit-alignment", this.value, "alignment",         when=OF_ALIGNMENT),
     both("gguf-alignment-u32",   this.type,  equals(UINT32),       when=OF_ALIGNMENT),
@@ -132,7 +134,7 @@ TensorInfo = Struct(
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
     both("gguf-dims-4",    len_(this.dims),    at_most(4)),
-    both("gguf-type",      this.dtype,         contained_in(frozenset(GGML_TYPES), "a type of ggml")),
+    both("gguf-type",      this.dtype,         contained_in(BUILT_IN_TYPES, "a type of ggml")),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",

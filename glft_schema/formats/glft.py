@@ -34,8 +34,8 @@ Header = Struct(
     "version"      / Default(u32, 1)                                * "1; a file with another number is another format",
     "n_tensors"    / Count(u32, this._.descriptors)                 * "number of descriptors",
     "metadata_len" / Count(u32, nbytes_of_lines(this._.metadata))   * "bytes of METADATA",
-    Rule("glft-byte-order", this.magic,   differs_from(SWAPPED, "little-endian, not byte-swapped", in_hex)),
-    Rule("glft-magic",      this.magic,   equals(MAGIC, in_hex)),
+    Rule("glft-byte-order", this.magic,   differs_from(SWAPPED, "little-endian, not byte-swapped", show=in_hex)),
+    Rule("glft-magic",      this.magic,   equals(MAGIC, show=in_hex)),
     Rule("glft-version",    this.version, equals(1)),
     title="header",
 )

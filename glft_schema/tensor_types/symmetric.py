@@ -9,10 +9,12 @@ The scale is rounded to float16 before the codes are computed with it, so that w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+from construct.expr import FuncPath
 
 from glft_schema.codec.numbers import f16, i8, u8
-from glft_schema.codec.rules import Rule
+from glft_schema.codec.predicates import meets
+from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.bits import signed, unpack
@@ -106,9 +108,7 @@ def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> I
 # The types, as docs/formats/glft.md has them.
 
 
-matrices = Predicate(
-    "at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims)
-)
+matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
 AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)
 
 # fmt: off
