@@ -1,12 +1,12 @@
-"""Rules on metadata: which keys there must be, and which values they may have.
+"""Rules on metadata: required keys, and the values of entries.
 
-=================  =================================================================================
-`has_key`          the predicate that metadata have a key
-`each`, `lengths`  predicates of every value of a type, and of every length, within an entry's value
-`an_integer`       the predicate of integers of any width
-`not_nested`       the predicate of values other than arrays of arrays
-`KeyType`          the rule that the value of a well-known key has its kind of type
-=================  =================================================================================
+=================  ============================================================
+`has_key`          metadata with a key
+`each`, `lengths`  all values of a type, or all lengths, within an entry's value
+`an_integer`       integers of any width
+`not_nested`       values other than arrays of arrays
+`KeyType`          the rule that a value's type suits its well-known key
+=================  ============================================================
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def has_key(key: str) -> HasKey:
 
 
 def each(name: str, must: Predicate) -> Predicate:
-    """Returns the predicate that each value of a type, alone or in arrays, is what it must be."""
+    """Returns the predicate of entries whose values of a type, also in arrays, meet another one."""
     holds = compiled(must.on(this))
 
     def within(value: Any, type_: ValueType) -> bool:
@@ -57,7 +57,7 @@ def each(name: str, must: Predicate) -> Predicate:
 
 
 def lengths(must: Predicate) -> Predicate:
-    """Returns the predicate that each string and array is as long as it must be, in bytes and elements."""
+    """Returns the predicate of entries whose strings (bytes) and arrays (elements) are as long."""
     holds = compiled(must.on(this))
 
     def within(value: Any, type_: ValueType) -> bool:
@@ -76,7 +76,7 @@ def _of_values(text: str, within: Callable[[Any, ValueType], bool], broken_by: t
 
 
 def an_integer(must: Predicate) -> Predicate:
-    """Returns the predicate of integers, of any type but bool, that are what they must be."""
+    """Returns the predicate of integers, of any type except bool, that are as required."""
 
     def on(of: Any) -> Callable[[Any], bool]:
         holds = compiled(must.on(of))
@@ -98,7 +98,7 @@ not_nested = Predicate("no array in an array", FuncPath(_is_not_nested), ([[]],)
 
 
 class KeyType(Check):
-    """The rule that the value of a well-known key has one of the kinds of type that suit the key.
+    """The rule that the type of a value suits its well-known key.
 
     Attributes:
         keys: the well-known keys.

@@ -1,17 +1,17 @@
 """Predicates of rules: a condition on a value, with its sentence and values that break it.
 
-============================================  ==========================================================
-`equals`, `one_of`, `differs_from`            constants
-`above`, `at_least`, `at_most`                bounds, with a unit
-`multiple_of`, `power_of_two`                 alignments
-`pattern`, `utf8`                             text
-`zeros`                                       bytes
-`contained_in`, `meets`                       members of a set; any other condition
-============================================  ==========================================================
+==================================  ==================================
+`equals`, `one_of`, `differs_from`  constants
+`above`, `at_least`, `at_most`      bounds, with a unit
+`multiple_of`, `power_of_two`       alignments
+`pattern`, `utf8`                   text
+`zeros`                             bytes
+`contained_in`, `meets`             members of a set; other conditions
+==================================  ==================================
 
 A predicate is applied to an expression, ``at_most(4).on(len_(this.dims))``, and gives an expression
-again. So a rule states its number once: the check, the error, the documentation and the files that
-break the rule follow from it.
+again. So a rule states its constant once: the check, the error, the documentation and the files
+that break the rule follow from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = shown) -
 
 
 def one_of(*integers: int) -> Predicate:
-    """Returns the predicate of these consecutive integers. Raises ValueError if they are not consecutive."""
+    """Returns the predicate of these integers. Raises ValueError if they are not consecutive."""
     first, last = integers[0], integers[-1]
     if integers != tuple(range(first, last + 1)):
         raise ValueError(f"expected consecutive integers, found {integers}")
@@ -62,7 +62,7 @@ def at_most(bound: int, unit: str = "") -> Predicate:
 
 
 def multiple_of(step: Any, text: str = "") -> Predicate:
-    """Returns the predicate of multiples of `step`: an integer, or an expression that `text` names."""
+    """Returns the predicate of multiples of an integer, or of an expression that `text` names."""
     broken_by = (step // 2, step + 1) if isinstance(step, int) else ()
     return Predicate(f"a multiple of {text or step}", lambda of: of % step == 0, broken_by)
 
@@ -80,7 +80,7 @@ zeros = Predicate("zeros", FuncPath(is_zero))
 
 
 def pattern(regex: str, text: str) -> Predicate:
-    """Returns the predicate of texts that a regular expression matches as a whole; `text` describes them."""
+    """Returns the predicate of texts that match a regular expression as a whole."""
     return Predicate(text, matches(regex))
 
 
@@ -90,5 +90,5 @@ def contained_in(values: Container[Any], text: str) -> Predicate:
 
 
 def meets(condition: Any, text: str) -> Predicate:
-    """Returns the predicate that a condition on the fields holds: an expression, or a function of the context."""
+    """Returns the predicate of any condition on the fields: an expression or a function."""
     return Predicate(text, lambda of: condition)

@@ -1,8 +1,8 @@
 """Validation rules as data, and which readers enforce each.
 
-A rule names its rule sets. Reading refuses what breaks a rule of `REQUIRED`: without it the file has
-no meaning. A rule of other sets only is checked when findings are asked for (`check_rules`), and
-while building for these sets.
+A rule names its rule sets. Parsing raises an error if a rule of `REQUIRED` is broken, because
+the file has no meaning without it. The other rules are checked by `check_rules`, which reports
+findings, and by building for their rule sets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class Check(construct.Construct):
-    """A condition on the fields before it in a `Struct`: checked by parsing, building and sizing. Takes no bytes.
+    """A condition on fields of a `Struct`, checked by parsing, building and sizing. Takes no bytes.
 
     Attributes:
         id: its stable name.
@@ -63,7 +63,7 @@ class Check(construct.Construct):
         raise NotImplementedError
 
     def needs(self) -> set[str] | None:
-        """Returns the fields after which it can be checked; None if it is checked where it stands in the Struct."""
+        """Returns the fields that it reads; None if it is checked where it stands in the Struct."""
         return None
 
     def broken(
@@ -87,7 +87,7 @@ class Check(construct.Construct):
         context._params.findings.append(Finding(self.id, self.sets, where, problem, offset, self.building))
 
     def is_needed(self, context: Context) -> bool:
-        """Tells whether the rule is enforced: by every reader, or by a rule set that is being built for."""
+        """Tells whether every reader or a rule set being built for enforces the rule."""
         asked_for = set(self.sets).intersection(context._params.get("rules", ()))
         return self.is_required or (bool(asked_for) and self.building)
 
@@ -107,7 +107,7 @@ class Check(construct.Construct):
 
 @dataclass(frozen=True)
 class Predicate:
-    """What a value must be. `glft_schema.codec.predicates` has the usual ones.
+    """What a value must be; see `glft_schema.codec.predicates`.
 
     Attributes:
         text: the end of the sentence "expected ...".
@@ -127,9 +127,9 @@ class Rule(Check):
 
     Args:
         id: its stable name.
-        of: the expression that is checked; the first field in it is the one that the rule guards.
+        of: the expression that is checked. The rule guards the first field in it.
         must: what it must be.
-        when: the condition under which the rule applies, an expression or a function of the context.
+        when: when the rule applies: an expression, or a function of the context.
         sets: the rule sets that have it.
         building: whether building for one of its sets enforces it, too.
         field: the guarded field, if it is not the first one of `of`.
@@ -173,14 +173,14 @@ class Rule(Check):
         return None if None in parts else {self.field}.union(*parts)  # type: ignore[arg-type]
 
     def refuse(self, context: Context, path: str) -> None:
-        """Reports what was found in place of what the rule expects."""
+        """Reports the value of the guarded field."""
         found = context[self.field] if self.field in context else context._params[self.field]
         problem = f"expected {self.expected}, found {self.must.show(found)}"
         self.broken(context, problem, f"{path} -> {self.field}")
 
 
 class Limit(Rule):
-    """A rule that enforces a limit of this reader: `of` is at most what `glft_schema.limits` allows.
+    """A rule that enforces one of `glft_schema.limits`.
 
     Args:
         id: its stable name.
@@ -214,7 +214,7 @@ both = partial(Rule, sets=(SPEC, GGML))
 
 
 def _in_words(when: Any) -> str:
-    """Returns the end of a sentence that says when a rule applies; empty unless `when` is ``field == constant``."""
+    """Returns the end of a rule's sentence; empty unless `when` is ``field == constant``."""
     if (equal := equality(when)) is None:
         return ""
     field, value = equal

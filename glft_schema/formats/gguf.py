@@ -2,12 +2,12 @@
 
     HEADER | METADATA | TENSOR_INFOS | PADDING | DATA
 
-Regions follow one another without alignment, except DATA, which begins at a multiple of the
+Regions follow one another without padding, except DATA, which begins at a multiple of the
 alignment, counted from the start of the file. Offsets count from there. All numbers are in the byte
-order that the version is written in. Counts, lengths and dims are u32 in v1, u64 in v2 and v3.
+order of the version. Counts, lengths and dims are u32 in v1, u64 in v2 and v3.
 
-Rules of `spec` are the specification's, those of `ggml` llama.cpp's (gguf.cpp); `both` have both, and
-every reader enforces a bare `Rule`.
+`spec` rules are the specification's, `ggml` rules those of llama.cpp's gguf.cpp. `both` are in
+both sets. Every reader enforces a `Rule`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors.layout_rules import Contiguous, has_quantized, padded_to, zero_gaps
 from glft_schema.tensors.region import TensorData, TensorFits
 
+MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
 BUILT_IN_TYPES = frozenset(GGML_TYPES)  # without those that users register
 SNAKE_CASE = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
@@ -59,12 +60,12 @@ size           = Picked(this._root.header.version == 1, u32, u64)
 string         = Text(size)
 
 Header = Struct(
-    "magic"      / Default(Bytes(4), b"GGUF")                 * "47 47 55 46 in either byte order: 'GGUF'",
+    "magic"      / Default(Bytes(4), MAGIC)                  * "47 47 55 46 in either byte order: 'GGUF'",
     "byte_order" / ByteOrderOf(u32)                           * "little, or big if the low half of version reads as 0",
     "version"    / Default(u32, 3)                            * "1, 2 or 3",
     "n_tensors"  / Count(size_in_header, this._.tensor_infos) * "number of tensor infos",
     "n_kv"       / Count(size_in_header, this._.metadata)     * "number of key-values",
-    Rule("gguf-magic",         this.magic,      equals(b"GGUF")),
+    Rule("gguf-magic",         this.magic,      equals(MAGIC)),
     Rule("gguf-version",       this.version,    one_of(1, 2, 3)),
     ggml("gguf-little-endian", this.byte_order, differs_from(BIG, "little, the byte order of most hosts"), building=False),
     ggml("gguf-version-2",     this.version,    one_of(2, 3),                                              building=False),
@@ -142,7 +143,7 @@ TensorInfo = Struct(
 
 FIRST_SHARD = Lookup(this.metadata, SHARDS.number, 0) == 0
 
-GGUF = Format("GGUF", (b"GGUF",), GGML_TYPES, Struct(
+GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
     "header"       / Header                                                    * "what the file is, and how much of it",
     "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, once="gguf-keys-once", keys=KEY_TYPES)
                                                                                * "typed values by key",

@@ -2,8 +2,8 @@
 
     HEADER | METADATA | DESCRIPTORS | DATA
 
-Regions follow one another without padding. DATA begins where the last descriptor ends; offsets count
-from there.
+Regions follow one another without padding. DATA begins where the last descriptor ends. Offsets
+count from there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules on where payloads lie, for formats whose readers are stricter than `TensorData`."""
+"""Rules on the positions of payloads that are stricter than `TensorData`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from glft_schema.tensors.region import TensorMap
 
 
 class Contiguous(Check):
-    """The rule that payloads lie in the order of the table, each where the one before it, padded, ends."""
+    """The rule that each payload begins where the one before it in the table, padded, ends."""
 
     expected = "where the payload before it, padded, ends: no gap, no other order, none shared"
 
@@ -34,7 +34,7 @@ class Contiguous(Check):
 
 
 def padded_to(alignment: Any) -> Predicate:
-    """Returns the predicate of regions whose last payload is padded; it always is if built from payloads alone."""
+    """Returns the predicate of regions whose last payload is padded to the alignment."""
 
     def on(of: Any) -> Callable[[Any], bool]:
         return lambda at: _is_padded(of(at), alignment(at))
