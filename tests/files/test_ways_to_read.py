@@ -332,7 +332,7 @@ def test_a_limit_below_what_is_looked_at_first(most: int) -> None:
 
 def test_streams_that_give_no_bytes(tmp_path: Path) -> None:
     path = written(golden("four_types"), tmp_path)
-    problem = "expected a stream of bytes, found one that gives .*: open it in binary mode"
+    problem = "expected a stream of bytes, found one of .*: open it in binary mode"
     with path.open("r", encoding="latin-1") as text, pytest.raises(TypeError, match=problem):
         Container.parse_stream(text)
     with pytest.raises(TypeError, match=problem):
@@ -349,7 +349,7 @@ def test_a_stream_that_does_not_wait() -> None:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     with open(reading, "rb", buffering=0) as stream:
-        with pytest.raises(BlockingIOError, match="the stream has no bytes yet, and does not wait for them"):
+        with pytest.raises(BlockingIOError, match="the stream is non-blocking and has no bytes yet"):
             Container.parse_stream(stream)
         os.write(writing, golden("four_types")[:20])
         with pytest.raises(BlockingIOError, match="no bytes yet"):
@@ -463,15 +463,15 @@ def test_where_errors_in_a_part_are(part: Path) -> None:
         Container.parse(golden("gguf_little")[:20])
     assert (caught.value.path, caught.value.offset) == (plain.value.path, plain.value.offset)
     assert str(caught.value) == f"{plain.value} in {part}"
-    with pytest.raises(TruncatedError, match=f"expected 999999 bytes from byte 7 of the file on, found {SIZE + 12}"):
+    with pytest.raises(TruncatedError, match=f"expected 999999 bytes at byte 7 of the file, found {SIZE + 12}"):
         glft_schema.open(part, offset=7, size=999_999)
     for offset in (SIZE + 7 + 12, 1 << 40, 1 << 70):
         with pytest.raises(TruncatedError, match="header -> magic: expected 4 bytes, found 0"):
             glft_schema.open(part, offset=offset)
-        with pytest.raises(TruncatedError, match=r"expected 1 bytes from byte .* found 0"):
+        with pytest.raises(TruncatedError, match=r"expected 1 bytes at byte .* found 0"):
             glft_schema.open(part, offset=offset, size=1)
     for what, number in (("offset", -1), ("size", -1), ("offset", 1.0), ("size", "4")):
-        with pytest.raises(OptionError, match=re.escape(f"expected an integer from 0 on as {what}, found {number!r}")):
+        with pytest.raises(OptionError, match=re.escape(f"expected a non-negative integer as {what}, found {number!r}")):
             glft_schema.open(part, **{what: number})
 
 

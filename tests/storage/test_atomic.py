@@ -195,12 +195,12 @@ def test_mode_of_a_replaced_file_and_symbolic_links_stay(path: Path, tmp_path: P
 
 # Where no file can be written: what it is called below a folder, or elsewhere, and what the system says of it.
 REFUSED = {
-    "pipe": (errno.EINVAL, "is not a regular file; it is left alone"),
-    "socket": (errno.EINVAL, "is not a regular file; it is left alone"),
-    "/dev/null": (errno.EINVAL, "is not a regular file; it is left alone"),
-    "link to a device": (errno.EINVAL, "is not a regular file; it is left alone"),
-    "folder": (errno.EISDIR, "is not a regular file; it is left alone"),
-    "link to a folder": (errno.EISDIR, "is not a regular file; it is left alone"),
+    "pipe": (errno.EINVAL, "is not a regular file; left unchanged"),
+    "socket": (errno.EINVAL, "is not a regular file; left unchanged"),
+    "/dev/null": (errno.EINVAL, "is not a regular file; left unchanged"),
+    "link to a device": (errno.EINVAL, "is not a regular file; left unchanged"),
+    "folder": (errno.EISDIR, "is not a regular file; left unchanged"),
+    "link to a folder": (errno.EISDIR, "is not a regular file; left unchanged"),
     "": (errno.ENOENT, "No such file or directory"),
     "new/": (errno.EISDIR, "Is a directory"),
     "folder/.": (errno.EISDIR, "Is a directory"),
@@ -350,7 +350,7 @@ def test_a_name_that_is_no_utf8(tmp_path: Path) -> None:
 def test_nothing_writes_behind_the_streams_back(path: Path) -> None:
     """numpy hands a descriptor to C, whose streams do not say that the disk was full when they were closed."""
     with atomic_write(path) as stream:
-        with pytest.raises(io.UnsupportedOperation, match="has no descriptor to write to beside it"):
+        with pytest.raises(io.UnsupportedOperation, match="exposes no file descriptor"):
             stream.fileno()
         np.save(stream, np.arange(10.0))
     assert np.load(path).tolist() == list(range(10))
@@ -484,5 +484,5 @@ def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatc
         assert (caught.value.exit_code, capsys.readouterr().err) == (2, f"glft: {out}: No such file or directory\n")
     monkeypatch.setattr(run, "train", work)
     (path.parent / "manifest.json").mkdir()
-    with pytest.raises(IsADirectoryError, match="is not a regular file; it is left alone"):
+    with pytest.raises(IsADirectoryError, match="is not a regular file; left unchanged"):
         run.run_lab(path.parent, MiniGPTConfig(), 1, 0)
