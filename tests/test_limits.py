@@ -172,7 +172,7 @@ def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "9", None])
 def test_a_limit_is_an_integer(number: Any) -> None:
-    with pytest.raises(OptionError, match="expected an integer from 0 on for the limit text, found"):
+    with pytest.raises(OptionError, match="expected a non-negative integer for the limit text, found"):
         Limits(text=number)
 
 

@@ -126,8 +126,8 @@ def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None
         ({"split.count": 4}, "found ShardInfo(number=1, files=4, tensors=5)"),
         ({"split.count": 1}, "found None"),
         ({"split.tensors.count": 6}, "found ShardInfo(number=1, files=3, tensors=6)"),
-        ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected an integer from 0 on, found '1'"),
-        ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected an integer from 0 on, found -3"),
+        ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected a non-negative integer, found '1'"),
+        ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected a non-negative integer, found -3"),
     ],
 )
 def test_files_that_do_not_belong_together(first: Path, changes: dict[str, object], message: str) -> None:
@@ -184,7 +184,7 @@ def test_a_split_replaces_nothing(whole: Path) -> None:
     before = path.read_bytes()
     with (
         glft_schema.open(path) as file,
-        pytest.raises(OptionError, match=r"names that are free, found a file 'part"),
+        pytest.raises(OptionError, match=r"unused file names, found a file 'part"),
     ):
         split(file, path.with_name("part"), max_tensors=2)
     assert path.read_bytes() == before
@@ -218,10 +218,10 @@ def test_a_broken_file_of_a_set_is_blamed_itself(first: Path) -> None:
 
 def test_what_cannot_be_split_or_merged(whole: Path, first: Path, tmp_path: Path) -> None:
     with glft_schema.open(whole) as file, glft_schema.open(first) as parts, Container.parse(golden("four_types")) as glft:
-        with pytest.raises(OptionError, match="expected a number of tensors or of bytes for each file, found neither"):
+        with pytest.raises(OptionError, match="expected max_tensors or max_bytes, found neither"):
             split(file, tmp_path / "x")
         for other in (parts, glft):
-            with pytest.raises(OptionError, match="expected a single GGUF file to be split"):
+            with pytest.raises(OptionError, match="expected a single GGUF file to split"):
                 split(other, tmp_path / "x", max_tensors=1)
         with pytest.raises(OptionError, match="expected the first file of a set"):
             merge(file, tmp_path / "x")

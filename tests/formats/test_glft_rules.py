@@ -128,7 +128,7 @@ UNBUILDABLE = {
             "descriptors": [{"name": n, "dims": [], "dtype": 0, "offset": 0} for n in "ab"],
             "data": {"a": b"1111", "b": b"2222"},
         },
-        "data -> 'b': expected the payload that stands at its place (tensor 'b')",
+        "data -> 'b': expected equal payloads at equal offsets (tensor 'b')",
     ),
     "fields of the wrong type": (
         {

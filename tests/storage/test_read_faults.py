@@ -593,7 +593,7 @@ def test_an_index_that_names_other_files_than_those_of_its_folder(tmp_path: Path
     index = tmp_path / "model" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": name}}))
     for path in (index, index.parent):
-        with pytest.raises(FormatError, match=r"expected (the name of a file in the folder|JSON with a weight_map), found"):
+        with pytest.raises(FormatError, match=r"expected (the name of a file in the folder, found|JSON with a weight_map in)"):
             open_checkpoint(path)
 
 

@@ -141,7 +141,7 @@ def test_safetensors_files_are_what_the_library_reads(source: Path, tmp_path: Pa
     assert path.read_bytes()[:8] == (len(path.read_bytes()) - 12 - 32 - 4 - 1 - 8).to_bytes(8, "little")
     assert metadata_of(path) == {"format": "pt", "k": "v", "k2": "v2"}
     save_file({"__metadata__": torch.ones(1)}, tmp_path / "x.gguf", format="gguf")
-    with pytest.raises(TensorError, match="'__metadata__': expected a name that the format does not use itself"):
+    with pytest.raises(TensorError, match="'__metadata__': this name is reserved by safetensors"):
         convert(tmp_path / "x.gguf", path)
 
 
@@ -217,7 +217,7 @@ def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path, monkeypatch: py
 
 def test_the_mark_of_typed_text_is_no_key(tmp_path: Path) -> None:
     save_file({}, tmp_path / "in.gguf", {"glft_schema.metadata": "typed", "x": Typed(5, "uint8")})
-    with pytest.raises(FormatError, match=r"expected no key glft_schema.metadata, which marks metadata with types"):
+    with pytest.raises(FormatError, match=r"expected no key glft_schema.metadata, which is reserved for typed metadata"):
         convert(tmp_path / "in.gguf", tmp_path / "out.glft")
 
 

@@ -74,12 +74,12 @@ def test_reads_gguf_files(tmp_path: Path) -> None:
 
 REFUSED = [
     ("model", {"a": SUMS}, "metadata -> general.type: expected 'imatrix', found 'model'"),
-    ("imatrix", {"a.in_sum2": SUMS}, "expected a tensor 'a.counts' beside it, found none (tensor 'a.in_sum2')"),
+    ("imatrix", {"a.in_sum2": SUMS}, "expected a matching tensor 'a.counts', found none (tensor 'a.in_sum2')"),
     ("imatrix", {"a": SUMS}, "expected the importance of at least one matrix, found none"),
     (
         "imatrix",
         {"a.in_sum2": SUMS, "a.counts": np.ones(3)},
-        "expected as many sums for each of 3 matrices, found 512 (tensor 'a.in_sum2')",
+        "expected a multiple of 3 sums, the number of matrices, found 512 (tensor 'a.in_sum2')",
     ),
 ]
 
@@ -206,28 +206,28 @@ def test_files_are_written_with_it(tmp_path: Path) -> None:
             file.tensors["b"].payload["blocks"], GGML_TYPES["Q4_K"].encode(tensors["b"], "b")["blocks"].view(5, 2, -1)
         )
     (_, b, _) = save_file(tensors, tmp_path / "n.gguf", schemes={"[ab]": "iq2_xxs"}, importance=importance, rules=[])
-    assert (str(b.type), b.note) == ("F32", "not iq2_xxs: the importance of its columns is not known")
+    assert (str(b.type), b.note) == ("F32", "not iq2_xxs: it has no importance matrix")
 
 
 def test_what_needs_it_says_so(tmp_path: Path) -> None:
     tensors, path = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone()}, tmp_path / "m.gguf"
     given = {"a": importance_of(512)}
     for schemes, importance, text in (
-        ({"*": "iq1_s"}, None, "expected an importance matrix, which iq1_s needs, found none for '*'"),
-        ({"b": "iq1_s"}, given, "expected an importance matrix, which iq1_s needs, found none for 'b'"),
+        ({"*": "iq1_s"}, None, "iq1_s needs an importance matrix, found none for '*'"),
+        ({"b": "iq1_s"}, given, "iq1_s needs an importance matrix, found none for 'b'"),
         (
             {"*": "q8_0"},
             {"c": importance_of(512)},
-            "expected an importance of these tensors, found that of 1 others such as 'c'",
+            "the importance matrix covers none of these tensors (it has 1 others, e.g. 'c')",
         ),
-        ({"*": "q8_0"}, importance_of(512), "expected the importance of tensors by name, found tensor"),
+        ({"*": "q8_0"}, importance_of(512), "expected a mapping of names to importance, found tensor"),
     ):
         with pytest.raises(OptionError, match=re.escape(text)):
             save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
     with pytest.raises(TensorError, match="tensor 'a': expected the importance of 512 columns, found 3 numbers"):
         save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
     save_file(tensors, path, rules=[])
-    with pytest.raises(OptionError, match="expected no header, alignment, rules or importance for a safetensors file"):
+    with pytest.raises(OptionError, match="a safetensors file takes no header, alignment, rules or importance"):
         convert(path, tmp_path / "m.safetensors", importance=given)
 
 
@@ -235,7 +235,7 @@ def test_tied_tensors_of_another_importance_are_stored_apart(tmp_path: Path) -> 
     one, path = WEIGHTS[0].clone(), tmp_path / "m.gguf"
     first, second = importance_of(512), torch.ones(512)
     more = {"schemes": {"*": "q4_k"}, "rules": []}
-    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another importance: stored apart"):
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another importance: stored separately"):
         a, b, c = save_file(
             {"a": one, "b": one, "c": one}, path, importance={"a": first, "b": second, "c": first.clone()}, **more
         )

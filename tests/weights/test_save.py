@@ -112,7 +112,7 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.ones(3, dtype=torch.uint16), {}, f"tensor 'w': GLFT has no type for torch.uint16: {CONVERT}"),
         (torch.ones(3, dtype=torch.uint32), {"*": "f32"}, f"tensor 'w': GLFT has no type for torch.uint32: {CONVERT}"),
         (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
-        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
+        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 exactly; select a type by scheme, such as f32"),
         (
             torch.tensor([1.0, 1e300], dtype=torch.float64),
             {"w": "f32"},
@@ -203,10 +203,10 @@ def test_tied_tensors_are_stored_once(path: Path) -> None:
 
 def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
     base = torch.randn(4, 64)
-    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored apart"):
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored separately"):
         written = save_file({"a": base, "b": base, "c": base}, path, schemes={"a": Q8, "b": Q4, "c": Q4})
     assert [tensor.alias_of for tensor in written] == [None, None, "b"]
-    assert written[1].note == "tied to 'a', which gets another type: stored apart"
+    assert written[1].note == "tied to 'a', which gets another type: stored separately"
 
 
 def test_the_labs_two_functions(path: Path) -> None:
@@ -251,7 +251,7 @@ def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
         with pytest.raises(FormatError) as caught:
             save_file(tensors, path, metadata)
         assert caught.value.path == field
-    with pytest.raises(TensorError, match="expected a name that is text"):
+    with pytest.raises(TensorError, match="expected a string as name"):
         save_file({1: torch.ones(1)}, path)
     assert not list(path.parent.iterdir())
 
