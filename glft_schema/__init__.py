@@ -1,6 +1,4 @@
-"""Model-weight containers, GGUF and GLFT, declared once.
-
-One construct schema parses, builds, checks and documents each format.
+"""Model-weight containers, GGUF and GLFT, each declared once to parse, build, check and document.
 
     import glft_schema as glft
 

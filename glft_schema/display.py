@@ -6,7 +6,7 @@ The HTML sets no colours, so it suits light and dark themes. All text from a fil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
@@ -79,7 +79,8 @@ class Listing:
 
     def _row(self, row: tuple[str, ...], tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
-        cells = (f'<{opening} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in self._cells(row))
+        sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
+        cells = (f'<{opening} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
     def text(self) -> str:
@@ -87,22 +88,13 @@ class Listing:
         lines = [self.title, *aligned([row for row in (self.head, *self.rows) if any(row)], self.right)]
         return "\n".join([*lines, f"  ... and {self.hidden} more"] if self.hidden else lines)
 
-    def _cells(self, row: tuple[str, ...]) -> Iterable[tuple[str, str]]:
-        sides = ["left"] * (len(self.head) - self.right) + ["right"] * self.right
-        return zip(row, sides, strict=True)
-
 
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i >= len(row) - right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    sides = ["<"] * (len(widths) - right) + [">"] * right
+    line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [line.format(*row).rstrip() for row in rows]
 
 
 def tensors_table(tensors: Mapping[str, HasTensor]) -> Listing:

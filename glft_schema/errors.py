@@ -106,15 +106,10 @@ class FormatError(ValueError):
     @property
     def text(self) -> str:
         """The message without the file."""
-        location = []
-        if self.tensor is not None:
-            location.append(f"tensor {shown(self.tensor)}")
-        if self.key is not None:
-            location.append(f"key {shown(self.key)}")
-        if self.limit is not None:
-            location.append(f"limit {self.limit}")
-        if self.offset is not None:
-            location.append(f"at byte {self.offset}")
+        names = {"tensor": self.tensor, "key": self.key}
+        location = [f"{kind} {shown(name)}" for kind, name in names.items() if name is not None]
+        location += [f"limit {self.limit}"] if self.limit is not None else []
+        location += [f"at byte {self.offset}"] if self.offset is not None else []
         text = f"{self.path}: {self.problem}" if self.path else self.problem
         return f"{text} ({', '.join(location)})" if location else text
 

@@ -51,8 +51,7 @@ A_LIMIT = "a limit of this reader"
 class Limits:
     """Limits on files. Apply to all files that a ``with`` block reads or builds, in its thread.
 
-    Other limits are inherited from the enclosing block at construction. A file keeps the limits it
-    was opened with.
+    Other limits are inherited from the enclosing block. A file keeps the limits it was opened with.
 
     Attributes:
         objects, nesting, dims, alignment, text, strings, metadata, stream, manifest: see `LIMITS`.

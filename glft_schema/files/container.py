@@ -33,8 +33,7 @@ from glft_schema.storage.tensor_bytes import Sink
 class ContainerConstruct(construct.Construct):
     """Parses into a `File`, builds from one or from a mapping of regions. No fixed size.
 
-    As a field of another Struct it takes all bytes left. Use ``Prefixed`` or ``FixedSized`` to
-    bound it.
+    As a field of another Struct it takes all bytes left; ``Prefixed`` and ``FixedSized`` bound it.
     """
 
     @outside_graphs
@@ -42,8 +41,7 @@ class ContainerConstruct(construct.Construct):
         """Parses a file in memory.
 
         Raises:
-            FormatError: if `data` is not a valid file of a known format; with field, offset and
-                tensor.
+            FormatError: if `data` is not a valid file; with field, offset and tensor.
         """
         return parse_source(BytesSource(data))
 
@@ -90,8 +88,7 @@ class ContainerConstruct(construct.Construct):
 
         Raises:
             OSError: from the system; the old file is unchanged.
-            FormatError: if `obj` cannot be built, or breaks a rule of a set in the keyword
-                ``rules``.
+            FormatError: if `obj` cannot be built, or breaks a rule of the sets in ``rules``.
         """
         with atomic_write(filename) as stream:
             self.build_stream(obj, stream, **contextkw)
@@ -130,8 +127,7 @@ def open(
         device: device of its tensors.
         mmap: map the file; otherwise payloads are read into memory when requested.
         whole_set: open the other files of the set. A part of a file is never opened as a set.
-        offset: first byte of the container in the file. All other offsets, and the alignment of
-            payloads, count from there.
+        offset: first byte of the container. All other offsets and alignments are relative to it.
         size: bytes of the container; by default up to the end of the file.
 
     Raises:

@@ -93,7 +93,8 @@ class File:
 
     @device.setter
     def device(self, device: str | torch.device) -> None:
-        self._record.data.device = device
+        for shard in self.shards:
+            shard._record.data.device = device
 
     @property
     def nbytes(self) -> int:
@@ -153,9 +154,7 @@ class File:
 
     @outside_graphs
     def __str__(self) -> str:
-        if self.source.closed:
-            return repr(self)
-        return file_text(self)
+        return repr(self) if self.source.closed else file_text(self)
 
     def _repr_html_(self) -> str:
         return file_html(self)

@@ -18,15 +18,12 @@ from glft_schema.tensors.region import payload_size
 def with_offsets(
     format: Format, regions: Mapping[str, Any], alignment: int = 1, aliases: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns `regions` with an offset in each table row, for payloads in table order.
-
-    Rows that already have offsets keep them.
+    """Returns `regions` with an offset in each table row, if they lack offsets.
 
     Args:
         format: the format of the regions.
         regions: by name; regions with a default may be missing.
-        alignment: payloads begin at multiples of this and of the format's alignment, in bytes from
-            the start of the container.
+        alignment: payloads begin at multiples of this and of the format's alignment, in bytes.
         aliases: names of rows -> names of earlier rows whose payload they share.
 
     Raises:

@@ -64,9 +64,7 @@ def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatErro
 
 
 def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
-    """Returns the rules of one or more rule sets that a file breaks, in file order.
-
-    Parses the file again, and checks values too.
+    """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
 
     Args:
         file: an open file. It satisfies `REQUIRED`, or it could not have been opened.
@@ -101,8 +99,7 @@ def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: A
 def _gc_paused() -> Iterator[None]:
     """Pauses cyclic garbage collection, which would scan the growing table again and again.
 
-    The setting belongs to the process. The previous state is restored even if another thread
-    changes it.
+    The setting is process-wide. The previous state is restored even if a thread changes it.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,9 +1,8 @@
 """Models split into several GGUF files, ``model-00001-of-00003.gguf``, opened as one.
 
 The metadata of each file has its index (``split.no``, from 0), the number of files
-(``split.count``) and the number of tensors in all files (``split.tensors.count``). File names count
-from 1. The first file has the model's metadata. Source: llama.cpp's llama-model-loader.cpp and
-gguf-split.
+(``split.count``) and of tensors in all files (``split.tensors.count``). File names count from 1.
+The first file has the model's metadata. Source: llama.cpp's llama-model-loader.cpp and gguf-split.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, shown
 from glft_schema.files.file import File
-from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
@@ -93,15 +91,6 @@ class ShardedFile(File):
     def tensors(self) -> Tensors:
         self.source.check_open()
         return self._tensors
-
-    @property
-    def device(self) -> str | torch.device:
-        return self._shards[0].device
-
-    @device.setter
-    def device(self, device: str | torch.device) -> None:
-        for shard in self._shards:
-            shard.device = device
 
 
 def open_set(first: File, open_one: Callable[[Path], File]) -> File:

@@ -54,9 +54,8 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
     try:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             written.append(path)
-            entries = {keys.number: Typed(number, "uint16"), keys.files: Typed(len(groups), "uint16")}
-            entries[keys.tensors] = Typed(len(file.tensors), "int32")
-            _write(file, (rest if number else file.metadata) | entries, tensors, path)
+            counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
+            _write(file, (rest if number else file.metadata) | dict(zip(keys, counts, strict=True)), tensors, path)
     except BaseException:
         for path in written:
             with suppress(OSError):
@@ -84,6 +83,6 @@ def merge(file: File, path: StrPath) -> None:
 
 def _write(file: File, metadata: TypedMetadata, tensors: list[Tensor], path: StrPath) -> None:
     rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.dtype} for tensor in tensors]
+    regions = {"header": file.header, "metadata": metadata, file.format.table: rows}
     payloads = {tensor.name: tensor for tensor in tensors}
-    regions = {"header": file.header, "metadata": metadata, file.format.table: rows, "data": payloads}
-    Container.build_file({"format": file.format.name, **regions}, path)
+    Container.build_file({"format": file.format.name, **regions, "data": payloads}, path)

@@ -18,8 +18,7 @@ def load_file(
     Args:
         path: the file.
         device: device of the tensors.
-        dtype: a float dtype for all tensors; by default floats keep theirs and quantized tensors
-            become float32.
+        dtype: a float dtype for all tensors; by default as `Tensor.dequantize`.
         mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
 
     Returns:

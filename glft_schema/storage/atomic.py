@@ -29,9 +29,8 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
     is in place but may not survive a power loss.
 
     A process killed by SIGKILL, or by SIGTERM without a handler, may leave ``.NAME.XXXXXXXX.tmp``.
-    The next write to `path` removes it. Locks tell files in use from abandoned ones. On file
-    systems whose locks are local to a machine, one of two machines that write to `path` at the same
-    time may get an error.
+    The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
+    local to a machine, one of two machines that write to `path` at once may get an error.
 
     The new file gets mode, owner and group of the old one if the system permits, otherwise the
     umask applies. A symbolic link is followed and stays a link. Other hard links keep the old file.

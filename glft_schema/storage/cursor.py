@@ -70,8 +70,7 @@ def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
     """Returns the next `nbytes` bytes of any stream, for the field at `path`.
 
     Raises:
-        TruncatedError: if fewer bytes are left in a `Cursor`.
-        construct.StreamError: if fewer bytes are left in another stream.
+        TruncatedError: if fewer are left; construct.StreamError if it is not a `Cursor`.
     """
     if not isinstance(stream, Cursor):
         return bytes(construct.stream_read(stream, nbytes, path))

@@ -20,8 +20,7 @@ class FileSource(Source):
     """A regular file or a part of it, read on demand. Data read cannot change afterwards.
 
     Each read checks the file's size again, so a file truncated while open raises an error. Pickles
-    as the path, or as the bytes if the source has no path. Unpickling raises OSError if the file
-    has changed since it was opened.
+    as the path, or as the bytes if there is none. Unpickling a changed file raises OSError.
 
     Args:
         fd: file descriptor; the source takes ownership.
@@ -29,20 +28,15 @@ class FileSource(Source):
         start: first byte of the part.
         size: bytes of the part; by default up to the end of the file.
         has_path: whether `name` is a path that opens the file again.
-
-    Attributes:
-        start, has_path: as given.
-        asked: `size` as given.
-        version: changes if the file is written to or replaced.
     """
 
     def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
         self._fd = fd
         self.start = start
-        self.asked = size
+        self._size_given = size
         self.has_path = has_path
         status = os.fstat(fd)
-        self.version = _version(status)
+        self.version = _version(status)  # changes if the file is written to or replaced
         left = max(status.st_size - start, 0)
         super().__init__(name, left if size is None else size)
         if self.size > left:
@@ -56,7 +50,7 @@ class FileSource(Source):
         self.check_open()
         if not self.has_path:
             return BytesSource, (bytes(self.read(0, self.size)),)
-        return _reopened, (self.name, self.mapped, self.start, self.asked, self.version)
+        return _reopened, (self.name, self.mapped, self.start, self._size_given, self.version)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)

@@ -1,8 +1,7 @@
 """Byte sources: the base class, bytes in memory, and a wrapper that never touches a map.
 
-A `Source` checks the bounds of each read before it allocates. Files are in
-`glft_schema.storage.file_source`. `glft_schema.storage.cursor.Cursor` is the stream over a source
-that construct reads.
+A `Source` checks the bounds of each read before it allocates. Files are in `storage.file_source`,
+and `storage.cursor.Cursor` is the stream over a source that construct reads.
 """
 
 from __future__ import annotations
@@ -143,8 +142,7 @@ class BytesSource(Source):
 class ReadSource(Source):
     """Another source accessed through `read` only, which avoids its map.
 
-    A page fault in a map triggers read-ahead, megabytes on some disks. `read` loads only the pages
-    it needs.
+    A page fault in a map triggers read-ahead, megabytes on some disks. `read` avoids that.
     """
 
     def __init__(self, source: Source) -> None:

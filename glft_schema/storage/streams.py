@@ -29,13 +29,11 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
     """Returns the rest of `stream` as a source, and moves the stream to its end.
 
     A regular file opened by Python is not read: the source duplicates its descriptor and stays
-    valid after `stream` is closed. The first bytes of other streams are checked before the rest is
-    awaited.
+    valid after `stream` is closed. Other streams are read into memory after a first check.
 
     Args:
         stream: a stream of bytes; need not be seekable.
-        check: called with the first `START` bytes, or fewer if the stream is shorter; raises to
-            stop reading.
+        check: called with the first bytes, at most `START`; raises to stop reading.
         mmap: map a regular file; otherwise read it on demand.
 
     Raises:

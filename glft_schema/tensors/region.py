@@ -62,31 +62,17 @@ class Gap(NamedTuple):
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name.
+    """Tensors by name."""
 
-    Attributes:
-        gaps: spans of bytes that belong to no tensor, in order.
-        trailing: bytes after the last payload.
-    """
-
-    gaps: tuple[Gap, ...] = ()
-    trailing: int = 0
+    gaps: tuple[Gap, ...] = ()  # spans of bytes that belong to no tensor, in order
+    trailing: int = 0  # bytes after the last payload
 
     def _repr_html_(self) -> str:
         return tensors_table(self).html()
 
 
 class TensorMap(Tensors):
-    """The tensors of a file by name, in table order.
-
-    Attributes:
-        start: offset of the region, in bytes from the start of the container.
-        size: bytes of the region.
-        order: byte order of the payloads.
-        gaps: spans of bytes that belong to no tensor; copied if the file is rebuilt with the same
-            table.
-        device: default device of the tensors.
-    """
+    """The tensors of a file by name, in table order. Rebuilding the same table copies the gaps."""
 
     def __init__(
         self,
@@ -99,9 +85,9 @@ class TensorMap(Tensors):
     ) -> None:
         self._rows = {row.name: (row, places[i]) for i, row in enumerate(rows)}
         self._source = source
-        self.start = start
+        self.start = start  # of the region, in bytes from the start of the container
         self.order = order
-        self.size = source.size - start
+        self.size = source.size - start  # of the region, in bytes
         self.gaps = tuple(gaps)
         last = self.gaps[-1] if self.gaps else Gap(0, 0)
         self.trailing = last.nbytes if sum(last) == self.size else 0
@@ -124,10 +110,6 @@ class TensorMap(Tensors):
         """Returns the place of each payload."""
         return {name: place for name, (_, place) in self._rows.items()}
 
-    def gap_bytes(self, gap: Gap) -> memoryview:
-        """Returns the bytes of a gap."""
-        return self._source.view(self.start + gap.offset, gap.nbytes)
-
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
         """Yields the bytes of a gap in chunks."""
         for start in range(gap.offset, sum(gap), GAP_CHUNK):
@@ -145,8 +127,7 @@ class TensorData(construct.Construct):
 
     Args:
         table: the field with the rows: name, dims, shape, dtype, offset.
-        padded_to: when built without the gaps of a parsed file, the region is padded to a multiple
-            of this; a number or an expression.
+        padded_to: a number or expression; without gaps to copy, pads the region to a multiple.
     """
 
     refuses = (

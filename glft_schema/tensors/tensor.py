@@ -90,10 +90,7 @@ class Tensor:
     @property
     @outside_graphs
     def payload(self) -> Record:
-        """The payload's fields as torch tensors, ``payload.scales``; views of a mapped file.
-
-        Raises as `dequantize`.
-        """
+        """The payload's fields as torch tensors, ``payload.scales``. Raises as `dequantize`."""
         self._check_known()
         return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
 

@@ -29,8 +29,7 @@ def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
 class Uploads:
     """The upload stream of one GPU and its two pinned buffers, used in turn. Kept until exit.
 
-    Tensors returned in their stored dtype use memory of this stream, which torch reuses for uploads
-    only.
+    Tensors returned in their stored dtype keep memory of this stream, reused for uploads only.
     """
 
     def __init__(self, index: int) -> None:
@@ -62,6 +61,4 @@ class Uploads:
         return out
 
 
-@lru_cache
-def _uploads(index: int) -> Uploads:
-    return Uploads(index)
+_uploads = lru_cache(Uploads)

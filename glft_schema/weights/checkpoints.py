@@ -15,10 +15,9 @@ from glft_schema.files.file import File
 from glft_schema.formats.registry import SAFETENSORS_ENDING, format_with
 from glft_schema.storage.file_source import open_regular, read_regular
 from glft_schema.storage.source import StrPath
-from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.safetensors_files import open_safetensors
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor, in_file, in_memory
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 INDEX_SUFFIX = f"{SAFETENSORS_ENDING}.index.json"
@@ -73,16 +72,12 @@ def _open_any(path: StrPath) -> Checkpoint:
         return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
     if format_with(magic):
         file = open_container(path)
-        tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+        tensors = {name: in_file(tensor) for name, tensor in file.tensors.items()}
         metadata = file.metadata
         if keys := file.format.shards:
             metadata = metadata.without(*(key for key in keys if key in metadata))
         return Checkpoint(tensors, metadata, file)
     return Checkpoint(*open_safetensors(path))
-
-
-def _in_file(tensor: Tensor) -> StoredTensor:
-    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
 
 
 def _open_folder(folder: Path) -> Mapping[str, Any]:

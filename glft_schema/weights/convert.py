@@ -47,7 +47,7 @@ def convert(
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file.
 
-    The other options are those of `save_file`.
+    Other options are those of `save_file`.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
@@ -58,8 +58,7 @@ def convert(
             is a GGUF file that breaks the rules itself.
 
     Returns:
-        The result for each tensor. `copied` tells whether the payload was copied, `error` is the
-        loss otherwise.
+        The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
 
     Raises:
         OptionError: if the format is unknown. Other errors as `save_file`.

@@ -70,9 +70,7 @@ class PlannedPayload:
 
     @property
     def nbytes(self) -> int:
-        if self.copy_of:
-            return self.copy_of.nbytes
-        return self.type.nbytes(self.stored.shape)
+        return self.copy_of.nbytes if self.copy_of else self.type.nbytes(self.stored.shape)
 
     def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         """Yields the payload's bytes. Raises TensorError if the tensor does not match the plan."""

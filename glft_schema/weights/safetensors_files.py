@@ -107,31 +107,28 @@ def save_safetensors(
     return [tensor.written() for tensor in payloads.values()]
 
 
-@dataclass(frozen=True)
-class _Unreadable:
-    """An entry whose dtype torch lacks. It can be excluded."""
-
-    code: str
-
-    def __repr__(self) -> str:
-        return f"dtype {self.code}, which torch lacks"
-
-
 def open_safetensors(path: StrPath) -> tuple[dict[str, Any], dict[str, str]]:
     """Opens a file that the safetensors library accepts, and returns its entries and its metadata.
 
-    Values are read here because the library is slow to read single rows. An entry whose dtype torch
-    lacks is not a `StoredTensor`.
+    Values are read here because the library is slow to read single rows. An entry with a dtype that
+    torch lacks is a text that says so. It can be excluded.
 
     Raises:
         OSError: from the system.
         FormatError: if the library rejects the file.
     """
+    from safetensors import SafetensorError, safe_open
+
     source = open_source(path)  # first: it never blocks on a pipe
-    names = _names_in_safetensors(path)
+    try:
+        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
+        names = list(opened.keys())
+    except SafetensorError as error:
+        problem = f"expected a safetensors or torch file, found {one_line(str(error))}"
+        raise FormatError(problem, file=os.fspath(path)) from error
     length = int.from_bytes(source.read(0, 8), "little")
     header = json.loads(bytes(source.read(8, length)))
-    stored: dict[str, StoredTensor | _Unreadable] = {}
+    stored: dict[str, Any] = {}
     for name in names:
         code, shape, start = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"][0]
         dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
@@ -139,7 +136,7 @@ def open_safetensors(path: StrPath) -> tuple[dict[str, Any], dict[str, str]]:
             numbers = _Numbers(source, 8 + length + start, dtype, name)
             stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=Rows(shape, dtype, numbers))
         else:
-            stored[name] = _Unreadable(code)
+            stored[name] = f"{code}, a dtype that torch lacks"
     return stored, header.get(SAFETENSORS_METADATA) or {}
 
 
@@ -160,15 +157,3 @@ class _Numbers:
         except FormatError as error:  # the file was truncated after opening
             error.tensor = self.name
             raise
-
-
-def _names_in_safetensors(path: StrPath) -> list[str]:
-    """Returns the names of tensors. Raises FormatError if the library rejects the file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
-        return list(opened.keys())
-    except SafetensorError as error:
-        found = one_line(str(error))
-        raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error

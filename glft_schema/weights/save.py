@@ -40,8 +40,7 @@ def save_file(
     """Writes tensors to a weights file.
 
     The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
-    once. Peak memory is a constant plus twice the largest tensor in float32, or three times for a
-    tensor of a single row.
+    once. Peak memory is a constant and 2 float32 copies of the largest tensor, 3 if it is one row.
 
     Args:
         tensors: torch tensors, or `StoredTensor`s to be loaded one at a time, by name.
@@ -58,8 +57,7 @@ def save_file(
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
             default the format's own, ``["spec", "ggml"]`` in GGUF.
         exclude: names or fnmatch patterns of tensors to omit.
-        progress: called after each tensor with its name and the share of weights written, from 0 to
-            1.
+        progress: called after each tensor with its name and the share written, from 0 to 1.
         measure: compare payloads with their source and report the error.
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
 
@@ -128,8 +126,6 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
 def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
     """Returns whether two tied tensors get the same payload."""
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
-    if type_ != choices[other].type:
-        return False
-    if type_.weighted is None or first is second:
-        return True
+    if type_ != choices[other].type or type_.weighted is None or first is second:
+        return type_ == choices[other].type
     return first is not None and second is not None and torch.equal(first, second)

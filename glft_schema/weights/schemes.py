@@ -44,8 +44,7 @@ def choose_types(
     Raises:
         SchemeError: if a scheme names no type or matches no tensor, or its type requires an
             importance matrix and no tensor has one.
-        TensorError: if the type for an exact name cannot hold the tensor, or no type of the format
-            can.
+        TensorError: if the type for an exact name, or every type of the format, cannot hold it.
     """
     if not isinstance(schemes, Mapping):
         raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")

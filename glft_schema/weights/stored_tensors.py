@@ -41,12 +41,13 @@ class StoredTensor:
         return math.prod(self.shape)
 
 
-def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns a state dict as `StoredTensor`s; existing ones are unchanged.
+def in_file(tensor: Tensor) -> StoredTensor:
+    """Returns a tensor of an open weights file."""
+    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
 
-    Raises:
-        TensorError: if a value is not a dense torch tensor.
-    """
+
+def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns a state dict as `StoredTensor`s. Raises TensorError unless tensors are dense."""
     return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
 
 

@@ -13,8 +13,8 @@ from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.stored_tensors import is_dense
 
-# A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also be
-# the header length at the start of a safetensors file.
+# A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also
+# be the header length at the start of a safetensors file.
 TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
 
 MAX_REPEATED = 1 << 24  # bytes that a tensor with repeated elements may expand to
@@ -47,7 +47,10 @@ def load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
         raise FormatError(f"expected a dict of tensors, found {shown(loaded)}")
     for name, tensor in loaded.items():
         if isinstance(tensor, torch.Tensor) and is_dense(tensor):
-            _check_not_repeated(str(name), tensor)
+            stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+            if whole > max(stored, MAX_REPEATED):
+                problem = f"expected {whole} bytes of values, found {stored} that are repeated: save a contiguous tensor"
+                raise TensorError(problem, str(name))
     return dict(loaded)
 
 
@@ -59,10 +62,3 @@ def _check_not_compressed(path: StrPath) -> None:
                 if member.compress_type != zipfile.ZIP_STORED:
                     problem = f"expected an uncompressed archive, found {shown(member.filename)} compressed"
                     raise FormatError(problem, file=os.fspath(path))
-
-
-def _check_not_repeated(name: str, tensor: torch.Tensor) -> None:
-    """Raises TensorError for a large tensor made of a few repeated bytes."""
-    stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-    if whole > max(stored, MAX_REPEATED):
-        raise TensorError(f"expected {whole} bytes of values, found {stored} that are repeated: save a contiguous tensor", name)
