@@ -1,4 +1,4 @@
-"""What an export can start from."""
+"""Checkpoints of every kind, and files that are none."""
 
 from __future__ import annotations
 
@@ -97,12 +97,8 @@ def test_sharded_folder(tmp_path: Path) -> None:
         ("{", "expected JSON with a weight_map in model.safetensors.index.json"),
         ({"weight_map": [1]}, "expected JSON with a weight_map"),
         ({"metadata": {}}, "expected JSON with a weight_map"),
-        (
-            {"weight_map": {"a": "../model.safetensors"}},
-            "a file in the folder, found '../model.safetensors'",
-        ),
+        ({"weight_map": {}}, "expected at least one tensor in the weight_map, found none"),
         ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
-        ({"weight_map": {"a": 5}}, "expected the name of a file in the folder, found 5"),
         ({"weight_map": {"a": ".."}}, "expected the name of a file in the folder, found '..'"),
         ({"weight_map": {"h": "model-1.safetensors"}}, "expected tensor 'h' in model-1.safetensors, found none"),
     ],
@@ -160,7 +156,7 @@ def test_tied_tensors_of_a_torch_file_stay_tied(tmp_path: Path) -> None:
 
 
 class Code:
-    """Something that unpickling would have to run."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return print, ("run",)
@@ -199,12 +195,6 @@ def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
             bomb.writestr(name, stored.read(name))
     with pytest.raises(FormatError, match=r"expected an uncompressed archive, found '.*' compressed"):
         open_checkpoint(tmp_path / "bomb.pt")
-
-
-def test_an_index_of_nothing(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    with pytest.raises(FormatError, match="expected at least one tensor in the weight_map, found none"):
-        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x8A80, 0x10280])
