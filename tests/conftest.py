@@ -1,6 +1,6 @@
 """Settings of the suite, and fixtures that several files use.
 
-A property gets 1,000 examples, 25 in the fast tier, and 100,000 with ``-m fuzz`` if it is marked so.
+A property gets 1,000 examples, 25 in the fast tier, and 100,000 with ``-m fuzz`` if marked.
 ``HYPOTHESIS_PROFILE=thorough`` multiplies the default by 20.
 """
 
@@ -26,7 +26,7 @@ PROFILES = {"fuzz": "fuzz", "not slow": "fast"}  # by the argument of -m
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Sets the number of examples before tests are imported, which derive their settings from it."""
+    """Sets the number of examples before tests are imported and derive their settings."""
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES.get(config.getoption("markexpr"), "default")))
 
 

@@ -54,7 +54,7 @@ def glft_rows(count: int) -> bytes:
 
 
 OBJECTS = " tensors, entries and arrays"
-# case: the limit, a file with the given number of items, the field at fault, its byte, and the unit in the message
+# case: limit, file with the given number of items, field at fault, its byte, unit in the message
 # fmt: off
 MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
     "tensors": ("objects", rows, "tensor_infos", 24, OBJECTS),

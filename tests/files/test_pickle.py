@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Subset
 
 import glft_schema as glft
 from glft_schema import ClosedError, Container, Typed
@@ -158,23 +158,11 @@ def test_a_copy_of_a_tensor_reads_the_same_open_file(path: Path) -> None:
         assert again.identity == tensor.identity
 
 
-class Rows(Dataset[torch.Tensor]):
-    """Rows of a tensor in a file."""
-
-    def __init__(self, tensor: glft.Tensor) -> None:
-        self.tensor = tensor
-
-    def __len__(self) -> int:
-        return self.tensor.shape[0]
-
-    def __getitem__(self, row: int) -> torch.Tensor:
-        return self.tensor[row]
-
-
 @pytest.mark.slow
-def test_a_worker_that_is_started_anew_reads_the_tensor(path: Path) -> None:
+def test_a_spawned_worker_reads_the_tensor(path: Path) -> None:
     tensor = glft.open(path).tensors["w"]
-    batches = DataLoader(Rows(tensor), batch_size=64, num_workers=1, multiprocessing_context="spawn")
+    rows = Subset(tensor, range(tensor.shape[0]))  # type: ignore[arg-type]
+    batches = DataLoader(rows, batch_size=64, num_workers=1, multiprocessing_context="spawn")
     assert torch.equal(torch.cat(list(batches)), tensor.dequantize())
 
 

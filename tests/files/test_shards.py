@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import re
 import shutil
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def test_a_missing_file(first: Path, second: Path) -> None:
 @pytest.mark.parametrize("name", ["other.gguf", "part-00002-of-00003.gguf", "part-00001-of-00004.gguf"])
 def test_a_wrong_name(first: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     path = shutil.copy(first, tmp_path_factory.mktemp("other") / name)
-    with pytest.raises(FormatError, match="expected the first of 3 files to be called NAME-00001-of-00003.gguf"):
+    with pytest.raises(FormatError, match=r"expected the first of 3 files to be called NAME-00001-of-00003\.gguf"):
         glft_schema.open(path)
 
 

@@ -319,30 +319,26 @@ def test_a_tensor_beyond_5_gib(tmp_path: Path) -> None:
             assert caught.value.offset == at
 
 
-@LINUX
-def test_metadata_of_4_gib_of_nul(tmp_path: Path) -> None:
-    head = struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1)
-    assert "limit of this reader" in opened_in_little_memory(sparse(tmp_path / "large", head, 5 * GIB))
+# Sparse files beyond a limit: head, size in GiB, and error.
+LARGE_CLAIMS = {
+    "GLFT metadata": (struct.pack("<IIII", 0x474C4654, 1, 0, 2**32 - 1), 5, "metadata: expected at most 268435456 bytes"),
+    "GLFT rows": (struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0), 8, "descriptors: expected at most 200000 tensors"),
+    "GGUF rows": (Written(n_tensors=300_000_000).head(), 8, "tensor_infos: expected at most 200000 tensors"),
+    "a key": (Written(n_kv=1).head() + struct.pack("<Q", 4 * GIB), 5, "metadata -> 0 -> key: expected at most 268435456 bytes"),
+    "strings": (
+        Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29),
+        5,
+        "metadata -> 0 -> value -> elements: expected at most 16777216, a limit of this reader",
+    ),
+}
 
 
 @pytest.mark.slow
 @LINUX
-def test_300_million_descriptors_of_zeros(tmp_path: Path) -> None:
-    glft = struct.pack("<IIII", 0x474C4654, 1, 300_000_000, 0)
-    for table, head in (("descriptors", glft), ("tensor_infos", Written(n_tensors=300_000_000).head())):
-        said = opened_in_little_memory(sparse(tmp_path / table, head, 8 * GIB))
-        assert said.startswith(f"LimitError {table}: expected at most 200000 tensors, entries and arrays")
-
-
-@pytest.mark.slow
-@LINUX
-def test_texts_and_strings_of_4_gib_of_nul(tmp_path: Path) -> None:
-    text = Written([], n_kv=1).head() + struct.pack("<Q", 4 * GIB)
-    said = opened_in_little_memory(sparse(tmp_path / "text", text, 5 * GIB))
-    assert said.startswith("LimitError metadata -> 0 -> key: expected at most 268435456 bytes, a limit of this reader, found")
-    strings = Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29)
-    said = opened_in_little_memory(sparse(tmp_path / "strings", strings, 5 * GIB))
-    assert said.startswith("LimitError metadata -> 0 -> value -> elements: expected at most 16777216, a limit of this reader")
+@pytest.mark.parametrize("claim", LARGE_CLAIMS)
+def test_claims_of_large_files_meet_a_limit(tmp_path: Path, claim: str) -> None:
+    head, size, problem = LARGE_CLAIMS[claim]
+    assert opened_in_little_memory(sparse(tmp_path / "large", head, size * GIB)).startswith(f"LimitError {problem}")
 
 
 @LINUX

@@ -354,7 +354,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "scheme"), [("float32", "f32"), ("float32", Q4), ("bfloat16", "f16"), ("float64", Q8)])
 def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, scheme: str) -> None:
-    """Six tensors of 2^23 weights, 32 MiB as float32, each with a row of zeros, loaded one by one."""
+    """Six lazy tensors of 2^23 weights, 32 MiB as float32, each with a row of zeros."""
     rows = "2048"
     done = subprocess.run([sys.executable, "-c", MEMORY, path, dtype, scheme, rows], check=True, capture_output=True, text=True)
     largest = 32 << 10 if dtype != "float64" else 64 << 10
