@@ -294,7 +294,7 @@ def test_the_source_is_not_written_over(source: Path) -> None:
 @pytest.mark.slow
 def test_the_file_to_blame(source: Path, four_types: Path, tmp_path: Path) -> None:
     assert_refused(
-        glft("convert", source, "/dev/full", "--format", "glft"), "glft: /dev/full: is not a regular file; it is left alone"
+        glft("convert", source, "/dev/full", "--format", "glft"), "glft: /dev/full: is not a regular file; left unchanged"
     )
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
     assert_refused(glft("verify", tmp_path / "cut", "--against", source), "cut: header -> n_tensors")
