@@ -1,6 +1,7 @@
-"""Writes what the pages take from the declarations, the commands and the docstrings: ``python docs/generate.py``.
+"""Writes the generated parts of the pages: ``python docs/generate.py``.
 
-A generated part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` says what each NAME is.
+They come from declarations, commands, docstrings, measurements and tables of the tests. A generated part is between
+``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` maps each NAME to its function.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.limits import LIMITS
 
-SUBJECTS = {  # the names of the package itself; those of its parts come after them, a section each
+SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor read_importance",
     "Sets of files": "split merge",
@@ -31,9 +32,22 @@ SUBJECTS = {  # the names of the package itself; those of its parts come after t
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
     "QuantizationWarning TiedWarning",
 }
-PARTS_OF_IT = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
+SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent))  # for the tests, whose tables are shown
+ROOT = DOCS.parent
+sys.path.insert(0, str(ROOT))  # for the tables of the tests
+MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
+    "open SmolLM2 (272 tensors, 98,000 strings)": "gguf-py",
+    "open 20,000 tensors": "llama.cpp's C",
+    "glft inspect, a small file": "0.3 s",
+    "load SmolLM2 as a state dict": "gguf-py, tensor by tensor",
+    "load MiniLM from GLFT, float32, a number of each page read": "safetensors.load_file",
+    "one row of 2.1 GB of f32, bytes read": "the row and two pages",
+    "dequantize Q4_K, 2 threads": "llama.cpp's C, 1 thread",
+    "dequantize Q4_K, 2 threads, compiled": "llama.cpp's C, 1 thread",
+    "quantize Q4_K, 2 threads": "llama.cpp's C, 1 thread",
+    "quantize IQ2_XXS, 2 threads, by importance": "llama.cpp's C, 1 thread",
+}
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -48,43 +62,52 @@ def struct(format: str, name: str) -> str:
     return markdown.struct_section(schema(format).structs[name], schema(format))
 
 
+def gguf_header() -> str:
+    """Returns the declaration of GGUF's header, from its source."""
+    source = (ROOT / "glft_schema" / "formats" / "gguf.py").read_text("utf-8")
+    (declaration,) = re.findall(r"^Header = Struct\(\n.*?^\)\n", source, re.MULTILINE | re.DOTALL)
+    return f"```py\n{declaration}```"  # not "python": the tests run examples in that language
+
+
+def speed() -> str:
+    """Returns the rows of speed-tables.md that are in speed.md."""
+    lines = (DOCS / "speed-tables.md").read_text("utf-8").splitlines()
+    rows = {(row[0], row[2]): tuple(row) for line in lines if line.startswith("|") for row in [line[2:-2].split(" | ")]}
+    return table(rows["what", "against"], [rows[row] for row in MEASUREMENTS.items()])
+
+
 def command_line() -> str:
     """Returns the reference of the `glft` command, from the commands themselves."""
-    made = subprocess.run(
-        [sys.executable, "-m", "typer", "glft_schema.cli", "utils", "docs", "--name", "glft"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "100", "TERM": "dumb"},
-    )
-    return made.stdout.replace("# `glft`", "## `glft`", 1).strip() + "\n"
+    command = [sys.executable, "-m", "typer", "glft_schema.cli", "utils", "docs", "--name", "glft"]
+    env = {"COLUMNS": "100", "TERM": "dumb"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return done.stdout.replace("# `glft`", "## `glft`", 1).strip() + "\n"
 
 
 def python() -> str:
-    """Returns, for each public name, the directive by which the site takes in its docstring.
+    """Returns the site's directives that include the docstring of each public name.
 
     Raises:
         ValueError: if `SUBJECTS` lacks a public name, or has another one.
     """
-    named = [name for names in SUBJECTS.values() for name in names.split()]
-    if odd := set(named) ^ (set(glft_schema.__all__) - set(PARTS_OF_IT)):
+    listed = {name for names in SUBJECTS.values() for name in names.split()}
+    if odd := listed ^ (set(glft_schema.__all__) - set(SUBPACKAGES)):
         raise ValueError(f"expected a subject for each public name, found {', '.join(sorted(odd))} in one place only")
-    sections = {subject: names.split() for subject, names in SUBJECTS.items()}
-    lines = [line for subject, names in sections.items() for line in (f"## {subject}", *directives(glft_schema, names))]
-    for part in PARTS_OF_IT:
-        module, seen = getattr(glft_schema, part), set(named)
-        lines += [f"## glft_schema.{part}", *directives(module, [name for name in module.__all__ if name not in seen])]
+    lines = [line for subject, names in SUBJECTS.items() for line in (f"## {subject}", *directives(glft_schema, names.split()))]
+    for part in SUBPACKAGES:
+        module = getattr(glft_schema, part)
+        lines += [f"## glft_schema.{part}", *directives(module, [name for name in module.__all__ if name not in listed])]
     return "\n\n".join(lines) + "\n"
 
 
 def directives(module: ModuleType, names: list[str]) -> list[str]:
-    """Returns the directives of classes and functions; then a line of the names that are neither."""
+    """Returns the directives of classes and functions, and a line with all other names."""
     values = {name: getattr(module, name) for name in names}
-    declared = [value for value in values.values() if hasattr(value, "__qualname__")]
     if module is glft_schema and "Container" in values:
-        declared.insert(0, type(values.pop("Container")))
-    others = ", ".join(f"`{name}`" for name, value in values.items() if all(value is not other for other in declared))
-    return [*(f"::: {value.__module__}.{value.__qualname__}" for value in declared), *([f"Also {others}."] if others else [])]
+        values["Container"] = type(values["Container"])
+    declared = [f"::: {value.__module__}.{value.__qualname__}" for value in values.values() if hasattr(value, "__qualname__")]
+    others = ", ".join(f"`{name}`" for name, value in values.items() if not hasattr(value, "__qualname__"))
+    return [*declared, *([f"Also {others}."] if others else [])]
 
 
 def limits() -> str:
@@ -94,7 +117,7 @@ def limits() -> str:
 
 
 def refused_files() -> str:
-    """Returns what each reader does with the GGUF files that are refused."""
+    """Returns what each reader does with the refused GGUF files."""
     from tests.catalogue.cases import READS
     from tests.catalogue.gguf_cases import REFUSED
 
@@ -103,7 +126,7 @@ def refused_files() -> str:
 
 
 def read_files() -> str:
-    """Returns which rules the GGUF files that are read break, and what other readers do with them."""
+    """Returns the rules that the accepted GGUF files break, and what other readers do with them."""
     from tests.catalogue.cases import READS
     from tests.catalogue.gguf_cases import READ
 
@@ -123,7 +146,7 @@ def known_keys() -> str:
 
 
 def clients() -> str:
-    """Returns which clients are compared, and how."""
+    """Returns the clients, and what is compared with each."""
     from tests.foreign.clients import CLIENTS
 
     rows = [(f"`{of.package}` {of.version}", of.registry, of.reads, of.writes) for of in CLIENTS]
@@ -131,7 +154,7 @@ def clients() -> str:
 
 
 def client_layouts() -> str:
-    """Returns which versions and byte orders each client reads."""
+    """Returns the versions and byte orders that each client reads."""
     from glft_schema.codec.context import BIG, LITTLE
     from tests.foreign.clients import LAYOUTS
 
@@ -144,7 +167,7 @@ def client_layouts() -> str:
 
 
 def client_types() -> str:
-    """Returns what each client makes of tensors of each type."""
+    """Returns what each client does with tensors of each type."""
     from tests.foreign.clients import TENSORS, expected
     from tests.foreign.files import TYPES
 
@@ -153,7 +176,7 @@ def client_types() -> str:
 
 
 def client_faults() -> str:
-    """Returns what each client gets wrong."""
+    """Returns each client's faults."""
     from tests.foreign.clients import FAULTS
 
     rows: list[tuple[str, ...]] = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
@@ -161,7 +184,7 @@ def client_faults() -> str:
 
 
 def slice_indices() -> str:
-    """Returns the kinds of index that safetensors' slices and ours disagree on."""
+    """Returns the kinds of index that safetensors treats differently."""
     from tests.foreign.clients import INDICES
 
     rows: list[tuple[str, ...]] = []
@@ -177,43 +200,34 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def code_or_text(verdict: str) -> str:
-    """Returns what a reader does: in words, or the name of what it raises."""
+    """Returns a verdict in words as it is, the name of an exception as code."""
     return verdict if " " in verdict else f"`{verdict}`"
 
 
 def parts() -> dict[str, Callable[[], str]]:
-    """Returns what makes each generated part."""
-    made: dict[str, Callable[[], str]] = {"command line": command_line, "python": python, "limits": limits}
-    made |= {"refused files": refused_files, "read files": read_files, "known keys": known_keys}
-    made |= {"clients": clients, "client layouts": client_layouts, "client types": client_types}
-    made |= {"client faults": client_faults, "slice indices": slice_indices}
+    """Returns the function that writes each generated part."""
+    functions = [gguf_header, speed, command_line, python, limits, refused_files, read_files, known_keys, clients]
+    functions += [client_layouts, client_types, client_faults, slice_indices]
+    made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name = format.name.lower()
         made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}
-        for what in (markdown.codes_reference, markdown.rules_reference, markdown.types_table, markdown.types_reference):
-            made[f"{name} {what.__name__}"] = partial(_of, what, name)
+        for write in (markdown.codes_reference, markdown.rules_reference, markdown.types_table, markdown.types_reference):
+            made[f"{name} {write.__name__}"] = lambda write=write, name=name: write(schema(name))  # type: ignore[misc]
     return made
-
-
-def _of(what: Callable[[Schema], str], name: str) -> str:
-    return what(schema(name))
 
 
 PARTS = parts()
 
 
 def renewed(page: str) -> str:
-    """Returns the text of a page with its generated parts as they should be.
-
-    Raises:
-        KeyError: for a NAME that nobody makes.
-    """
-    return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]().strip()}\n\n{found[4]}", page)
+    """Returns the text of a page with its generated parts up to date. Raises KeyError for an unknown NAME."""
+    return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]().strip()}\n\n{part[4]}", page)
 
 
 def pages() -> list[Path]:
     """Returns the pages that have generated parts."""
-    return [page for page in sorted(DOCS.rglob("*.md")) if PART.search(page.read_text("utf-8"))]
+    return [page for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))) if PART.search(page.read_text("utf-8"))]
 
 
 if __name__ == "__main__":
@@ -221,4 +235,4 @@ if __name__ == "__main__":
         text = page.read_text("utf-8")
         if (new := renewed(text)) != text:
             page.write_text(new, "utf-8")
-            print(f"renewed {page.relative_to(DOCS)}")
+            print(f"renewed {page.relative_to(ROOT)}")
