@@ -47,7 +47,7 @@ def main() -> None:
     if given.markdown:
         print(TITLE.format(datetime.date.today()))
     if not given.json:
-        versions = "; ".join(f"{name} {found}" for name, found in about["versions"].items())
+        versions = ";\n".join(f"{name} {found}" for name, found in about["versions"].items())
         print(about["machine"], versions, sep="\n\n", flush=True)
     measured = []
     for group in given.groups or GROUPS:
