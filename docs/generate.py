@@ -9,18 +9,24 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import glft_schema
+from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.describe import as_markdown as markdown
-from glft_schema.describe.nodes import Schema
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.gguf_keys import TYPES
-from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.catalogue.cases import READS
+from tests.catalogue.gguf_cases import READ, REFUSED
+from tests.foreign import files
+from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
 
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
@@ -35,7 +41,6 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
 SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
-sys.path.insert(0, str(ROOT))  # for the tables of the tests
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
     "open SmolLM2 (272 tensors, 98,000 strings)": "gguf-py",
     "open 20,000 tensors": "llama.cpp's C",
@@ -49,17 +54,6 @@ MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measu
     "quantize IQ2_XXS, 2 threads, by importance": "llama.cpp's C, 1 thread",
 }
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
-
-
-@lru_cache
-def schema(name: str) -> Schema:
-    """Returns the schema of a format by its name in lower case."""
-    return schema_of(format_named(name))
-
-
-def struct(format: str, name: str) -> str:
-    """Returns the fields and rules of a struct."""
-    return markdown.struct_section(schema(format).structs[name], schema(format))
 
 
 def gguf_header() -> str:
@@ -112,24 +106,18 @@ def directives(module: ModuleType, names: list[str]) -> list[str]:
 
 def limits() -> str:
     """Returns the table of the reader's limits."""
-    rows: list[tuple[str, ...]] = [(f"`{name}`", f"{limit.most:,}", limit.of, limit.why) for name, limit in LIMITS.items()]
+    rows = [(f"`{name}`", f"{limit.most:,}", limit.of, limit.why) for name, limit in LIMITS.items()]
     return table(("limit", "at most", "of", "why"), rows)
 
 
 def refused_files() -> str:
     """Returns what each reader does with the refused GGUF files."""
-    from tests.catalogue.cases import READS
-    from tests.catalogue.gguf_cases import REFUSED
-
     rows = [(name, "refused", READS if case.c else "refused", code_or_text(case.gguf_py)) for name, case in REFUSED.items()]
     return table(("file", "glft_schema", "llama.cpp", "gguf-py"), rows)
 
 
 def read_files() -> str:
     """Returns the rules that the accepted GGUF files break, and what other readers do with them."""
-    from tests.catalogue.cases import READS
-    from tests.catalogue.gguf_cases import READ
-
     rows = []
     for name, case in READ.items():
         broken = (", ".join(f"`{rule}`" for rule in rules.split()) for rules in (case.spec, case.ggml))
@@ -139,62 +127,45 @@ def read_files() -> str:
 
 def known_keys() -> str:
     """Returns the well-known keys of GGUF by type."""
-    types = dict.fromkeys(TYPES.values())
-    return table(
-        ("type", "keys"), [(f"`{type_}`", ", ".join(f"`{key}`" for key in TYPES if TYPES[key] == type_)) for type_ in types]
-    )
+    keys = {type_: [f"`{key}`" for key in TYPES if TYPES[key] == type_] for type_ in TYPES.values()}
+    return table(("type", "keys"), [(f"`{type_}`", ", ".join(names)) for type_, names in keys.items()])
 
 
 def clients() -> str:
     """Returns the clients, and what is compared with each."""
-    from tests.foreign.clients import CLIENTS
-
     rows = [(f"`{of.package}` {of.version}", of.registry, of.reads, of.writes) for of in CLIENTS]
     return table(("client", "from", "reads our files: compared are", "writes files that we read"), rows)
 
 
 def client_layouts() -> str:
     """Returns the versions and byte orders that each client reads."""
-    from glft_schema.codec.context import BIG, LITTLE
-    from tests.foreign.clients import LAYOUTS
-
     layouts = [(version, order) for version in (1, 2, 3) for order in (LITTLE, BIG)]
-    rows = []
-    for client, failures in LAYOUTS.items():
-        verdicts = (failures[layout].why if layout in failures else "read" for layout in layouts)
-        rows.append((f"`{client}`", *verdicts))
+    rows = [
+        (f"`{client}`", *(failures[layout].why if layout in failures else "read" for layout in layouts))
+        for client, failures in LAYOUTS.items()
+    ]
     return table(("client", *(f"v{version}, {order}" for version, order in layouts)), rows)
 
 
 def client_types() -> str:
     """Returns what each client does with tensors of each type."""
-    from tests.foreign.clients import TENSORS, expected
-    from tests.foreign.files import TYPES
-
-    rows = [(type_.name, *(expected(client, type_.name) for client in TENSORS)) for type_ in TYPES]
+    rows = [(type_.name, *(expected(client, type_.name) for client in TENSORS)) for type_ in files.TYPES]
     return table(("type", *(f"`{client}`" for client in TENSORS)), rows)
 
 
 def client_faults() -> str:
     """Returns each client's faults."""
-    from tests.foreign.clients import FAULTS
-
-    rows: list[tuple[str, ...]] = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
+    rows = [(f"`{fault.client}`", fault.files, fault.they, fault.why) for fault in FAULTS]
     return table(("client", "file", "what it does", "why"), rows)
 
 
 def slice_indices() -> str:
     """Returns the kinds of index that safetensors treats differently."""
-    from tests.foreign.clients import INDICES
-
-    rows: list[tuple[str, ...]] = []
-    for row in INDICES:
-        they = f"`{row.they}`" if isinstance(row.they, str) else "takes it, as torch does"
-        rows.append((row.kind, they, "`IndexError`"))
-    return table(("index", "safetensors", "glft_schema"), rows)
+    they = {row.kind: f"`{row.they}`" if isinstance(row.they, str) else "takes it, as torch does" for row in INDICES}
+    return table(("index", "safetensors", "glft_schema"), [(kind, verdict, "`IndexError`") for kind, verdict in they.items()])
 
 
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Returns a table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
 
@@ -210,10 +181,11 @@ def parts() -> dict[str, Callable[[], str]]:
     functions += [client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
-        name = format.name.lower()
-        made |= {f"{name} struct {part}": partial(struct, name, part) for part in schema(name).structs}
+        name, schema = format.name.lower(), schema_of(format)
+        for part, struct in schema.structs.items():
+            made[f"{name} struct {part}"] = partial(markdown.struct_section, struct, schema)
         for write in (markdown.codes_reference, markdown.rules_reference, markdown.types_table, markdown.types_reference):
-            made[f"{name} {write.__name__}"] = lambda write=write, name=name: write(schema(name))  # type: ignore[misc]
+            made[f"{name} {write.__name__}"] = partial(write, schema)
     return made
 
 
