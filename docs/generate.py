@@ -23,6 +23,7 @@ from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.catalogue import disagreements
 from tests.catalogue.cases import READS
 from tests.catalogue.gguf_cases import READ, REFUSED
 from tests.foreign import files
@@ -125,6 +126,12 @@ def read_files() -> str:
     return table(("file", "breaks `spec`", "breaks `ggml`", "llama.cpp", "gguf-py"), rows)
 
 
+def random_files() -> str:
+    """Returns why other readers disagree with this package on random GGUF files."""
+    rows = [(reader, row.files, row.we, row.they, row.why) for reader, reasons in disagreements.ROWS.items() for row in reasons]
+    return table(("reader", "file", "glft_schema", "the reader", "why"), rows)
+
+
 def known_keys() -> str:
     """Returns the well-known keys of GGUF by type."""
     keys = {type_: [f"`{key}`" for key in TYPES if TYPES[key] == type_] for type_ in TYPES.values()}
@@ -177,8 +184,8 @@ def code_or_text(verdict: str) -> str:
 
 def parts() -> dict[str, Callable[[], str]]:
     """Returns the function that writes each generated part."""
-    functions = [gguf_header, speed, command_line, python, limits, refused_files, read_files, known_keys, clients]
-    functions += [client_layouts, client_types, client_faults, slice_indices]
+    functions = [gguf_header, speed, command_line, python, limits, refused_files, read_files, random_files, known_keys]
+    functions += [clients, client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)
