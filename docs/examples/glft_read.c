@@ -1,12 +1,12 @@
-/* glft_read: a reader of GLFT v1 in plain C. What a file is made of comes from glft.h, which is made from the declaration.
+/* glft_read: a reader of GLFT v1 in plain C. glft.h, with the layout, is generated:
  *
  *     glft schema glft --as c > glft.h
  *     cc -std=c99 -Wall -Wextra -Werror -o glft_read glft_read.c -lm && ./glft_read model.gguf-lite
  *
- * Prints a line for each tensor: name, type, dims, and the CRC-32 of its numbers as little-endian float32. Exits with 2
- * where the file is not GLFT v1 or lies about its sizes: it never reads outside the file, and allocates nothing beyond it.
- * It takes text as bytes, skips the metadata, and does not look for names that come twice or payloads that overlap. It runs
- * on machines of either byte order: numbers are put together byte by byte, at the offsets and of the sizes of glft.h.
+ * Prints name, type, dims and the CRC-32 of the little-endian float32 values of each tensor. Exits
+ * with 2 if the file is not GLFT v1 or its sizes are inconsistent; never reads outside the file or
+ * allocates more than its size. Skips the metadata, and does not check for duplicate names and
+ * overlaps. Runs on either byte order: numbers are assembled from bytes, as laid out in glft.h.
  */
 #include <math.h>
 #include <stdint.h>
@@ -72,7 +72,7 @@ struct tensor {
     uint64_t name_len, n_dims, dims[MAX_DIMS], rows, columns, type, offset;
 };
 
-/* Returns the bytes of the payload, or fails where the type cannot hold these dims. */
+/* Returns the bytes of the payload, or fails if the type cannot hold these dims. */
 static uint64_t payload_bytes(const struct tensor *t) {
     uint64_t nbytes = glft_payload_size(t->type, t->rows, t->columns);
     int is_quantized = t->type != GLFT_TYPE_F32 && t->type != GLFT_TYPE_F16;
@@ -99,7 +99,7 @@ static float element(const struct tensor *t, const uint8_t *payload, uint64_t i)
     }
 }
 
-/* Reads a descriptor. The product of the sizes that are not 0 must be below 2^59, so that nothing here can wrap. */
+/* Reads a descriptor. The product of nonzero sizes must be below 2^59, so nothing can wrap. */
 static void describe(struct tensor *t) {
     uint64_t product = 1;
     t->name_len = MEMBER(take(sizeof(struct glft_descriptor_before_name)), glft_descriptor_before_name, name_len);
@@ -154,7 +154,7 @@ int main(int argc, char **argv) {
     take(MEMBER(header, glft_header, metadata_len));
     uint64_t descriptors = at;
     struct tensor t;
-    for (uint64_t i = 0; i < n_tensors; i++) describe(&t); /* ends with the file, whatever n_tensors claims */
+    for (uint64_t i = 0; i < n_tensors; i++) describe(&t); /* fails at the end of the file */
     uint64_t data = at; /* offsets count from the end of the descriptors */
     at = descriptors;
     for (uint64_t i = 0; i < n_tensors; i++) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import platform
@@ -15,6 +16,11 @@ import torch
 from tests.bench.measure import table
 
 GROUPS = ("opening", "dequantizing", "quantizing", "loading", "exporting", "gpu")
+TITLE = """# Speed: all measurements
+
+Measured on {} and written by `python -m tests.bench --markdown > docs/speed-tables.md`.
+[Speed and memory](speed.md) explains the rows.
+"""
 PACKAGES = ("torch", "numpy", "construct", "gguf", "safetensors", "transformers", "xllamacpp")
 
 
@@ -38,14 +44,18 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     about = {"machine": machine(), "threads": given.threads, "versions": {name: version(name) for name in PACKAGES}}
+    if given.markdown:
+        print(TITLE.format(datetime.date.today()))
     if not given.json:
-        print(about["machine"], "; ".join(f"{name} {found}" for name, found in about["versions"].items()), sep="\n", flush=True)
+        versions = ";\n".join(f"{name} {found}" for name, found in about["versions"].items())
+        print(about["machine"], versions, sep="\n\n", flush=True)
     measured = []
     for group in given.groups or GROUPS:
         rows = list(import_module(f"tests.bench.{group}").rows())
         measured.extend(rows)
         if not given.json and rows:
-            print(f"\n{group}\n\n{table(rows, given.markdown)}", flush=True)
+            heading = f"## {group.capitalize()}" if given.markdown else group
+            print(f"\n{heading}\n\n{table(rows, given.markdown)}", flush=True)
     if given.json:
         print(json.dumps({**about, "rows": [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in measured]}))
 
