@@ -26,6 +26,7 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import compiled, read
+from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, shown
 from glft_schema.lazy import torch
@@ -33,6 +34,7 @@ from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
 
+MANY_DIMS = 8  # sizes from which a row is unusual
 cached_struct = lru_cache(maxsize=256)(struct.Struct)  # which takes longer to make than to use
 
 
@@ -95,6 +97,13 @@ class Number(construct.Construct):
             return np.frombuffer(stored, self.numpy_dtype(order))[0]
         return int.from_bytes(stored, order, signed=self.is_signed)
 
+    def _fast_reader(self, context: Context) -> Reader:
+        order = byte_order(context)
+        if not self.is_float:
+            return unpacking_reader(self.unpacker(order), self.itemsize)
+        dtype = self.numpy_dtype(order)
+        return unpacking_reader(lambda stored, at: np.frombuffer(stored, dtype, 1, at), self.itemsize)
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         write_all(stream, self.stored(obj, byte_order(context), path))
         return obj
@@ -119,6 +128,9 @@ class Number(construct.Construct):
         return stored.astype(self.numpy_dtype(order)).tobytes()
 
     def _sizeof(self, context: Context, path: str) -> int:
+        return self.itemsize
+
+    def _least_size(self) -> int:
         return self.itemsize
 
 
@@ -236,7 +248,7 @@ class Picked(construct.Construct):
         self.condition = condition
         self.can_be_read = read(condition) is not None
         self._holds = compiled(condition)
-        self.then = self.least = then
+        self.then = then
         self.otherwise = otherwise
 
     def pick(self, context: Context) -> Number:
@@ -246,8 +258,16 @@ class Picked(construct.Construct):
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)
 
+    def _fast_reader(self, context: Context) -> Reader:
+        if not self.can_be_read:  # a function may depend on the row
+            raise NotFast
+        return fast_reader(self.pick(context), context)
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._build(obj, stream, context, path)
+
+    def _least_size(self) -> int:
+        return self.then.itemsize
 
 
 class Sizes(construct.Construct):
@@ -261,7 +281,7 @@ class Sizes(construct.Construct):
 
     def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
         super().__init__()
-        self.count = self.least = count
+        self.count = count
         self.size = size
         self.limit = limit
         self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
@@ -274,9 +294,26 @@ class Sizes(construct.Construct):
         stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
+    def _fast_reader(self, context: Context) -> Reader:
+        read_count, _ = fast_reader(self.count, context), fast_reader(self.size, context)
+        count, size = self.count.pick(context), self.size.pick(context)
+        if count.is_signed or count.is_float or size.is_signed or size.is_float:
+            raise NotFast
+        most, order, width = getattr(limits_of(context), self.limit), byte_order(context), size.itemsize
+        unpack = [size.unpacker(order, n) for n in range(min(MANY_DIMS, most + 1))]
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[list[int], int]:
+            n, first = read_count(stored, at, context)
+            return list(unpack[n](stored, first)), first + n * width
+
+        return read
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         limits_of(context).check(self.limit, len(obj), path)
         self.count._build(len(obj), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
+
+    def _least_size(self) -> int:
+        return self.count.itemsize

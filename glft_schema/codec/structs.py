@@ -21,6 +21,7 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import compiled, field_path
+from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
 from glft_schema.errors import FormatError, TruncatedError, shown
@@ -98,6 +99,29 @@ class Struct(Interpreted, construct.Struct):
             slot.__set__(record, value)
         return record
 
+    def _fast_reader(self, context: Context) -> Reader:
+        if "_root" not in context:  # each row would be a root of its own
+            raise NotFast
+        given = dict(self._nested(context, None))
+        del given["_io"]  # a field that uses the stream finds none, and the row is parsed in full
+        ahead, record_class, new, nested = Context(given), self.record, object.__new__, Context
+        steps = []
+        for name, field, slot in self.needed:
+            make = _check_reader if isinstance(field, Check) else fast_reader
+            steps.append((name, make(field, ahead), slot and slot.__set__))
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
+            record, own = new(record_class), nested(given)
+            own["_"] = context
+            for name, read_field, put in steps:
+                value, at = read_field(stored, at, own)
+                if put is not None:
+                    own[name] = value
+                    put(record, value)
+            return record, at
+
+        return read
+
     def _parse_traced(self, stream: Any, context: Context, path: str) -> Record:
         params = context._params
         trace = params.trace
@@ -156,6 +180,18 @@ def _parser(field: construct.Construct) -> Callable[[Any, Any, str], Any]:
     return parse
 
 
+def _check_reader(rule: Check, context: Context) -> Reader:
+    if type(rule)._parse is not Check._parse:
+        raise NotFast
+    check = rule.check
+
+    def read(stored: bytes, at: int, context: Context) -> tuple[None, int]:
+        check(context, "")
+        return None, at
+
+    return read
+
+
 def _one_name(field: construct.Construct) -> construct.Construct:
     """Merges ``("name" / X) * "doc"``, two wrappers that would put the name into error paths twice, into one."""
     if isinstance(field, construct.Renamed) and isinstance(field.subcon, construct.Renamed):
@@ -171,6 +207,8 @@ class Count(Interpreted, construct.Rebuild):
 
     def __init__(self, integer: construct.Construct, of: Callable[[Any], int]) -> None:
         super().__init__(integer, of)
+
+    _fast_reader = inner_reader
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         counted = evaluate(self.func, context)
@@ -198,6 +236,10 @@ class Derived(construct.Construct):
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.value(context)
+
+    def _fast_reader(self, context: Context) -> Reader:
+        value = self.value
+        return lambda stored, at, context: (value(context), at)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         follows_ = self.of(context)

@@ -90,8 +90,8 @@ def count_objects(context: Context, number: int, path: str) -> None:
 
 def least_size(field: construct.Construct) -> int:
     """Returns the fewest bytes that `field` can take, from its declaration alone."""
-    if least := getattr(field, "least", None):
-        return least_size(least)
+    if hasattr(field, "_least_size"):  # of a class of this package
+        return int(field._least_size())
     if isinstance(field, (construct.Struct, construct.FocusedSeq)):
         return sum(least_size(part) for part in field.subcons)
     if isinstance(field, construct.Prefixed):
@@ -126,11 +126,6 @@ class Nested(construct.Construct):
         """The declaration at its level."""
         return self.declare(Nested(self.declare, self.level + 1))
 
-    @property
-    def least(self) -> construct.Construct:
-        """What takes as many bytes as it does at least."""
-        return self.subcon
-
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         self._check(context, path)
         return self.subcon._parse(stream, context, path)
@@ -138,6 +133,9 @@ class Nested(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         self._check(context, path)
         return self.subcon._build(obj, stream, context, path)
+
+    def _least_size(self) -> int:
+        return least_size(self.subcon)
 
     def _check(self, context: Context, path: str) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
+from glft_schema.codec.fast_rows import Reader, fast_reader, text_reader
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -52,7 +53,7 @@ class Text(construct.Construct):
 
     def __init__(self, length: Number | Picked, strict: bool = False) -> None:
         super().__init__()
-        self.length = self.least = length
+        self.length = length
         self.strict = strict
         self.errors = "strict" if strict else "surrogateescape"
 
@@ -67,8 +68,17 @@ class Text(construct.Construct):
         except UnicodeDecodeError:
             raise FormatError("expected UTF-8 text, found bytes or characters that are not", path) from None
 
+    def _fast_reader(self, context: Context) -> Reader:
+        errors = self.errors
+        return text_reader(
+            fast_reader(self.length, context), limits_of(context).text, lambda stored: str(stored, "utf-8", errors)
+        )
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         stored = encoded(obj, path, self.errors)
         limits_of(context).check("text", len(stored), path, " bytes")
         write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj
+
+    def _least_size(self) -> int:
+        return self.length._least_size()

@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import construct
 
 from glft_schema.codec.context import Context
+from glft_schema.codec.fast_rows import Reader, fast_reader
 from glft_schema.errors import FormatError, shown
 
 
@@ -114,6 +115,15 @@ class TypeCode(construct.Adapter):
 
     def _decode(self, code: int, context: Context, path: str) -> Any:
         return self._known(code, path)
+
+    def _fast_reader(self, context: Context) -> Reader:
+        code_reader, types = fast_reader(self.subcon, context), self.table
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
+            code, end = code_reader(stored, at, context)
+            return types[code], end
+
+        return read
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         type_ = self._known(obj, path)
