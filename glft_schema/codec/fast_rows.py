@@ -1,13 +1,13 @@
-"""Fast path for table rows: unpacks fields from a buffer; anything unusual falls back to the full parse.
+"""Fast path for table rows: unpacks fields from a buffer. Unusual rows fall back to the full parse.
 
-The full parse, the `_parse` of each field, goes through a stream, keeps track of its position, and words the errors. For a file
-of many tensors that is too slow. So each table makes a `Reader` of its rows, when byte order, version and limits are known. It
-returns what the full parse would, or raises. What it raises does not matter, because the row is then parsed in full, from its
-first byte. Texts and offsets of errors are stated in the full parse alone.
+The full parse, the `_parse` of each field, is too slow for a file of many tensors: it reads a
+stream, tracks its position and words the errors. So each table makes a `Reader` of its rows once
+byte order, version and limits are known. A reader returns what the full parse would, or raises any
+exception. The row is then parsed in full, and only the full parse states texts and offsets.
 
-A class of this package that has a fast path defines `_fast_reader` next to its `_parse`. The method gets a context that holds
-everything known before the first row, and returns the reader. Classes of construct have theirs here, in `READERS`. A table with
-other fields is always parsed in full.
+A class of this package with a fast path defines `_fast_reader` next to its `_parse`: from a context
+that holds everything known before the first row, it returns the reader. `READERS` lists those of
+construct's classes. A table with other fields is always parsed in full.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import Context
 from glft_schema.storage.cursor import Cursor
 
-# Parses a field: (buffer, its first byte there, the context of its Struct) -> its value, and where it ends.
+# Parses a field: (buffer, the field's start there, context of its Struct) -> (value, end)
 Reader = Callable[[bytes, int, Context], tuple[Any, int]]
 
 
@@ -33,12 +33,7 @@ class NotFast(Exception):  # noqa: N818 - not an error
 
 
 def row_reader(row: construct.Construct, context: Context) -> Reader | None:
-    """Returns the reader of a table's rows, each a `row`; None if they are always parsed in full.
-
-    Args:
-        row: the declaration.
-        context: that of the table.
-    """
+    """Returns the reader of a table's rows, declared by `row`, or None if it has no fast path."""
     try:
         return fast_reader(row, context)
     except Exception:  # such as a KeyError, if the storage of a field depends on the row itself
@@ -46,15 +41,9 @@ def row_reader(row: construct.Construct, context: Context) -> Reader | None:
 
 
 def read_ahead(read: Reader, cursor: Cursor, context: Context, rows: list[Any], until: int, starts: array[int] | None) -> None:
-    """Parses rows that are in memory already. Stops, with `cursor`, at the first row that is not or is unusual.
+    """Extends `rows` up to `until` by those in memory, and `starts` by the first byte of each.
 
-    Args:
-        read: the reader of the rows.
-        cursor: at the first of them.
-        context: that of the table.
-        rows: the table's rows so far; extended.
-        until: the length of the table.
-        starts: the first byte of each row so far; extended.
+    Leaves `cursor` at the first row that is left for the full parse.
     """
     stored, at = cursor.ahead()
     before = cursor.tell() - at
@@ -79,7 +68,7 @@ def fast_reader(field: construct.Construct, context: Context) -> Reader:
 
 
 def unpacking_reader(unpack: Callable[[bytes, int], Any], nbytes: int) -> Reader:
-    """Returns a reader of the first value that `unpack` gives, in `nbytes` bytes."""
+    """Returns a reader of the first value that `unpack` returns, of `nbytes` bytes."""
     return lambda stored, at, context: (unpack(stored, at)[0], at + nbytes)
 
 

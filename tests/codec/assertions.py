@@ -19,7 +19,7 @@ def cursor(stored: str) -> Cursor:
 
 
 def assert_stored(field: construct.Construct, stored: str, value: object, size: int | None = None, **params: Any) -> None:
-    """Asserts that `field` parses bytes into a value, builds the bytes from the value, and has their size.
+    """Asserts that `field` parses bytes into a value, builds the bytes from it, and has their size.
 
     Args:
         field: the declaration.

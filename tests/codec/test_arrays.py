@@ -1,4 +1,4 @@
-"""Strings one after another: the walk over them against a loop, whatever they are, however the file is looked at."""
+"""Long arrays: the walk over strings compared with a loop, and access to numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_walk_ends_where_a_loop_does(
     file = before + stored(texts, number.itemsize, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "WINDOW", window)
-        patch.setattr(arrays, "MANY", 4)
-        patch.setattr(arrays, "FEW", few)
+        patch.setattr(arrays, "MIN_STRINGS", 4)
+        patch.setattr(arrays, "SPARE_JUMPS", few)
         end = walk(BytesSource(file + b"after"), len(before), len(texts), number, order)
         assert end == len(file)
         for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:

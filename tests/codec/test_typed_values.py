@@ -92,9 +92,9 @@ def test_types_of_plain_values(value: object, type_text: str) -> None:
 
 
 REFUSED = [
-    (None, "expected a number, bool, text or a list of such, found None"),
-    (b"x", "expected a number, bool, text or a list of such, found b'x'"),
-    ({}, "expected a number, bool, text or a list of such, found {}"),
+    (None, "expected a number, bool, text or a list of these, found None"),
+    (b"x", "expected a number, bool, text or a list of these, found b'x'"),
+    ({}, "expected a number, bool, text or a list of these, found {}"),
     ([], 'expected at least one element, found none: give the type, Typed([], "array[string]")'),
     (1 << 64, "expected an integer of at most 64 bits, found 18446744073709551616"),
     ([-1, 1 << 63], "expected an integer of at most 64 bits, found -1"),
@@ -118,7 +118,7 @@ REFUSED = [
     (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected int8 in one dim, found int8 [2, 2]"),
     (Typed(np.array([1], np.uint8), "array[bool]"), "expected bool in one dim, found uint8 [1]"),
     (Typed(np.array([True]), "array[uint8]"), "expected uint8 in one dim, found bool [1]"),
-    (np.zeros(()), "expected a number, bool, text or a list of such, found array(0.)"),
+    (np.zeros(()), "expected a number, bool, text or a list of these, found array(0.)"),
     (Typed(np.zeros(()), "array[float64]"), "expected a list, found array(0.)"),
     (Typed(1, int), "expected the name of a type, found <class 'int'>"),
 ]
@@ -171,7 +171,7 @@ def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
 
 @pytest.mark.parametrize(
     ("depth", "message"),
-    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "a limit of Python's")],
+    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "nested too deeply for Python's stack")],
 )
 def test_deep_arrays_cannot_be_built(depth: int, message: str) -> None:
     value: object = [1]
