@@ -169,18 +169,27 @@ def _abridged(texts: Iterator[str], count: int) -> str:
 
 
 def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
-    """Returns the end of `count` strings. Raises TruncatedError if one is cut off."""
+    """Returns the end of `count` strings. Raises TruncatedError if one is cut off.
+
+    Takes runs of short strings in one jump each, until too many of the runs are short.
+    """
     position, done, nbytes, jumps = start, 0, WINDOW, 0
     unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MIN_STRINGS
     while done < count:
         window = source.read(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
-        at = before = 0
+        at, last, first = 0, len(window) - size, done
         if in_runs:
-            before, at, jumps = _walk_in_runs(window, count, done, jumps, length, order)
-            done += before
+            starts, ends, breaks = _short_strings(window, size, order)
+        while in_runs and at <= last and done < count:
+            i = int(starts.searchsorted(at))
+            if i < len(starts) and starts[i] == at:
+                run = min(int(breaks[breaks.searchsorted(i)]) - i + 1, count - done)
+                at, done = int(ends[i + run - 1]), done + run
+            else:
+                at, done = at + size + unpack(window, at)[0], done + 1
+            jumps += 1
             in_runs = jumps <= SPARE_JUMPS + done // MIN_STRINGS
-        last, first = len(window) - size, done - before
         while at <= last and done < count:
             at += size + unpack(window, at)[0]
             done += 1
@@ -188,27 +197,6 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
             raise TruncatedError(f"expected {count} strings, found the end of the file in string {max(done - 1, first)}")
         position += at
     return position
-
-
-def _walk_in_runs(
-    window: memoryview, count: int, done: int, jumps: int, length: Number, order: ByteOrder
-) -> tuple[int, int, int]:
-    """Walks over strings from the start of `window`, one run of short strings at a time.
-
-    Returns:
-        The number of strings, the end of the last one (maybe beyond the window), and the jumps so
-        far. Stops early if runs are too short to pay.
-    """
-    unpack, size, position, walked = length.unpacker(order), length.itemsize, 0, 0
-    starts, ends, breaks = _short_strings(window, size, order)
-    while position <= len(window) - size and done + walked < count and jumps <= SPARE_JUMPS + (done + walked) // MIN_STRINGS:
-        first, jumps = int(starts.searchsorted(position)), jumps + 1
-        if first < len(starts) and starts[first] == position:
-            run = min(int(breaks[breaks.searchsorted(first)]) - first + 1, count - done - walked)
-            position, walked = int(ends[first + run - 1]), walked + run
-        else:
-            position, walked = position + size + unpack(window, position)[0], walked + 1
-    return walked, position, jumps
 
 
 def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Positions, Positions, Positions]:
