@@ -20,6 +20,7 @@ from glft_schema.codec.context import Context, limits_of
 from glft_schema.limits import DEFAULTS
 
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
+OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand")  # attributes of construct's classes
 PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
 
 
@@ -31,8 +32,8 @@ class Lookup(ExprMixin):
         self.key = key
         self.default = default
 
-    def __call__(self, context: Context, *args: Any) -> int:
-        return int(self.mapping(context).get(self.key, self.default))
+    def __call__(self, context: Context, *args: Any) -> Any:
+        return self.mapping(context).get(self.key, self.default)
 
 
 class Allowed(ExprMixin):
@@ -180,6 +181,39 @@ def read(expression: Any) -> Expression | None:
         if of and isinstance(getattr(function, "__self__", None), re.Pattern):
             return Matches(of, function.__self__.pattern)
     return None
+
+
+def field_of(expression: Any) -> str:
+    """Returns the name of the first field in an expression of construct's. Raises ValueError if it has none."""
+    if isinstance(expression, Path) and (found := _reference(expression)):
+        return found.names[0]
+    parts = vars(expression) if isinstance(expression, ExprMixin) and not isinstance(expression, Path) else {}
+    operand = next((parts[name] for name in OPERANDS if name in parts), None)
+    if operand is None:
+        raise ValueError(f"expected an expression on a field, such as this.version, found {expression!r}")
+    return field_of(operand)
+
+
+def fields_in(expression: Any) -> set[str] | None:
+    """Returns the first names of all fields in an expression of construct's; None if it calls an unknown function."""
+    if isinstance(expression, Path):
+        found = _reference(expression)
+        return {found.names[0]} if found else set()
+    if isinstance(expression, Lookup):
+        return fields_in(expression.mapping)
+    if isinstance(expression, Allowed) or not callable(expression):
+        return set()
+    given = vars(expression) if isinstance(expression, ExprMixin) else {}
+    parts = [fields_in(given[name]) for name in OPERANDS if name in given]
+    return set[str]().union(*parts) if parts and None not in parts else None  # type: ignore[arg-type]
+
+
+def equality(expression: Any) -> tuple[str, Any] | None:
+    """Returns field and constant of ``this.field == constant``; None for any other expression."""
+    if not isinstance(expression, BinExpr) or expression.op is not operator.eq or callable(expression.rhs):
+        return None
+    field = read(expression.lhs)
+    return (str(field), expression.rhs) if isinstance(field, Reference) else None
 
 
 def field_path(expression: Any, path: str) -> str:

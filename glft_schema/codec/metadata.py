@@ -49,10 +49,14 @@ class KeyTypes(NamedTuple):
     Attributes:
         type_of: (key, whether its value is an array) -> the type of new values, or None.
         suits: (key, type) -> whether the key's value may have the type.
+        kinds: key -> the kinds of type that suit it, in words.
+        example: one of the keys.
     """
 
     type_of: Callable[[str, bool], str | None]
     suits: Callable[[str, str], bool]
+    kinds: Callable[[str], str]
+    example: str
 
 
 class TypedMetadata(Metadata):
@@ -64,6 +68,9 @@ class TypedMetadata(Metadata):
         entries: the stored values.
         types: the table of value types.
         keys: the types of well-known keys.
+
+    Attributes:
+        key_types: as `keys`.
     """
 
     _entries: dict[str, StoredValue]
@@ -71,7 +78,7 @@ class TypedMetadata(Metadata):
     def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes | None = None) -> None:
         super().__init__(entries)
         self._types = types
-        self._keys = keys
+        self.key_types = keys
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key].plain
@@ -112,7 +119,7 @@ class TypedMetadata(Metadata):
 
     def _keeps_type(self, key: str) -> bool:
         """Tells whether a plain value under `key` gets the type of the one that it replaces."""
-        return key in self and (not self._keys or self._keys.suits(key, self.type_of(key)))
+        return key in self and (not self.key_types or self.key_types.suits(key, self.type_of(key)))
 
     def entry(self, key: str, value: Any, path: str) -> StoredValue:
         """Returns a value with its type: for plain values, that of a well-known key if it suits.
@@ -120,7 +127,7 @@ class TypedMetadata(Metadata):
         Raises FormatError for a value that cannot be stored, or text that is not of the key's type.
         """
         of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
-        type_ = self._keys.type_of(key, of_array) if self._keys and isinstance(key, str) else None
+        type_ = self.key_types.type_of(key, of_array) if self.key_types and isinstance(key, str) else None
         if type_ is None or isinstance(value, (np.generic, Typed, StoredValue)):
             return stored_value(value, self._types, path)
         if isinstance(value, str):
@@ -139,7 +146,7 @@ class TypedMetadata(Metadata):
 
     def replaced(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
         """Returns metadata with the same types and other entries."""
-        return TypedMetadata(entries, self._types, self._keys)
+        return TypedMetadata(entries, self._types, self.key_types)
 
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
@@ -165,7 +172,8 @@ class TypedArray(construct.Adapter):
         return Array(record.type, record.elements)
 
     def _encode(self, array: Array, context: Context, path: str) -> dict[str, Any]:
-        return {"type": array.type, "elements": array.values}
+        type_, elements = array
+        return {"type": type_, "elements": elements}
 
 
 class KeyValues(construct.Subconstruct):

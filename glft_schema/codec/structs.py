@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
@@ -63,7 +63,9 @@ class Forged:
 
 
 class Struct(Interpreted, construct.Struct):
-    """Consecutive fields, declared as ``"name" / Field * "sentence"``.
+    """Consecutive fields, declared as ``"name" / Field * "sentence"``, and the rules on them.
+
+    Each rule is checked right after the last field that it needs.
 
     Parses into a `Record`, builds from any mapping. Size: that of its fields. With ``forging``, a
     parameter of the container, building checks no rules, to make bad files.
@@ -75,7 +77,7 @@ class Struct(Interpreted, construct.Struct):
     """
 
     def __init__(self, *fields: construct.Construct, title: str = "") -> None:
-        super().__init__(*(_one_name(field) for field in fields))
+        super().__init__(*_in_order_of_checks([_one_name(field) for field in fields]))
         self.title = title
         named = [field for field in self.subcons if field.name]
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
@@ -172,6 +174,21 @@ class Struct(Interpreted, construct.Struct):
         return [field.name for field in self.subcons if field.name and not follows(field)]
 
 
+def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Construct]:
+    """Moves each check up to the last field that it needs."""
+    numbers = {field.name: i for i, field in enumerate(fields) if field.name}
+
+    def after(i: int) -> int:
+        """Returns the number of the field after which field `i` comes."""
+        if not isinstance(fields[i], Check):
+            return i
+        before = max((number for number in numbers.values() if number < i), default=-1)
+        needed = [numbers[name] for name in fields[i].needs() or () if name in numbers]
+        return min(before, max(needed)) if needed else before
+
+    return [fields[i] for i in sorted(range(len(fields)), key=after)]
+
+
 def _parse_of(field: construct.Construct) -> Any:
     """Returns the parse of a field, for paths that have its name already."""
     return field.subcon._parse if isinstance(field, construct.Renamed) and field.parsed is None else field._parsereport
@@ -192,19 +209,31 @@ def _one_name(field: construct.Construct) -> construct.Construct:
 
 
 class Count(Interpreted, construct.Rebuild):
-    """An integer that counts a later field; `of` computes it from the context when building.
+    """An integer that counts a later field.
 
     Parses into the number. Builds it from the counted field, and refuses another number. Size: that
     of `integer`.
+
+    Args:
+        integer: the declaration of the number.
+        of: the context -> the counted field, or the number; 0 if a field it needs is not given.
     """
 
-    def __init__(self, integer: construct.Construct, of: Callable[[Any], int]) -> None:
+    def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
         super().__init__(integer, of)
 
     _fast_reader = inner_reader
 
+    def counted(self, context: Context) -> int:
+        """Returns the number to build."""
+        try:
+            counted = evaluate(self.func, context)
+        except KeyError:
+            return 0
+        return counted if isinstance(counted, int) else len(counted) if isinstance(counted, Sized) else 0
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        counted = evaluate(self.func, context)
+        counted = self.counted(context)
         if obj is not None and not (isinstance(obj, int) and obj == counted):
             raise FormatError(f"expected {counted}, computed from the other fields, found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)

@@ -60,6 +60,9 @@ class Array(NamedTuple):
     type: ValueType
     values: Sequence[Any]
 
+    def __repr__(self) -> str:
+        return repr(self.values)
+
 
 class StoredValue(NamedTuple):
     """A value as stored: a number with all its bits, a bool as its byte, text, or an `Array`."""

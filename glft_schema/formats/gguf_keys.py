@@ -115,8 +115,8 @@ def suits(key: str, type_: str) -> bool:
     return not kinds or _kind(type_) in kinds
 
 
-def expected_of(key: str) -> str:
-    """Returns what a well-known key is expected to hold, in words."""
+def kinds_of_key(key: str) -> str:
+    """Returns the kinds of type that suit a well-known key, in words."""
     return " or ".join(_kinds(key))
 
 

@@ -256,7 +256,7 @@ def _(declared: construct.StringEncoded, context: Context) -> st.SearchStrategy[
 @values_of.register
 def _(declared: codec_text.Text, context: Context) -> st.SearchStrategy[str]:
     stored = st.binary(max_size=BYTES).map(lambda text: text.decode("utf-8", "surrogateescape"))
-    return st.text(max_size=BYTES) | stored
+    return st.text(max_size=BYTES) if declared.strict else st.text(max_size=BYTES) | stored
 
 
 # Lists

@@ -15,6 +15,8 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.structs import Derived
 from glft_schema.codec.trace import Trace
@@ -23,6 +25,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
 NOT_YET = object()  # what depends on fields that are not there yet
+EXAMPLES = (32, 1, "a")  # values of many types; 32 keeps every rule on alignments
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 
@@ -78,9 +81,10 @@ def candidates(check: Check, value: Any, context: Context) -> Iterator[Any]:
 
 @candidates.register
 def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
-    expression = read(check.holds)
-    if check.kept_by is not None and isinstance(value, Mapping):
-        yield value | check.kept_by  # type: ignore[operator]
+    expression = read(check.condition)
+    if isinstance(check.must, HasKey) and isinstance(value, TypedMetadata):
+        key = check.must.key
+        yield value | {key: "a" if value.key_types and value.key_types.type_of(key, False) == "string" else 1}
     if expression is None:
         return
     found = list(subexpressions(expression))

@@ -174,7 +174,8 @@ def settle(draw: st.DrawFn, check: Check, declared: construct.Struct, context: C
 def matching_texts(part: Any, pattern: str) -> st.SearchStrategy[str]:
     """Returns texts that match a pattern, of the characters that the field's encoding has."""
     part = unwrapped(part)
-    alphabet = st.characters(codec=part.encoding) if isinstance(part, construct.StringEncoded) else None
+    is_strict = isinstance(part, construct.StringEncoded) or getattr(part, "strict", False)
+    alphabet = st.characters(codec=getattr(part, "encoding", "utf-8")) if is_strict else None
     return st.from_regex(pattern, fullmatch=True, alphabet=alphabet)
 
 
