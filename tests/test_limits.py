@@ -149,7 +149,7 @@ def test_a_limit_is_an_integer(number: Any) -> None:
 def test_deeper_than_pythons_stack_is_a_limit_too() -> None:
     stored = nested(3000)
     for room in (3000, 10**6):
-        with Limits(nesting=room), pytest.raises(LimitError, match="expected less on Python's stack, a limit of this reader"):
+        with Limits(nesting=room), pytest.raises(LimitError, match="nested too deeply for Python's stack"):
             Container.parse(stored)
 
 

@@ -70,7 +70,7 @@ UNBUILDABLE = {
     "unknown region": ({"tensors": {}}, "expected the regions header, metadata, descriptors, data, found 'tensors'"),
     "row without dims": ({"descriptors": [{"name": "w", "dtype": 0}]}, "expected a value for 'dims', found none"),
     "row of no mapping": ({"descriptors": [["w"]]}, "descriptors -> 0: expected a mapping with the row's fields, found ['w']"),
-    "wrong count": ({"header": {"n_tensors": 1}}, "expected 0, which follows from what it counts, found 1"),
+    "wrong count": ({"header": {"n_tensors": 1}}, "expected 0, computed from the other fields, found 1"),
     "other version": ({"header": {"version": 2}}, "header -> version: expected 1, found 2"),
     "a dim of 33 bits": (
         {"descriptors": [{"name": "w", "dims": [1 << 32], "dtype": 0}]},
