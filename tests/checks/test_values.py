@@ -252,7 +252,7 @@ def test_infinities_that_only_the_formula_makes(stored: int) -> None:
 @pytest.mark.parametrize("type_", [*BLOCK_TYPES, *(GGML_TYPES[name] for name in ("F32", "F16", "BF16", "F64", "I32"))], ids=str)
 def test_all_zero(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor of scales that are 0 is; one other weight at the very end, and it is not."""
-    monkeypatch.setattr(values, "FEW", 4)
+    monkeypatch.setattr(values, "FIRST_CHUNK", 4)
     weights = weights_in(type_)
     nbytes = type_.nbytes((3, weights))
     if type_.name not in ("MXFP4",):  # whose scales are never 0
