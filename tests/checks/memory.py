@@ -8,9 +8,8 @@ from pathlib import Path
 
 MEASURED = """
 import resource, sys
-import torch
 from glft_schema import Container, check_values, hash_file
-(torch.ones(9).isnan() | torch.ones(9).isinf()).any()
+{setup}
 file = Container.parse_file(sys.argv[1], mmap=False)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print({expression}, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="\\n")
@@ -25,8 +24,8 @@ def sparse_file(path: Path, start: bytes, nbytes: int) -> Path:
     return path
 
 
-def result_and_growth(expression: str, path: Path) -> tuple[str, int]:
-    """Returns the printed value of an expression of `file`, the open file at `path`, and the growth in KiB."""
-    command = [sys.executable, "-c", MEASURED.format(expression=expression), path]
+def result_and_growth(expression: str, path: Path, setup: str = "") -> tuple[str, int]:
+    """Returns the printed value of an expression of `file`, opened from `path`, and the growth in KiB."""
+    command = [sys.executable, "-c", MEASURED.format(expression=expression, setup=setup), path]
     result, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return result, int(grown)
