@@ -30,10 +30,7 @@ class Comparison:
 
 
 def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparison]:
-    """Compares each tensor of `file` with its source after quantization.
-
-    Tensors that only the source has come last.
-    """
+    """Compares each tensor of `file` with its quantized source, then lists missing tensors."""
     for name, tensor in file.tensors.items():
         if name not in source:
             yield Comparison(name, tensor.dtype, float("inf"), "not in the source")

@@ -90,5 +90,4 @@ def is_coloured(color: str) -> bool:
 
 
 def width() -> int:
-    """Returns the terminal's width in columns."""
     return max(shutil.get_terminal_size((WIDTH, 24)).columns, 40) if sys.stdout.isatty() else WIDTH

@@ -70,9 +70,7 @@ def _needed(measured: Mapping[str, Any], least: float) -> str:
 def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     whole, weights = manifest["torch_save_bytes"], 4 * manifest["parameters"]
     bars = [("torch.save", {"F32 weights": weights, "header": whole - weights})]
-    bars += [
-        (name, manifest["files"][scheme]["bytes"]) for name, scheme in (("q8", "q8_per_channel"), ("q4", "q4_per_group_64"))
-    ]
+    bars += [(scheme[:2], measured["bytes"]) for scheme, measured in manifest["files"].items()]
     drawn = []
     for label, counts in bars:
         x, parts = float(LEFT), []

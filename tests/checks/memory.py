@@ -25,7 +25,7 @@ def sparse_file(path: Path, start: bytes, nbytes: int) -> Path:
 
 
 def result_and_growth(expression: str, path: Path, setup: str = "") -> tuple[str, int]:
-    """Returns the printed value of an expression of `file`, opened from `path`, and the growth in KiB."""
+    """Returns the printed value of an expression of `file`, the opened path, and KiB of growth."""
     command = [sys.executable, "-c", MEASURED.format(expression=expression, setup=setup), path]
     result, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     return result, int(grown)

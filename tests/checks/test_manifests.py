@@ -1,4 +1,4 @@
-"""Manifests, against hashlib, gguf-py, gguf-hash and sha256sum; differences and invalid manifests."""
+"""Manifests, against hashlib, gguf-py, gguf-hash and sha256sum; invalid manifests."""
 
 from __future__ import annotations
 

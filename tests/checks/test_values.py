@@ -36,7 +36,7 @@ from tests.oracles import llama_cpp
 from tests.tools.command_line import in_this_process as glft
 from tests.tools.real_files import downloaded
 
-# Offsets of float16 (e), float32 (f) and 8-bit (B) scales in ggml's blocks, from the structs of ggml-common.h.
+# Formats and offsets of scales in ggml-common.h's structs: float16 (e), float32 (f), 8-bit (B).
 # fmt: off
 SCALES = {
     "Q1_0": {"d": ("e", 0)}, "Q2_0": {"d": ("e", 0)}, "Q4_0": {"d": ("e", 0)}, "Q4_1": {"d": ("e", 0), "m": ("e", 2)},
@@ -55,7 +55,6 @@ EIGHT_BITS = {("MXFP4", 255): "NaN", ("NVFP4", 127): "NaN", ("NVFP4", 128): "res
 RESERVED = {"TQ1_0": [(0, "qs", 1), (47, "qs", 20), (48, "qh", 2), (51, "qh", 255)], "TQ2_0": [(0, "qs", 3), (63, "qs", 0xC0)]}
 BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
 PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
-by_type = pytest.mark.parametrize("type_", BLOCK_TYPES, ids=str)
 
 
 def weights_in(type_: TensorType) -> int:
@@ -105,7 +104,7 @@ def test_every_type_has_its_scales() -> None:
     assert set(SCALES) == {type_.name for type_ in BLOCK_TYPES}
 
 
-@by_type
+@pytest.mark.parametrize("type_", BLOCK_TYPES, ids=str)
 def test_a_planted_scale_is_found_where_it_is(type_: TensorType) -> None:
     """In six blocks, two rows. llama.cpp's weights of the same blocks are not finite."""
     weights, size = weights_in(type_), type_.block.sizeof()
@@ -139,7 +138,7 @@ def test_reserved_codes(name: str) -> None:
 
 
 def test_encoders_never_write_reserved_codes() -> None:
-    """TQ1_0 packs 243 numbers of five digits and 81 of four; TQ2_0 has 81 bytes without a code of 3."""
+    """TQ1_0 has 243 numbers of five digits and 81 of four, TQ2_0 81 bytes without a code of 3."""
     for name, part, count in (("TQ1_0", "qs", 243), ("TQ1_0", "qh", 81), ("TQ2_0", "qs", 81)):
         (codes,) = (codes for codes in GGML_TYPES[name].reserved if codes.field == part)
         every = torch.arange(256, dtype=torch.uint8).reshape(1, -1)
@@ -211,6 +210,7 @@ NAN, INF = float("nan"), float("inf")
 WORDS = struct.pack("<5H", 0x3F80, 0x7F80, 0xFFC0, 0xFF80, 1)
 Q8, Q4 = GLFT_TYPES["q8_per_channel"], GLFT_TYPES["q4_per_group_64"]
 Q8_PAYLOAD = struct.pack("<3e", 1, NAN, 1e-7) + bytes(range(128, 128 + 15))
+Q4_PAYLOAD = struct.pack("<4e", 1, 1, 1, -INF) + b"\x88" * 128
 CASES = {
     "bfloat16": (GGML_TYPES["BF16"], (5,), WORDS, [("weights", "NaN", 1, (2,), 4), ("weights", "infinite", 2, (1,), 2)]),
     "integers": (GGML_TYPES["I16"], (5,), WORDS, []),
@@ -218,10 +218,7 @@ CASES = {
     "subnormal weights": (GGML_TYPES["F32"], (2,), struct.pack("<2f", 1e-40, 1), []),
     "no weights": (GGML_TYPES["F32"], (0, 3), b"", []),
     "scales of rows": (Q8, (3, 5), Q8_PAYLOAD, [("scales", "NaN", 1, (1, 0), 2), ("scales", "subnormal", 1, (2, 0), 4)]),
-    "scales of groups": (
-        *(Q4, (2, 2, 64), struct.pack("<4e", 1, 1, 1, -INF) + b"\x88" * 128),
-        [("scales", "infinite", 1, (1, 1, 0), 6)],
-    ),
+    "scales of groups": (Q4, (2, 2, 64), Q4_PAYLOAD, [("scales", "infinite", 1, (1, 1, 0), 6)]),
 }
 
 
@@ -355,7 +352,7 @@ def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
-    """One row of 128 MiB in a sparse file; every weight has to be read to know that all are zero."""
+    """One row of 128 MiB in a sparse file; every weight is read, as all are zero."""
     path = tmp_path / "large.glft"
     save_file({"w": torch.zeros(1)}, path)
     start = path.read_bytes()[:-4].replace(struct.pack("<BI", 1, 1), struct.pack("<BI", 1, 1 << 25))

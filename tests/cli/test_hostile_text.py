@@ -1,4 +1,4 @@
-"""Names and values with control characters, forged lines or great length have no effect when printed."""
+"""Printed names and values: control characters, forged lines and great length have no effect."""
 
 from __future__ import annotations
 
@@ -60,12 +60,10 @@ def glft_file() -> bytes:
 @pytest.fixture
 def paths(tmp_path: Path) -> list[Path]:
     """Files with hostile names."""
-    files = {
-        tmp_path / f"{HOSTILE.replace('/', '')}.{ending}": build for ending, build in (("gguf", gguf), ("glft", glft_file))
-    }
-    for path, build in files.items():
-        path.write_bytes(build())
-    return list(files)
+    paths = [tmp_path / f"{HOSTILE.replace('/', '')}.{ending}" for ending in ("gguf", "glft")]
+    paths[0].write_bytes(gguf())
+    paths[1].write_bytes(glft_file())
+    return paths
 
 
 def all_verbs(path: Path, names: Iterable[str], out: Path) -> Iterable[list[object]]:
@@ -175,11 +173,8 @@ def test_the_command_itself_escapes_names_of_files_and_warnings(tmp_path: Path) 
 
 
 def test_progress_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_bar("reading") as bar:

@@ -1,4 +1,4 @@
-"""The lab with a shorter training: its files, its results against an independent computation, its failure."""
+"""The lab with a shorter training: its files, its results recomputed, its failure."""
 
 from __future__ import annotations
 
