@@ -1,4 +1,4 @@
-"""Public names for manifests: SHA-256 of files and tensors. See `checks.manifests`."""
+"""SHA-256 manifests of files and tensors; see `checks.manifests`."""
 
 from glft_schema.checks.manifests import (
     FileHash,

@@ -1,4 +1,4 @@
-"""Public names for tensor types: ggml's, and how to declare your own. See `tensor_types`."""
+"""Tensor types: those of ggml, and tools to declare your own; see `tensor_types`."""
 
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.engine.compiled import compile_formulas
