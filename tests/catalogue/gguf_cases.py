@@ -1,7 +1,8 @@
-"""The catalogue of unusual and bad GGUF files, with the verdict of every reader: the table behind docs/formats/gguf-readers.md.
+"""The catalogue of unusual and bad GGUF files: the tables in docs/formats/gguf-readers.md.
 
-llama.cpp's gguf.cpp, payloads included, is expected to take exactly the files that we read and find to keep to `ggml`; where it
-does not, the case says so. gguf-py (0.19) reads a file, raises an exception, or never comes back.
+llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package reads
+and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file, raises an
+exception, or never returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def tensors(*made: Info) -> bytes:
 
 
 def placed(data: int, *made: Info) -> bytes:
-    """Returns a file of tensors at their own offsets in `data` bytes."""
+    """Returns a file of tensors at given offsets in `data` bytes."""
     return File([], list(made), bytes(data)).bytes()
 
 
@@ -48,7 +49,7 @@ def nested(depth: int) -> tuple[int, Any]:
 
 
 def changed(file: File, old: bytes, new: bytes) -> bytes:
-    """Returns a file without padding, in which `old`, which is there once, is `new`."""
+    """Returns a file without padding, with the only occurrence of `old` replaced."""
     file.padding = b""
     stored = file.bytes()
     assert stored.count(old) == 1
@@ -59,17 +60,16 @@ def u64(number: int) -> bytes:
     return number.to_bytes(8, "little")
 
 
-HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\u202e\u2066\x7f\x85\x9b31m<b>\nFORGED: all is well"  # what would steer a terminal or forge a line
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07\r\n\u202e\u2066\x7f\x85\x9b31m<b>\nFORGED: all is well"  # steers a terminal, or forges a line
+)
 PDF, ZIP = b"%PDF-1.7\n", b"PK\x03\x04"
 
 
 def every_type() -> bytes:
-    """Returns a file with a value of every type and an array of each."""
-    scalars = dict.fromkeys(NUMBERS, 1) | {
-        6: bytes.fromhex("3F800000"),
-        F64: bytes.fromhex("3FF0000000000000"),
-        STRING: b"text",
-    }
+    """Returns a file with a value and an array of every type."""
+    floats = {6: bytes.fromhex("3F800000"), F64: bytes.fromhex("3FF0000000000000")}
+    scalars = dict.fromkeys(NUMBERS, 1) | floats | {STRING: b"text"}
     made = [(b"k.%d" % code, code, value) for code, value in scalars.items()]
     return entries(*made, *((b"a.%d" % code, ARRAY, (code, [value] * 3)) for code, value in scalars.items()))
 
@@ -164,7 +164,7 @@ REFUSED = {
         "Q8_0: expected rows that are a multiple of 32 long, found 1", "w", rule="dims-fit-type", gguf_py="IndexError"),
     "the second of two infos bad": Refused(TENSOR, tensors(w(), w(b"v", (33,), Q8_0)), "tensor_infos -> 1 -> dims", 66, "found 33", "v",
         rule="dims-fit-type", shows="mlx#4179"),
-    # what one part says of another
+    # parts that contradict each other
     "a name twice": Refused(CONSISTENCY, tensors(w(), w()), "tensor_infos -> 1 -> name", 57,
         "expected each name once, found that of row 0 again", "w", rule="names-once", shows="TENSORS_DUPLICATE_NAME"),
     "a tensor too many counted": Refused(CONSISTENCY, File([], [w()], bytes(32), n_tensors=2).bytes(), "tensor_infos -> 1 -> offset", 73,
@@ -263,7 +263,7 @@ READ = {
     "a trailing dim of 1": Read(TENSOR, tensors(w(dims=(1, 1)))),
     "a removed type, 4": Read(TENSOR, tensors(w(type=4)), "type", "type", "", "ValueError"),
     "a type of a fork, 200": Read(TENSOR, tensors(w(type=200)), "type", "type", "TENSORS_BAD_TYPE type-index", "ValueError"),
-    # what one part says of another
+    # parts that refer to each other
     "a tensor info counted as a key-value": Read(CONSISTENCY, File([(KEY, U8, 1)], [w()], n_kv=2).bytes()),
     "a gap": Read(CONSISTENCY, placed(96, w(), w(b"v", offset=64)), "", "contiguous"),
     "a gap that is not zero": Read(CONSISTENCY, File([], [w(), w(b"v", offset=64)], bytes(32) + b"\1" + bytes(63)).bytes(), "gaps",
@@ -295,7 +295,7 @@ READ = {
 
 
 def sized(field: str, number: int, version: int) -> bytes:
-    """Returns a small file in which the count or length `field` says `number`, but 2^32 - 1 at most in version 1."""
+    """Returns a small file with a false count or length; at most 2^32 - 1 in version 1."""
     number = min(number, 2**32 - 1) if version == 1 else number
     if field in ("n_tensors", "n_kv"):
         return File([(KEY, U8, 1)], version=version, padding=b"", **{field: number}).bytes()
@@ -312,7 +312,7 @@ def sized(field: str, number: int, version: int) -> bytes:
     return changed(counted, counted.size(7), counted.size(number))
 
 
-# Of a small file: the field that says how much there is, where it is refused if that is far too much, and with what.
+# A count or length of a small file -> the path and class of the error if it is far too large.
 COUNTS = {
     "n_tensors": ("header -> n_tensors", TruncatedError),
     "n_kv": ("header -> n_kv", TruncatedError),
@@ -327,7 +327,7 @@ COUNTS = {
 
 
 def head(n_tensors: int, n_kv: int, rows: bytes, data: bytes = b"") -> bytes:
-    """Returns a file of rows that are written already."""
+    """Returns a file of encoded rows."""
     made = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, n_kv) + rows
     return made + bytes(-len(made) % 32) + data
 
@@ -337,11 +337,10 @@ def string(text: bytes) -> bytes:
 
 
 def infos(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) -> bytes:
-    """Returns a file of `count` tensors of F32, each `step` bytes after the one before."""
+    """Returns a file of `count` F32 tensors, `step` bytes apart."""
     shape = struct.pack(f"<I{len(dims)}QI", len(dims), *dims, F32)
-    return head(
-        count, 0, b"".join(string(b"%x" % i) + shape + u64(i * step) for i in range(count)), bytes(data or count * step + 32)
-    )
+    rows = b"".join(string(b"%x" % i) + shape + u64(i * step) for i in range(count))
+    return head(count, 0, rows, bytes(data or count * step + 32))
 
 
 def in_array(code: int, count: int, elements: bytes) -> bytes:
@@ -355,12 +354,12 @@ def key_values(count: int, stored: bytes) -> bytes:
 
 
 def nested_to(depth: int) -> bytes:
-    """Returns a file of an array in an array, and so on, the innermost one empty."""
+    """Returns a file of arrays nested `depth` deep, the innermost empty."""
     return in_array(ARRAY, 1, struct.pack("<IQ", ARRAY, 1) * (depth - 2) + struct.pack("<IQ", U8, 0))
 
 
 def vocabulary(tokens: int) -> bytes:
-    """Returns a file with that many tokens, their scores and types, and twice as many merges."""
+    """Returns a file with tokens, their scores, and twice as many merges."""
     texts = b"".join(string(b"token %d" % i) for i in range(tokens))
     merges = b"".join(string(b"to %d" % i) for i in range(2 * tokens))
     arrays = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ files = st.one_of(
 @pytest.fixture(scope="module")
 def gguf_py() -> Iterator[GgufPy]:
     pytest.importorskip("gguf")
-    with GgufPy() as reader:
+    with closing(GgufPy()) as reader:
         yield reader
 
 
