@@ -1,5 +1,5 @@
-"""Speed and memory, side by side with the peers and with what the hardware can do: ``python -m tests.bench``.
+"""Benchmarks against other packages and the hardware's limits: ``python -m tests.bench``.
 
-Every ratio is of two things measured in turn in this one run, so that it can be compared between machines. docs/speed.md has
-the table, with the machine that it was measured on.
+Each ratio is of two measurements that alternate in one run, and so is comparable between machines.
+docs/speed.md has the table and the machine.
 """

@@ -19,7 +19,7 @@ PACKAGES = ("torch", "numpy", "construct", "gguf", "safetensors", "transformers"
 
 
 def machine() -> str:
-    """Returns what this runs on."""
+    """Returns the processor, GPU, system and Python version."""
     cpu = platform.processor() or platform.machine()
     if os.path.exists("/proc/cpuinfo"):
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -35,18 +35,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    about = {"machine": machine(), "threads": given.threads, "versions": {name: version(name) for name in PACKAGES}}
-    if not given.json:
-        print(about["machine"], "; ".join(f"{name} {found}" for name, found in about["versions"].items()), sep="\n", flush=True)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    about = {"machine": machine(), "threads": options.threads, "versions": {package: version(package) for package in PACKAGES}}
+    if not options.json:
+        print(about["machine"], "; ".join(map(" ".join, about["versions"].items())), sep="\n", flush=True)
     measured = []
-    for group in given.groups or GROUPS:
+    for group in options.groups or GROUPS:
         rows = list(import_module(f"tests.bench.{group}").rows())
         measured.extend(rows)
-        if not given.json and rows:
-            print(f"\n{group}\n\n{table(rows, given.markdown)}", flush=True)
-    if given.json:
+        if not options.json and rows:
+            print(f"\n{group}\n\n{table(rows, options.markdown)}", flush=True)
+    if options.json:
         print(json.dumps({**about, "rows": [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in measured]}))
 
 
