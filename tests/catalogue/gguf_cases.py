@@ -78,6 +78,23 @@ def nan() -> bytes:
     return entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))
 
 
+def bad_dims(info: Info, message: str, **rest: Any) -> Refused:
+    """Returns the case of a tensor whose dims do not fit its type."""
+    return Refused(TENSOR, tensors(info), "tensor_infos -> 0 -> dims", 33, message, "w", rule="dims-fit-type", **rest)
+
+
+def overlap(stored: bytes, offset: int = 82) -> Refused:
+    """Returns the case of a second tensor, ``v``, that shares bytes with the first, ``w``."""
+    message = "expected no overlap, found bytes shared with tensor 'w'"
+    return Refused(CONSISTENCY, stored, "tensor_infos -> 1 -> offset", offset, message, "v", gguf_py=READS)
+
+
+def bad_alignment(stored: bytes, message: str, rule: str = "alignment", **rest: Any) -> Refused:
+    """Returns the case of an alignment that is refused."""
+    return Refused(ALIGNMENT, stored, "metadata -> 0 -> value", 53, message, key="general.alignment", rule=rule, **rest)
+
+
+BEYOND_LIMIT = {"rule": "limit-alignment", "error": LimitError, "shows": "oss-security-V-01", "gguf_py": READS, "c": True}
 DEEPEST = "metadata -> 0 -> value" + " -> elements -> 0" * 16
 
 # fmt: off
@@ -144,24 +161,20 @@ REFUSED = {
         "expected at most 64, a limit of this reader, found 65", "w", error=LimitError, shows="openvino#4170"),
     "2^32 - 1 dims": Refused(TENSOR, changed(File([], [w()], b""), b"w\1\0\0\0", b"w" + b"\xff" * 4), "tensor_infos -> 0 -> dims", 33,
         "expected at most 2 (bytes left: 20, at least 8 each), found 4294967295", "w", error=TruncatedError, shows="CVE-2024-21802 gguf-tools#25"),
-    "a dim of 2^64 - 1": Refused(TENSOR, tensors(w(dims=(1, 2**64 - 1))), "tensor_infos -> 0 -> dims", 33, "dims [1, 18446744073709551615] overflow 64 bits",
-        "w", rule="dims-fit-type", shows="TENSORS_BAD_SHAPE"),
-    "dims whose product overflows": Refused(TENSOR, tensors(w(dims=(2**32, 2**31))), "tensor_infos -> 0 -> dims", 33,
-        "dims [4294967296, 2147483648] overflow 64 bits", "w", rule="dims-fit-type"),
-    "dims whose product is 4 modulo 2^64": Refused(TENSOR, tensors(w(dims=(4 * (2**31 - 1),) * 2)), "tensor_infos -> 0 -> dims", 33,
-        "dims [8589934588, 8589934588] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NE_TOO_BIG"),
-    "numbers whose bytes overflow": Refused(TENSOR, tensors(w(dims=(2**30, 2**31), type=27, nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [1073741824, 2147483648] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NBYTES_TOO_BIG CVE-2026-33298"),
-    "bytes that overflow when padded": Refused(TENSOR, tensors(w(dims=(4, 2**30 - 1, 2**30 + 1), nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [4, 1073741823, 1073741825] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NBYTES_PAD_WRAP CVE-2026-27940"),
-    "64 dims of 2^64 - 1": Refused(TENSOR, tensors(w(dims=(2**64 - 1,) * 64)), "tensor_infos -> 0 -> dims", 33,
-        "dims [18446744073709551615, 18446744073709551615, 18446744073709551615, 1844674407... overflow 64 bits", "w", rule="dims-fit-type"),
-    "dims of 0 and 2^60": Refused(TENSOR, tensors(w(dims=(0, 2**60), nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [0, 1152921504606846976] overflow 64 bits", "w", rule="dims-fit-type", gguf_py=READS, c=True),
-    "rows that are no whole blocks": Refused(TENSOR, tensors(w(dims=(33,), type=Q8_0)), "tensor_infos -> 0 -> dims", 33,
-        "Q8_0: expected rows that are a multiple of 32 long, found 33", "w", rule="dims-fit-type"),
-    "no dims, of a block type": Refused(TENSOR, tensors(w(dims=(), type=Q8_0)), "tensor_infos -> 0 -> dims", 33,
-        "Q8_0: expected rows that are a multiple of 32 long, found 1", "w", rule="dims-fit-type", gguf_py="IndexError"),
+    "a dim of 2^64 - 1": bad_dims(w(dims=(1, 2**64 - 1)), "dims [1, 18446744073709551615] overflow 64 bits", shows="TENSORS_BAD_SHAPE"),
+    "dims whose product overflows": bad_dims(w(dims=(2**32, 2**31)), "dims [4294967296, 2147483648] overflow 64 bits"),
+    "dims whose product is 4 modulo 2^64": bad_dims(w(dims=(4 * (2**31 - 1),) * 2), "dims [8589934588, 8589934588] overflow 64 bits",
+        shows="TENSORS_NE_TOO_BIG"),
+    "numbers whose bytes overflow": bad_dims(w(dims=(2**30, 2**31), type=27, nbytes=0), "dims [1073741824, 2147483648] overflow 64 bits",
+        shows="TENSORS_NBYTES_TOO_BIG CVE-2026-33298"),
+    "bytes that overflow when padded": bad_dims(w(dims=(4, 2**30 - 1, 2**30 + 1), nbytes=0),
+        "dims [4, 1073741823, 1073741825] overflow 64 bits", shows="TENSORS_NBYTES_PAD_WRAP CVE-2026-27940"),
+    "64 dims of 2^64 - 1": bad_dims(w(dims=(2**64 - 1,) * 64),
+        "dims [18446744073709551615, 18446744073709551615, 18446744073709551615, 1844674407... overflow 64 bits"),
+    "dims of 0 and 2^60": bad_dims(w(dims=(0, 2**60), nbytes=0), "dims [0, 1152921504606846976] overflow 64 bits", gguf_py=READS, c=True),
+    "rows that are no whole blocks": bad_dims(w(dims=(33,), type=Q8_0), "Q8_0: expected rows that are a multiple of 32 long, found 33"),
+    "no dims, of a block type": bad_dims(w(dims=(), type=Q8_0), "Q8_0: expected rows that are a multiple of 32 long, found 1",
+        gguf_py="IndexError"),
     "the second of two infos bad": Refused(TENSOR, tensors(w(), w(b"v", (33,), Q8_0)), "tensor_infos -> 1 -> dims", 66, "found 33", "v",
         rule="dims-fit-type", shows="mlx#4179"),
     # parts that contradict each other
@@ -171,14 +184,10 @@ REFUSED = {
         "expected no overlap, found bytes shared with tensor 'w'", ""),
     "a key-value too few counted": Refused(CONSISTENCY, File([(KEY, U8, 1)], [w()], n_kv=0).bytes(), "tensor_infos -> 0 -> offset", 41,
         "expected at most 64, the bytes of the region, found 412316860416000", "k", error=TruncatedError),
-    "payloads that overlap": Refused(CONSISTENCY, placed(96, w(dims=(16,)), w(b"v", (8,), offset=32)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "a payload inside another": Refused(CONSISTENCY, placed(128, w(dims=(32,)), w(b"v", (8,), offset=64)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "one place, two shapes": Refused(CONSISTENCY, placed(32, w(dims=(2, 4)), w(b"v", (8,))), "tensor_infos -> 1 -> offset", 90,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "one place, two types": Refused(CONSISTENCY, placed(32, w(dims=(8,)), w(b"v", (8,), type=26)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
+    "payloads that overlap": overlap(placed(96, w(dims=(16,)), w(b"v", (8,), offset=32))),
+    "a payload inside another": overlap(placed(128, w(dims=(32,)), w(b"v", (8,), offset=64))),
+    "one place, two shapes": overlap(placed(32, w(dims=(2, 4)), w(b"v", (8,))), 90),
+    "one place, two types": overlap(placed(32, w(dims=(8,)), w(b"v", (8,), type=26))),
     "an offset beyond the file": Refused(CONSISTENCY, placed(32, w(offset=64)), "tensor_infos -> 0 -> offset", 49,
         "expected at most 32, the bytes of the region, found 64", "w", error=TruncatedError, shows="mlx#4136"),
     "an offset of 2^64 - 32": Refused(CONSISTENCY, placed(32, w(offset=2**64 - 32)), "tensor_infos -> 0 -> offset", 49,
@@ -189,21 +198,14 @@ REFUSED = {
         placed(32, w(dims=(2**58,), type=27), w(b"v", (2**58,), 27, offset=2**61)), "data -> 'w' -> weights", 96,
         "expected 2305843009213693952 bytes, found 32", "w", error=TruncatedError, shows="DATA_MEM_SIZE_OVERFLOW CVE-2025-53630"),
     # the alignment
-    "alignment 0": Refused(ALIGNMENT, aligned(0), "metadata -> 0 -> value", 53, "expected an integer above 0 for general.alignment, found 0",
-        key="general.alignment", rule="alignment", shows="CVE-2025-0317"),
-    "alignment -32": Refused(ALIGNMENT, aligned(-32, I32), "metadata -> 0 -> value", 53, "for general.alignment, found -32",
-        key="general.alignment", rule="alignment"),
-    "alignment in text": Refused(ALIGNMENT, aligned(b"32", STRING), "metadata -> 0 -> value", 53, "for general.alignment, found '32'",
-        key="general.alignment", rule="alignment"),
-    "alignment of a bool": Refused(ALIGNMENT, aligned(1, BOOL), "metadata -> 0 -> value", 53, "for general.alignment, found 1",
-        key="general.alignment", rule="alignment"),
-    "alignment in an array": Refused(ALIGNMENT, aligned((U32, [32]), ARRAY), "metadata -> 0 -> value", 53, "for general.alignment, found [32]",
-        key="general.alignment", rule="alignment"),
-    "alignment 2^21": Refused(ALIGNMENT, entries((ALIGNS, U32, 1 << 21)), "metadata -> 0 -> value", 53,
-        "expected at most 1048576 for general.alignment, a limit of this reader, found 2097152", key="general.alignment",
-        rule="limit-alignment", error=LimitError, shows="oss-security-V-01", gguf_py=READS, c=True),
-    "alignment 2^31": Refused(ALIGNMENT, entries((ALIGNS, U32, 1 << 31)), "metadata -> 0 -> value", 53, "found 2147483648",
-        key="general.alignment", rule="limit-alignment", error=LimitError, shows="oss-security-V-01", gguf_py=READS, c=True),
+    "alignment 0": bad_alignment(aligned(0), "expected an integer above 0 for general.alignment, found 0", shows="CVE-2025-0317"),
+    "alignment -32": bad_alignment(aligned(-32, I32), "for general.alignment, found -32"),
+    "alignment in text": bad_alignment(aligned(b"32", STRING), "for general.alignment, found '32'"),
+    "alignment of a bool": bad_alignment(aligned(1, BOOL), "for general.alignment, found 1"),
+    "alignment in an array": bad_alignment(aligned((U32, [32]), ARRAY), "for general.alignment, found [32]"),
+    "alignment 2^21": bad_alignment(entries((ALIGNS, U32, 1 << 21)),
+        "expected at most 1048576 for general.alignment, a limit of this reader, found 2097152", **BEYOND_LIMIT),
+    "alignment 2^31": bad_alignment(entries((ALIGNS, U32, 1 << 31)), "found 2147483648", **BEYOND_LIMIT),
     # the data
     "data a byte short": Refused(DATA, placed(3, w()), "data -> 'w' -> weights", 64, "expected 4 bytes, found 3", "w", error=TruncatedError,
         shows="DATA_NOT_ENOUGH_DATA CVE-2026-7482"),
