@@ -19,8 +19,6 @@ from glft_schema.tensor_types.tensor_type import TensorType
 
 ROWS, BLOCKS = 3, 2  # of the tensors
 TYPES = tuple(GGML_TYPES)
-FLOATS = ("F32", "F16", "BF16", "F64")
-INTEGERS = ("I8", "I16", "I32", "I64")
 SCALARS: dict[str, tuple[Any, ...]] = {
     "uint8": (0, 200, 255),
     "int8": (-128, 0, 127),

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from construct import Int16ul, Prefixed, Struct
 
 import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, TensorError, convert, load_file, save_file
@@ -302,13 +301,6 @@ def test_huge_dims_beside_a_zero_take_no_time() -> None:
         tensor = Container.parse(stored).tensors["w"]
         assert tensor.dequantize(torch.bfloat16).shape == tuple(reversed(dims))
         assert tensor.dtype.round_trip(tensor.dequantize(), "w").numel() == 0
-
-
-def test_embedded_in_another_file() -> None:
-    package = Struct("junk" / Int16ul, "weights" / Prefixed(Int16ul, Container))
-    stored = package.build({"junk": 7, "weights": Container.parse(golden("gguf_big"))})
-    assert stored[4:] == golden("gguf_big")
-    assert package.parse(stored).weights.metadata["g.name"] == "tü"
 
 
 def test_values_that_are_not_a_file() -> None:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,17 +80,10 @@ def quantize(code: int, weights: np.ndarray, size: int, importance: np.ndarray |
     return out
 
 
-class Found(NamedTuple):
-    """The contents of a file by gguf.cpp.
-
-    Attributes:
-        entries: keys, type codes, and bytes of values; for an array the element code and a list.
-        tensors: names, four dims, type codes, offsets, and payloads.
-    """
-
-    entries: list[tuple[bytes, int, Any]]
-    tensors: list[tuple[bytes, list[int], int, int, bytes]]
-
+# Key, type code, and bytes of the value; for an array its element code and a list of bytes.
+Entries = list[tuple[bytes, int, Any]]
+# Name, four dims, type code, offset, and payload.
+Tensors = list[tuple[bytes, list[int], int, int, bytes]]
 
 # Result types of the functions; others return 32-bit integers.
 # fmt: off
@@ -110,7 +103,7 @@ def reads_gguf(stored: bytes) -> bool:
     return contents(stored) is not None
 
 
-def contents(stored: bytes) -> Found | None:
+def contents(stored: bytes) -> tuple[Entries, Tensors] | None:
     """Returns the contents of a file by gguf.cpp, or None if it refuses the file.
 
     gguf.cpp allocates all payloads before it checks that the file has them, and aborts if it cannot.
@@ -135,14 +128,14 @@ def contents(stored: bytes) -> Found | None:
     whole = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(False, ctypes.pointer(tensors))))
     if not whole:
         return None
-    found = Found(_entries(c, whole), _tensors(c, whole, tensors))
+    found = _entries(c, whole), _tensors(c, whole, tensors)
     c.gguf_free(whole)
     c.ggml_free(tensors)
     return found
 
 
-def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, Any]]:
-    found: list[tuple[bytes, int, Any]] = []
+def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> Entries:
+    found: Entries = []
     for number in range(c.gguf_get_n_kv(file)):
         at = ctypes.c_int64(number)
         code = c.gguf_get_kv_type(file, at)
@@ -162,7 +155,7 @@ def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, An
     return found
 
 
-def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> list[tuple[bytes, list[int], int, int, bytes]]:
+def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> Tensors:
     found = []
     tensor = ctypes.c_void_p(c.ggml_get_first_tensor(tensors))  # holds all payloads; the file's follow
     for number in range(c.gguf_get_n_tensors(file)):

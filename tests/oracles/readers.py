@@ -15,7 +15,7 @@ import numpy as np
 
 from glft_schema import Container, FormatError
 from glft_schema.codec.numbers import Number
-from glft_schema.codec.rules import GGML, SPEC
+from glft_schema.codec.rules import GGML
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.files.parsing import check_rules
 from tests.oracles import llama_cpp
@@ -60,22 +60,20 @@ class Contents(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A reader's result for a file; the last four attributes are ours only.
+    """A reader's result for a file; the last three attributes are ours only.
 
     Attributes:
         contents: the contents, or None if the file is refused.
         error: the name of the exception, if any.
         rule: the id of the broken rule, if the error has one.
         path: the field that the error names.
-        spec: the ids of broken `spec` rules, if the file is read.
-        ggml: the same for `ggml`.
+        ggml: the ids of broken `ggml` rules, if the file is read.
     """
 
     contents: Contents | None
     error: str = ""
     rule: str = ""
     path: str = ""
-    spec: frozenset[str] = frozenset()
     ggml: frozenset[str] = frozenset()
 
 
@@ -128,8 +126,7 @@ def ours(stored: bytes) -> Verdict:
         Weights(as_bytes(tensor.name), dims_without_ones(tensor.dims), tensor.dtype.code, tensor.offset, bytes(tensor.raw))
         for tensor in file.tensors.values()
     ]
-    spec, ggml = (frozenset(finding.rule for finding in check_rules(file, rules)) for rules in (SPEC, GGML))
-    return Verdict(Contents(entries, tensors), spec=spec, ggml=ggml)
+    return Verdict(Contents(entries, tensors), ggml=frozenset(finding.rule for finding in check_rules(file, GGML)))
 
 
 def as_bytes(text: str) -> bytes:
@@ -155,8 +152,8 @@ def in_llama_cpp(stored: bytes) -> Verdict:
     found = llama_cpp.contents(stored)
     if found is None:
         return Verdict(None)
-    entries = [Entry(key, code, Elements(*value) if isinstance(value, tuple) else value) for key, code, value in found.entries]
-    tensors = [Weights(name, dims_without_ones(dims), *rest) for name, dims, *rest in found.tensors]
+    entries = [Entry(key, code, Elements(*value) if isinstance(value, tuple) else value) for key, code, value in found[0]]
+    tensors = [Weights(name, dims_without_ones(dims), *rest) for name, dims, *rest in found[1]]
     return Verdict(Contents(entries, tensors))
 
 
