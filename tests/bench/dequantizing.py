@@ -64,7 +64,6 @@ def compiled(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     weights = ROWS * COLUMNS * 4e-9  # GB of output
     threads = torch.get_num_threads()
     memory = torch.empty(ROWS, COLUMNS)

@@ -47,7 +47,6 @@ print(json.dumps([taken, peak[0] - before]))
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "large.safetensors", Path(name) / "large.glft"
         weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))

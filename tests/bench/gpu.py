@@ -78,7 +78,6 @@ def files_to_the_device(folder: Path) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     if not torch.cuda.is_available():
         return
     yield from formulas()

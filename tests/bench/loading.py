@@ -64,7 +64,6 @@ def _bytes_read() -> int:
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     model = files.smollm2()
     what, ours = "load SmolLM2 as a state dict", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
     yield Row(what, ours, "gguf-py, tensor by tensor", once(lambda: by_gguf_py(model)), "s", at_most=1 / 20)

@@ -1,4 +1,4 @@
-"""Alternating measurements, and ratios with goals."""
+"""Alternating measurements, and ratios with goals; each group is a module whose `rows` yields them."""
 
 from __future__ import annotations
 

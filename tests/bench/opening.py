@@ -55,7 +55,6 @@ def processes(folder: Path) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     yield from opened("open SmolLM2 (272 tensors, 98,000 strings)", files.smollm2(), 1.5, 1 / 200)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

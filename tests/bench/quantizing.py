@@ -18,7 +18,6 @@ SEARCHED_ROWS = 512  # a search takes a hundred times longer
 
 
 def rows() -> Iterator[Row]:
-    """Yields the measurements."""
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
     for type_ in [*GGML_TYPES, *GLFT.types]:

@@ -375,14 +375,6 @@ INDICES = (
 )
 
 
-def layouts_read(client: str) -> str:
-    """Describes the versions and byte orders on which a client fails."""
-    failures: dict[Failure, list[str]] = {}
-    for (version, order), failure in sorted(LAYOUTS[client].items()):
-        failures.setdefault(failure, []).append(f"v{version} {order}-endian")
-    return "; ".join(f"{', '.join(files)}: {failure.why}" for failure, files in failures.items()) or "all"
-
-
 def is_half(values: np.ndarray, ours: np.ndarray) -> bool:
     """Tells whether numbers are ours, rounded to float16."""
     return values.dtype == np.float16 and same_bits(values, ours.astype(np.float16))
