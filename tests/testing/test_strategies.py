@@ -26,8 +26,8 @@ from hypothesis.errors import NoSuchExample
 from glft_schema import Container, SchemeError
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.numbers import Picked, u16, u32
-from glft_schema.codec.records import Record
 from glft_schema.codec.predicates import meets, multiple_of, one_of, pattern
+from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Padding, Struct
 from glft_schema.codec.tables import Table
