@@ -128,7 +128,7 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
         (["verify", four_types, "--against", tmp_path / "missing.safetensors"], f"missing.safetensors: {no_file}"),
         (["convert", tmp_path / "missing", out], f"missing: {no_file}"),
         (["convert", source, tmp_path / "no" / "out.glft"], no_file),
-        (["convert", source, "/dev/full", "--format", "glft"], "glft: /dev/full: is not a regular file; it is left alone"),
+        (["convert", source, "/dev/full", "--format", "glft"], "glft: /dev/full: is not a regular file; left unchanged"),
         (["convert", source, out, "--scheme", "fc.wieght=f16"], "did you mean 'fc.weight'"),
         (["convert", source, out, "--scheme", "fc.*=q5"], "glft: expected one of f32, f16"),
         (["convert", source, out, "--metadata", "novalue"], "glft: expected KEY=VALUE, found 'novalue'"),
