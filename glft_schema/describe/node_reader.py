@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 from construct.expr import opnames
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec import numbers
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
 from glft_schema.codec.expressions import (
@@ -38,18 +37,43 @@ from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements up to which a part's value is the list of them
-KINDS = {number.kind: number for number in vars(numbers).values() if isinstance(number, numbers.Number)}
 OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
+
+
+def evaluate(expression: Expression, find: Callable[[Reference], Any]) -> Any:
+    """Returns the value of an expression, with `find` for the values of references."""
+    match expression:
+        case Constant():
+            return expression.value
+        case Reference():
+            return find(expression)
+        case Operation():
+            return OPERATORS[expression.sign](evaluate(expression.left, find), evaluate(expression.right, find))
+        case Length():
+            of = evaluate(expression.of, find)
+            return nbytes(of) if expression.in_bytes else len(of)
+        case Reversed():
+            return evaluate(expression.of, find)[::-1]
+        case ValueOfKey():
+            return evaluate(expression.mapping, find).get(expression.key, expression.default)
+        case Matches():
+            return re.fullmatch(expression.pattern, evaluate(expression.of, find)) is not None
+
+
+def sizes(dims: Iterable[Expression], evaluate: Callable[[Expression], Any]) -> list[int]:
+    """Returns the values of dims; a dim that is a list, such as ``dims``, is several of them."""
+    values = [evaluate(dim) for dim in dims]
+    return [size for value in values for size in (value if isinstance(value, list) else [value])]
 
 
 @dataclass
 class Scope:
-    """What an expression may refer to.
+    """The fields that an expression may refer to.
 
     Attributes:
-        schema: where structs are found by name.
-        fields: those of a struct that are known so far.
-        outer: the scope around that of the struct.
+        schema: the schema of the structs.
+        fields: the known fields of a struct.
+        outer: the scope of the struct around it.
     """
 
     schema: s.Schema
@@ -58,22 +82,7 @@ class Scope:
 
     def evaluate(self, expression: Expression) -> Any:
         """Returns the value of an expression. Raises KeyError for a field that is not known here."""
-        match expression:
-            case Constant():
-                return expression.value
-            case Reference():
-                return self._field(expression)
-            case Operation():
-                return OPERATORS[expression.sign](self.evaluate(expression.left), self.evaluate(expression.right))
-            case Length():
-                of = self.evaluate(expression.of)
-                return nbytes(of) if expression.in_bytes else len(of)
-            case Reversed():
-                return self.evaluate(expression.of)[::-1]
-            case ValueOfKey():
-                return self.evaluate(expression.mapping).get(expression.key, expression.default)
-            case Matches():
-                return re.fullmatch(expression.pattern, self.evaluate(expression.of)) is not None
+        return evaluate(expression, self._field)
 
     def _field(self, reference: Reference) -> Any:
         scope = self
@@ -111,11 +120,7 @@ class NodeReader:
     def settled(self, node: s.Node, scope: Scope) -> s.Node:
         """Returns what a node is once the fields that it depends on are known."""
         while isinstance(node, (s.Either, s.Switch)):
-            if isinstance(node, s.Either):
-                node = node.then if scope.evaluate(node.condition) else node.otherwise
-            else:
-                code = getattr(on := scope.evaluate(node.on), "code", on)
-                node = next(case.node for case in node.cases if case.code == code)
+            node = s.choose(node, scope.evaluate)
         return node
 
     def size(self, node: s.Node, scope: Scope) -> int | None:
@@ -126,18 +131,12 @@ class NodeReader:
         if isinstance(node, (s.Bytes, s.Lines)):
             return int(scope.evaluate(node.size)) if node.size else None
         if isinstance(node, s.BlockArray):
-            return math.prod(self.dims(node, scope)) * (scope.schema.structs[node.block].size or 0)
+            return math.prod(self.dims(node, scope)) * node.size
         return scope.schema.size(node)
 
     def dims(self, node: s.Numbers | s.BlockArray, scope: Scope) -> list[int]:
-        """Returns the sizes of an array, outermost first; a dim that stands for several is spread."""
-        if isinstance(node, s.BlockArray):
-            return [scope.fields["out"], scope.fields["in"] // node.weights]
-        sizes: list[int] = []
-        for dim in node.dims:
-            size = scope.evaluate(dim)
-            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
-        return sizes
+        """Returns the sizes of an array, outermost first."""
+        return sizes(node.dims, scope.evaluate)
 
     def end(self, node: s.Node, start: int, scope: Scope) -> int:
         """Returns where a node that begins at `start` ends."""
@@ -188,7 +187,7 @@ class NodeReader:
 
     def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
         """Returns `count` numbers that begin at byte `start`."""
-        dtype = KINDS[number.kind].numpy_dtype(self._order_of(number))
+        dtype = s.KINDS[number.kind].numpy_dtype(self._order_of(number))
         stored = np.frombuffer(self._source.view(start, count * number.size), dtype)
         if number.kind == "bf16":  # the upper half of an f32: numpy has none
             stored = (stored.astype(np.uint32) << 16).view(np.float32)
@@ -302,7 +301,7 @@ class NodeReader:
             number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
             if isinstance(number, s.Number):
                 left, order = self._source.size - first, self._order_of(number)
-                texts = StoredStrings(self._source, first, left, count, KINDS[number.kind], order)
+                texts = StoredStrings(self._source, first, left, count, s.KINDS[number.kind], order)
                 ends = [first + end for end in texts.ends().tolist()]
             else:
                 ends, at = [], first
