@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-import construct
-
 from glft_schema.codec import numbers
 from glft_schema.codec.expressions import Constant, Expression, Operation, Reference
 from glft_schema.codec.rules import Check
@@ -171,7 +169,7 @@ class Ref(Declared):
     """
 
     name: str
-    declared: construct.Struct | None = field(default=None, compare=False, repr=False)
+    declared: Any = field(default=None, compare=False, repr=False)
     level: int = field(default=0, compare=False, repr=False)
 
 
@@ -246,7 +244,7 @@ class Field:
     value: int | bytes | None = None
     rules: tuple[Check, ...] = ()
     refuses: tuple[str, ...] = ()
-    declared: construct.Construct | None = field(default=None, repr=False)
+    declared: Any = field(default=None, repr=False)
 
     @property
     def is_computed(self) -> bool:
@@ -273,12 +271,11 @@ class StructOf:
     rules: tuple[Check, ...]
     offsets: tuple[int | None, ...]
     size: int | None
-    declared: construct.Struct | None = field(default=None, repr=False)
+    declared: Any = field(default=None, repr=False)
 
     @property
     def parts(self) -> list[Field | Check]:
         """Fields and rules in the order of the declaration."""
-        assert self.declared
         left = iter(self.fields)
         return [part if isinstance(part, Check) else next(left) for part in self.declared.subcons]
 

@@ -105,6 +105,12 @@ def struct_of(declared: construct.Struct) -> StructOf:
     return schema.structs[ref.name]
 
 
+def rows_of(node: Node) -> StructOf | None:
+    """Returns the struct of the rows of a table; None if the node is not a table."""
+    item = node.item if isinstance(node, List) else None
+    return struct_of(item.declared) if isinstance(item, Ref) else None
+
+
 def wrapped(node: Node, **wrapper: Any) -> Node:
     """Returns a node with one more `Wrapper` around it."""
     return replace(node, wrappers=(*node.wrappers, Wrapper(**wrapper)))
@@ -187,7 +193,7 @@ _teach(construct.Flag,         lambda it, of: wrapped(Number("u8", "little"), op
 
 _teach(construct.Bytes,       lambda it, of: Bytes(known(it.length)))
 _teach(construct.GreedyBytes, lambda it, of: Bytes(None))
-_teach(codec_text.Text,       lambda it, of: Text(of(it.length)))
+_teach(codec_text.Text,       lambda it, of: Text(of(it.length), is_strict=getattr(it, "strict", False)))
 _teach(KeyValueLines,         lambda it, of: Lines(known(it.size)))
 
 _teach(construct.Array, lambda it, of: List(known(it.count), of(it.subcon)))
