@@ -2,13 +2,14 @@
 
     Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to another struct ...
 
-`glft_schema.describe.schema` reads the tree from declarations. The writers of Markdown, C, Kaitai Struct ... and the strategies
-of `glft_schema.testing` walk it.
+`glft_schema.describe.schema` reads the tree from declarations. The writers of Markdown, C and other
+languages walk it, and so do the strategies of `glft_schema.testing`.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
@@ -29,9 +30,9 @@ class Wrapper:
     """A construct around another one that changes its values, but not its bytes.
 
     Attributes:
-        decode: (value, context, path) -> the value outside of the wrapper; None if that is the same.
-        options: values that stand out, such as a default or the names of an `Enum`; functions of the context among them.
-        is_closed: there are no values beside `options`. If these are none, building computes the value.
+        decode: (value, context, path) -> the value as the wrapper gives it; None if it is the same.
+        options: special values, or functions of the context: a default, the names of an `Enum`.
+        is_closed: there are no other values. Without `options`, building computes the value.
     """
 
     decode: Callable[[Any, Any, str], Any] | None = None
@@ -45,14 +46,16 @@ class Declared:
 
     Attributes:
         wrappers: the constructs around it, innermost first.
+        level: how deep it is nested in nodes of its kind; 0 if it cannot be.
     """
 
     wrappers: tuple[Wrapper, ...] = field(default=(), compare=False, repr=False)
+    level: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
 class Number(Declared):
-    """A number: ``u8`` to ``i64``, ``f16`` to ``f64``, ``bf16``; its byte order is ``little``, ``big``, or the ``file``'s."""
+    """A number: ``u8`` to ``i64``, ``f16`` to ``f64``, ``bf16``; ``little``, ``big``, or as the ``file`` is."""
 
     kind: str
     order: str
@@ -72,7 +75,7 @@ class Bytes(Declared):
 
 @dataclass(frozen=True)
 class Text(Declared):
-    """Text after its length in bytes. Bytes that are not in the encoding are refused if it `is_strict`, kept otherwise."""
+    """Text after its length in bytes. If it `is_strict`, other bytes than text are refused."""
 
     length: Node
     encoding: str = "utf-8"
@@ -81,10 +84,7 @@ class Text(Declared):
 
 @dataclass(frozen=True)
 class List(Declared):
-    """`count` items. If `key` is given, it is the field that identifies a row, and `value` the field with the key's value.
-
-    `once` is the rule that no two rows have the same key.
-    """
+    """`count` items. Key-values are rows with the fields `key` and `value`; `once` is the rule that keys differ."""
 
     count: Expression
     item: Node
@@ -95,7 +95,7 @@ class List(Declared):
 
 @dataclass(frozen=True)
 class Counted(Declared):
-    """A list after its length. If it `has_scope`, references in the item start one level below the field's struct."""
+    """A list after its length. If it `has_scope`, the struct is one level up for references in the item."""
 
     count: Node
     item: Node
@@ -104,7 +104,7 @@ class Counted(Declared):
 
 @dataclass(frozen=True)
 class Numbers(Declared):
-    """A field of a payload: an array of numbers whose dims are integers or expressions on ``out``, ``in`` and ``dims``."""
+    """An array of numbers in a payload. Dims are integers, or expressions on ``out``, ``in`` and ``dims``."""
 
     number: Number
     dims: tuple[Expression, ...]
@@ -112,7 +112,7 @@ class Numbers(Declared):
 
 @dataclass(frozen=True)
 class BlockArray(Declared):
-    """A payload of blocks: ``out * (in / weights)`` times the struct `block`, which has `size` bytes."""
+    """A payload of blocks: ``out * (in / weights)`` structs `block` of `size` bytes each."""
 
     weights: int
     block: str
@@ -152,7 +152,7 @@ class SwitchCase:
 
 @dataclass(frozen=True)
 class Switch(Declared):
-    """One of several nodes, selected by a field before it; `default` for other values, if they are allowed."""
+    """One of several nodes, selected by a field before it; `default` for other values, if any."""
 
     on: Expression
     cases: tuple[SwitchCase, ...]
@@ -161,16 +161,10 @@ class Switch(Declared):
 
 @dataclass(frozen=True)
 class Ref(Declared):
-    """The struct of this name.
-
-    Attributes:
-        declared: the Struct, as declared.
-        level: how deep it is nested in structs of the same kind; 0 if it cannot be.
-    """
+    """The struct of this name; `declared` is its construct."""
 
     name: str
     declared: Any = field(default=None, compare=False, repr=False)
-    level: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -182,7 +176,7 @@ class Lines(Declared):
 
 @dataclass(frozen=True)
 class Padding(Declared):
-    """Bytes up to a multiple of `to`, counted from the start of the file; the file may end before them if `may_lack` holds."""
+    """Bytes up to a multiple of `to` from the start of the file, which may end before if `may_lack` holds."""
 
     to: Expression
     may_lack: Expression | None = None
@@ -197,9 +191,9 @@ class ByteOrder(Declared):
 
 @dataclass(frozen=True)
 class Derived(Declared):
-    """No bytes: a value that follows from the fields before it, or none at all.
+    """No bytes: a value that follows from the fields before it, if any.
 
-    `value` is None if no expression says how; `compute`, a function of the context, is None if there is nothing to compute.
+    `value` is its expression, if it has one. `compute` is a function of the context.
     """
 
     value: Expression | None
@@ -208,7 +202,7 @@ class Derived(Declared):
 
 @dataclass(frozen=True)
 class Payloads(Declared):
-    """The payloads of the rows of `table`, each at its offset and padded to a multiple of `to`, up to the end of the file."""
+    """The payloads of the rows of `table`, each at its offset, padded to a multiple of `to`; the rest of the file."""
 
     table: str
     to: Expression | None = None
@@ -367,14 +361,8 @@ class Schema:
             return 0
         if isinstance(node, Bytes) and isinstance(size := getattr(node.size, "value", None), int):
             return size
-        if isinstance(node, Numbers):
-            count = 1
-            for dim in node.dims:
-                size = getattr(dim, "value", None)
-                if not isinstance(size, int):
-                    return None
-                count *= size
-            return count * node.number.size
+        if isinstance(node, Numbers) and all(isinstance(dim, Constant) for dim in node.dims):
+            return math.prod(int(str(dim)) for dim in node.dims) * node.number.size
         return None
 
 
@@ -405,7 +393,7 @@ def refs(node: Node) -> Iterator[str]:
 
 
 def choose(node: Either | Switch, evaluate: Callable[[Expression], Any]) -> Node:
-    """Returns the selected alternative. `evaluate` computes expressions. Raises KeyError if no case matches."""
+    """Returns the selected node; `evaluate` computes expressions. Raises KeyError if no case matches."""
     if isinstance(node, Either):
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)

@@ -20,32 +20,8 @@ from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check
-from glft_schema.describe.nodes import (
-    FILE,
-    BlockArray,
-    ByteOrder,
-    Bytes,
-    Code,
-    Counted,
-    Derived,
-    Either,
-    Field,
-    Lines,
-    List,
-    Node,
-    Number,
-    Numbers,
-    Padding,
-    Payloads,
-    Ref,
-    Schema,
-    StructOf,
-    Switch,
-    SwitchCase,
-    Text,
-    TypeOf,
-    Wrapper,
-)
+from glft_schema.describe import nodes as s
+from glft_schema.describe.nodes import FILE, Field, Node, Ref, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -78,7 +54,7 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, Ref)
     nodes = [part.node for part in schema.structs[payload.name].fields]
-    block = next((node.block for node in nodes if isinstance(node, BlockArray)), None)
+    block = next((node.block for node in nodes if isinstance(node, s.BlockArray)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
@@ -87,7 +63,7 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
 
 @singledispatch
 def node_of(declared: Any, schema: Schema, name: str) -> Node:
-    """Reads a construct; the structs in it go to `schema.structs`, and `name` is for those without a title.
+    """Reads a construct. Adds the structs in it to `schema.structs`, under `name` if they have no title.
 
     Raises:
         NotImplementedError: for a class of construct that it has not been taught.
@@ -107,7 +83,7 @@ def struct_of(declared: construct.Struct) -> StructOf:
 
 def rows_of(node: Node) -> StructOf | None:
     """Returns the struct of the rows of a table; None if the node is not a table."""
-    item = node.item if isinstance(node, List) else None
+    item = node.item if isinstance(node, s.List) else None
     return struct_of(item.declared) if isinstance(item, Ref) else None
 
 
@@ -156,23 +132,17 @@ def _refused_by(part: construct.Construct) -> tuple[str, ...]:
         part = part.subcon
 
 
-@node_of.register(tables.Nested)
-def _(declared: tables.Nested, schema: Schema, name: str) -> Node:
-    node = node_of(declared.subcon, schema, name)
-    return replace(node, level=declared.level) if isinstance(node, Ref) else node
-
-
-# Other constructs: wrappers, numbers, bytes and text, lists, fields that follow from others, payloads
+# Other constructs
 
 
 def _teach(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) -> None:
-    """Registers a function (construct, reader of the constructs in it) -> node."""
+    """Registers a function: (construct, function that reads the constructs in it) -> node."""
     kind = declared if isinstance(declared, type) else type(declared)
-    node_of.register(kind, lambda part, schema, name: read(part, lambda inner: node_of(inner, schema, name)))
+    node_of.register(kind, lambda it, schema, name: read(it, lambda inner: node_of(inner, schema, name)))
 
 
-def _of_file(number: numbers.Number) -> Number:
-    return Number(number.kind, "file")
+def _of_file(number: numbers.Number) -> s.Number:
+    return s.Number(number.kind, "file")
 
 
 # fmt: off
@@ -182,35 +152,41 @@ _teach(construct.Enum,    lambda it, of: wrapped(of(it.subcon), options=tuple(it
 _teach(construct.Default, lambda it, of: wrapped(of(it.subcon), options=(it.value,)))
 _teach(construct.Const,   lambda it, of: wrapped(of(it.subcon), options=(it.value,), is_closed=True))
 _teach(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=True))
+_teach(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
 
 _teach(numbers.Number,         lambda it, of: _of_file(it))
-_teach(numbers.Picked,         lambda it, of: Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
-_teach(numbers.ByteOrderOf,    lambda it, of: ByteOrder(_of_file(it.number)))
-_teach(type_codes.TypeCode,    lambda it, of: Code(of(it.subcon), it.table))
-_teach(construct.FormatField,  lambda it, of: Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
-_teach(construct.BytesInteger, lambda it, of: wrapped(Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
-_teach(construct.Flag,         lambda it, of: wrapped(Number("u8", "little"), options=(False, True), is_closed=True))
+_teach(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
+_teach(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(_of_file(it.number)))
+_teach(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
+_teach(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
+_teach(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
+_teach(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), options=(False, True), is_closed=True))
 
-_teach(construct.Bytes,       lambda it, of: Bytes(known(it.length)))
-_teach(construct.GreedyBytes, lambda it, of: Bytes(None))
-_teach(codec_text.Text,       lambda it, of: Text(of(it.length), is_strict=getattr(it, "strict", False)))
-_teach(KeyValueLines,         lambda it, of: Lines(known(it.size)))
+_teach(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
+_teach(construct.GreedyBytes, lambda it, of: s.Bytes(None))
+_teach(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=getattr(it, "strict", False)))
+_teach(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
 
-_teach(construct.Array, lambda it, of: List(known(it.count), of(it.subcon)))
-_teach(arrays.Numbers,  lambda it, of: List(known(it.count), of(it.number)))
-_teach(arrays.Strings,  lambda it, of: List(known(it.count), Text(of(it.length))))
-_teach(numbers.Sizes,   lambda it, of: Counted(of(it.count), of(it.size)))
+_teach(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
+_teach(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))
+_teach(arrays.Strings,  lambda it, of: s.List(known(it.count), s.Text(of(it.length))))
+_teach(numbers.Sizes,   lambda it, of: s.Counted(of(it.count), of(it.size)))
 
-_teach(structs.Derived,      lambda it, of: Derived(read(it.of), it.of))
-_teach(construct.Computed,   lambda it, of: Derived(read(it.func), partial(construct.evaluate, it.func)))
-_teach(construct.Tell,       lambda it, of: Derived(None))
-_teach(construct.Pass,       lambda it, of: Derived(None))
-_teach(construct.Terminated, lambda it, of: Derived(None))
-_teach(structs.Padding,      lambda it, of: Padding(known(it.to), read(it.may_lack)))
+_teach(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it.condfunc), Constant(0)), (
+    SwitchCase("true", 1, of(it.thensubcon)),
+    SwitchCase("false", 0, of(it.elsesubcon)),
+)))
 
-_teach(numbers.TensorField, lambda it, of: Numbers(_of_file(it.number), tuple(map(known, it.dims))))
-_teach(Blocks,              lambda it, of: BlockArray(it.weights, of(it.block).name, it.size))
-_teach(TensorData,          lambda it, of: Payloads(it.table, read(it.padded_to)))
+_teach(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.of))
+_teach(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
+_teach(construct.Tell,       lambda it, of: s.Derived(None))
+_teach(construct.Pass,       lambda it, of: s.Derived(None))
+_teach(construct.Terminated, lambda it, of: s.Derived(None))
+_teach(structs.Padding,      lambda it, of: s.Padding(known(it.to), read(it.may_lack)))
+
+_teach(numbers.TensorField, lambda it, of: s.Numbers(_of_file(it.number), tuple(map(known, it.dims))))
+_teach(Blocks,              lambda it, of: s.BlockArray(it.weights, of(it.block).name, it.size))
+_teach(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padded_to)))
 # fmt: on
 
 
@@ -218,7 +194,7 @@ _teach(TensorData,          lambda it, of: Payloads(it.table, read(it.padded_to)
 def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
     if declared.subcon is not construct.Pass:
         raise NotImplementedError("of construct's Padded only Padding has a node")
-    return wrapped(Bytes(known(declared.length)), options=(None,), is_closed=True)
+    return wrapped(s.Bytes(known(declared.length)), options=(None,), is_closed=True)
 
 
 @node_of.register(construct.StringEncoded)
@@ -226,7 +202,7 @@ def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
     if not isinstance(declared.subcon, construct.Prefixed):
         raise NotImplementedError("only texts after their length have a node")
     encoding = codecs.lookup(declared.encoding).name
-    return Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
+    return s.Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
 
 
 @node_of.register(construct.FocusedSeq)
@@ -234,13 +210,13 @@ def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
         raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a node")
     count, items = declared.subcons
-    return Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
+    return s.Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
 
 
 @node_of.register(KeyValues)
 def _(declared: KeyValues, schema: Schema, name: str) -> Node:
     rows = node_of(declared.subcon, schema, name)
-    assert isinstance(rows, List)
+    assert isinstance(rows, s.List)
     assert isinstance(rows.item, Ref)
     struct = schema.structs[rows.item.name]
     schema.structs[struct.name] = replace(struct, rules=(declared.once, *struct.rules))
@@ -253,18 +229,11 @@ def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
     cases: Mapping[Any, construct.Construct] = declared.cases
     named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
     default = None if declared.default is construct.Pass else node_of(declared.default, schema, name)
-    return Switch(known(declared.keyfunc), tuple(named), default)
-
-
-@node_of.register(construct.IfThenElse)
-def _(declared: construct.IfThenElse, schema: Schema, name: str) -> Node:
-    then, otherwise = (node_of(part, schema, name) for part in (declared.thensubcon, declared.elsesubcon))
-    is_true = Operation("!=", known(declared.condfunc), Constant(0))
-    return Switch(is_true, (SwitchCase("true", 1, then), SwitchCase("false", 0, otherwise)))
+    return s.Switch(known(declared.keyfunc), tuple(named), default)
 
 
 def known(expression: Any) -> Expression:
-    """Returns a parsed expression. Raises NotImplementedError for a function, which cannot be parsed."""
+    """Returns an expression, parsed. Raises NotImplementedError for a function."""
     if (found := read(expression)) is None:
         raise NotImplementedError(f"expected an expression such as this.count, found the function {expression!r}")
     return found
