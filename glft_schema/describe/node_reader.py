@@ -1,7 +1,7 @@
 """Reads values and parts of a file by the nodes of `glft_schema.describe.schema`.
 
-A node may depend on fields before it, which a `Scope` has. Only the requested bytes are read, except
-in lists of elements of different sizes, such as texts: all elements are located once.
+A node may depend on fields before it, which a `Scope` has. Only the requested bytes are read. The
+elements of lists of texts, and of others whose sizes differ, are all located once.
 """
 
 from __future__ import annotations
@@ -18,21 +18,10 @@ from typing import Any
 import numpy as np
 from construct.expr import opnames
 
+import glft_schema.codec.expressions as e
 import glft_schema.describe.nodes as s
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
-from glft_schema.codec.expressions import (
-    Constant,
-    Expression,
-    Length,
-    Matches,
-    Operation,
-    Reference,
-    Reversed,
-    ValueOfKey,
-    nbytes,
-    outermost,
-)
 from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
@@ -40,27 +29,27 @@ SHORT = 256  # elements up to which a part's value is the list of them
 OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
 
 
-def evaluate(expression: Expression, find: Callable[[Reference], Any]) -> Any:
+def evaluate(expression: e.Expression, find: Callable[[e.Reference], Any]) -> Any:
     """Returns the value of an expression, with `find` for the values of references."""
     match expression:
-        case Constant():
+        case e.Constant():
             return expression.value
-        case Reference():
+        case e.Reference():
             return find(expression)
-        case Operation():
+        case e.Operation():
             return OPERATORS[expression.sign](evaluate(expression.left, find), evaluate(expression.right, find))
-        case Length():
+        case e.Length():
             of = evaluate(expression.of, find)
-            return nbytes(of) if expression.in_bytes else len(of)
-        case Reversed():
+            return e.nbytes(of) if expression.in_bytes else len(of)
+        case e.Reversed():
             return evaluate(expression.of, find)[::-1]
-        case ValueOfKey():
+        case e.ValueOfKey():
             return evaluate(expression.mapping, find).get(expression.key, expression.default)
-        case Matches():
+        case e.Matches():
             return re.fullmatch(expression.pattern, evaluate(expression.of, find)) is not None
 
 
-def sizes(dims: Iterable[Expression], evaluate: Callable[[Expression], Any]) -> list[int]:
+def sizes(dims: Iterable[e.Expression], evaluate: Callable[[e.Expression], Any]) -> list[int]:
     """Returns the values of dims; a dim that is a list, such as ``dims``, is several of them."""
     values = [evaluate(dim) for dim in dims]
     return [size for value in values for size in (value if isinstance(value, list) else [value])]
@@ -80,11 +69,11 @@ class Scope:
     fields: dict[str, Any] = field(default_factory=dict)
     outer: Scope | None = None
 
-    def evaluate(self, expression: Expression) -> Any:
-        """Returns the value of an expression. Raises KeyError for a field that is not known here."""
+    def evaluate(self, expression: e.Expression) -> Any:
+        """Returns the value of an expression. Raises KeyError for an unknown field."""
         return evaluate(expression, self._field)
 
-    def _field(self, reference: Reference) -> Any:
+    def _field(self, reference: e.Reference) -> Any:
         scope = self
         for _ in range(reference.up):
             scope = scope.outer or scope
@@ -247,12 +236,12 @@ class NodeReader:
                 if low < first:
                     yield Part("length", start, first, node.length, scope, "bytes of the text")
                 if low < last and high > first and last > first:
-                    yield Part("text", first, last, s.Bytes(Constant(last - first)), scope, doc, "UTF-8")
+                    yield Part("text", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "UTF-8")
             case s.Ref():
                 yield from self._fields(node, start, scope, low, high)
             case s.Lines() if end is not None:
                 for i, first, last in _overlapping(self._line_starts(start, end), low, high):
-                    yield Part(f"line {i + 1}", first, last, s.Bytes(Constant(last - first)), scope, doc, "line key=value")
+                    yield Part(f"line {i + 1}", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "line key=value")
 
     def _fields(self, node: s.Ref, start: int, outer: Scope, low: int, high: int) -> Iterator[Part]:
         scope = Scope(outer.schema, {}, outer)
@@ -279,7 +268,7 @@ class NodeReader:
             yield Part(str(i), start, end, node, scope, doc)
 
     def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
-        """Returns the first byte of each of `count` elements of different sizes, and the end of the last one."""
+        """Returns the first bytes of elements of different sizes, and the end of the last one."""
         if first not in self._starts:
             number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
             if isinstance(number, s.Number):
@@ -306,7 +295,7 @@ PLAIN = (s.Number, s.Code, s.Text)  # lists of these have a value
 
 
 def _overlapping(starts: Sequence[int], low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Yields the elements with a byte in ``[low, high)``: number, first byte and end, which is the next one's start."""
+    """Yields number, first byte and end of the elements with a byte in ``[low, high)``."""
     for i in range(max(bisect_right(starts, low) - 1, 0), len(starts) - 1):
         if starts[i] >= high:
             return
@@ -344,7 +333,7 @@ def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None 
             return f"{inner(node.item)}[] after {inner(node.count)}"
         case s.Numbers() | s.BlockArray():
             item = node.number.kind if isinstance(node, s.Numbers) else node.block
-            return f"{item}[{', '.join(map(outermost, node.dims))}]"
+            return f"{item}[{', '.join(map(e.outermost, node.dims))}]"
         case s.Padding():
             return f"padding to {scope.evaluate(node.to)}"
         case s.Lines():

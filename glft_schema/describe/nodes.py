@@ -1,6 +1,6 @@
-"""What a declaration says, as a tree of nodes: the one reading of construct's classes.
+"""Declarations as a tree of nodes.
 
-    Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to another struct ...
+    Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to a struct ...
 
 `glft_schema.describe.schema` reads the tree from declarations. The writers of Markdown, C and other
 languages walk it, and so do the strategies of `glft_schema.testing`.
@@ -55,7 +55,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Number(Declared):
-    """A number: ``u8`` to ``i64``, ``f16`` to ``f64``, ``bf16``; ``little``, ``big``, or as the ``file`` is."""
+    """A number, ``u8`` to ``f64``, in ``little`` or ``big`` order, or in that of the ``file``."""
 
     kind: str
     order: str
@@ -84,7 +84,7 @@ class Text(Declared):
 
 @dataclass(frozen=True)
 class List(Declared):
-    """`count` items. Key-values are rows with the fields `key` and `value`; `once` is the rule that keys differ."""
+    """`count` items. Key-values have fields `key` and `value`, and a rule `once` on keys."""
 
     count: Expression
     item: Node
@@ -95,7 +95,7 @@ class List(Declared):
 
 @dataclass(frozen=True)
 class Counted(Declared):
-    """A list after its length. If it `has_scope`, the struct is one level up for references in the item."""
+    """A list after its length. If it `has_scope`, items see the struct one level up."""
 
     count: Node
     item: Node
@@ -104,7 +104,7 @@ class Counted(Declared):
 
 @dataclass(frozen=True)
 class Numbers(Declared):
-    """An array of numbers in a payload. Dims are integers, or expressions on ``out``, ``in`` and ``dims``."""
+    """An array of numbers in a payload, with dims that depend on ``out``, ``in`` and ``dims``."""
 
     number: Number
     dims: tuple[Expression, ...]
@@ -176,7 +176,7 @@ class Lines(Declared):
 
 @dataclass(frozen=True)
 class Padding(Declared):
-    """Bytes up to a multiple of `to` from the start of the file, which may end before if `may_lack` holds."""
+    """Bytes up to a multiple of `to` in the file, which may end before if `may_lack` holds."""
 
     to: Expression
     may_lack: Expression | None = None
@@ -202,7 +202,7 @@ class Derived(Declared):
 
 @dataclass(frozen=True)
 class Payloads(Declared):
-    """The payloads of the rows of `table`, each at its offset, padded to a multiple of `to`; the rest of the file."""
+    """The payloads of the rows of `table`, padded to multiples of `to`; the rest of the file."""
 
     table: str
     to: Expression | None = None
@@ -393,7 +393,7 @@ def refs(node: Node) -> Iterator[str]:
 
 
 def choose(node: Either | Switch, evaluate: Callable[[Expression], Any]) -> Node:
-    """Returns the selected node; `evaluate` computes expressions. Raises KeyError if no case matches."""
+    """Returns the selected node, by the values of expressions. Raises KeyError if there is none."""
     if isinstance(node, Either):
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)

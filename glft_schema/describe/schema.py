@@ -1,7 +1,8 @@
 """Reads declarations into the tree of `glft_schema.describe.nodes`.
 
-`schema_of` reads a format or a tensor type, `node_of` any construct. Classes of construct are known here alone:
-``node_of.register`` teaches another one, to descriptions and to strategies.
+`schema_of` reads a format or a tensor type, `node_of` any construct. This is the only module that
+reads the classes of constructs: ``node_of.register`` teaches another one, to descriptions and to
+strategies.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
 
 @singledispatch
 def node_of(declared: Any, schema: Schema, name: str) -> Node:
-    """Reads a construct. Adds the structs in it to `schema.structs`, under `name` if they have no title.
+    """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
 
     Raises:
         NotImplementedError: for a class of construct that it has not been taught.

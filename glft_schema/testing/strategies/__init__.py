@@ -2,7 +2,7 @@
 
     from_construct(declared)     values that a construct can build
     containers("gguf")           whole files, valid by construction
-    corruptions(file)            files that break exactly one rule or field, and the error or findings expected for each
+    corruptions(file)            files that break one rule or field, each with the expected error
 
 ``glft fuzz`` runs on them. Use them to test other readers, and formats of your own.
 """

@@ -1,4 +1,4 @@
-"""Six aspects of a file, and the weights with which corruptions and damage choose among them.
+"""Six aspects of a file, and how often corruptions and damage are of each.
 
 The aspect of a rule or byte follows from the declaration: from its region, and the region's node.
 """
@@ -34,9 +34,9 @@ SPREAD = 1 << 24  # numbers that hypothesis draws evenly; of a short list it dra
 
 
 def evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
-    """Draws one of the choices, each with about the same probability.
+    """Draws one of the choices, each about as often.
 
-    It draws a sum, because hypothesis copies drawn numbers, often zeros, over others: rarely over all terms of a sum.
+    It draws sums: hypothesis copies drawn numbers, often zeros, but rarely over all terms of one.
     """
     return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
 
@@ -46,14 +46,8 @@ def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> st
     return evenly(draw, [aspect for aspect, weight in WEIGHTS.items() if aspect in among for _ in range(weight)])
 
 
-@st.composite
-def aspects(draw: st.DrawFn) -> str:
-    """Draws an aspect with the probability in `WEIGHTS`.
-
-    Draw it before the file that is broken: hypothesis also tries each beginning of an example with the
-    simplest choices after it.
-    """
-    return drawn_aspect(draw)
+# To be drawn before the file: hypothesis also tries beginnings of examples, followed by zeros.
+aspects = st.composite(drawn_aspect)
 
 
 def aspect_of_rule(format: Format, site: Site) -> str:
@@ -87,10 +81,7 @@ def aspect_of_region(format: Format, region: str) -> str:
 
 @lru_cache(maxsize=16)
 def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
-    """Returns the first byte and end of the fields of a file, as far as it can be read, by aspect.
-
-    The bytes of a file without a format are data.
-    """
+    """Returns start and end of the fields of a file, by aspect; a file without a format is data."""
     source = BytesSource(stored)
     try:
         format = format_of(source)
@@ -114,7 +105,7 @@ def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def _steps(format: Format) -> dict[str, str]:
-    """Returns the fields that are the value of a key of the metadata, with the keys: the steps that payloads are aligned to."""
+    """Returns the fields that payloads are aligned to, and the keys that they are the values of."""
     nodes = {part.name: part.node for part in struct_of(format.struct).fields}
     values = {name: node.value for name, node in nodes.items() if isinstance(node, Derived)}
     return {name: value.key for name, value in values.items() if isinstance(value, ValueOfKey)}

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import singledispatch
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial, singledispatch
 from typing import Any
 
 import construct
+import numpy as np
 from construct.core import evaluate
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context
-from glft_schema.codec.expressions import Expression
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
@@ -22,8 +23,7 @@ from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.bits import floats, payloads
-from glft_schema.testing.strategies.fitting import LONG, NOT_YET, repeated, value_in, value_so_far
+from glft_schema.testing.strategies.fitting import LONG, repeated, value_in, value_so_far
 from glft_schema.testing.strategies.layouts import OPAQUE, place_of
 from glft_schema.testing.strategies.structs import drawing_context, inner_context, struct_values
 
@@ -31,6 +31,10 @@ ITEMS = 4  # of a list without a declared length, at most
 MANY = 256  # elements or bytes; longer values repeat a few
 BYTES = 12  # of bytes and texts without a declared length, at most
 REFUSED = object()  # in place of a value that an adapter cannot decode
+SPECIAL_NUMBERS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
+# Repeated, each of these makes the scales of a payload NaN or infinite, wherever they are.
+SPECIAL = [b"\xff", *{number.astype(kind).tobytes() for kind in (">f2", "<f2", ">f4", "<f4") for number in SPECIAL_NUMBERS[:2]}]
+SPECIAL.sort()
 
 
 def from_construct(
@@ -38,24 +42,20 @@ def from_construct(
 ) -> st.SearchStrategy[Any]:
     """Returns a strategy of values that ``declared.build`` takes.
 
-    The fields of a Struct are drawn in order, each in the context of those before it, and within the rules that guard it.
-    Counts and other fields that building computes are left out.
+    The fields of a Struct are drawn in order, within the rules that guard them. Counts and other
+    fields that building computes are left out.
 
     Args:
-        declared: a construct made of the classes that `glft_schema.describe.node_of` knows.
+        declared: a construct of classes that `glft_schema.describe.node_of` knows.
         rules: the rule sets that are kept to, such as ``spec``, beside the rules of every reader.
-        context: as for ``declared.build``; ``_root`` is the value of ``this._root`` if the construct is a part of a file.
+        context: as for ``declared.build``; ``_root`` is ``this._root`` for a part of a file.
 
     Raises:
-        NotImplementedError: when a value is drawn, for a class of construct that `node_of` has not been taught.
+        NotImplementedError: when a value is drawn, for a class that `node_of` has not been taught.
         OptionError: for an unknown rule set.
     """
-    return _values(declared, rule_sets(rules), context)
-
-
-@st.composite
-def _values(draw: st.DrawFn, declared: construct.Construct, rules: Sequence[str], context: Mapping[str, Any]) -> Any:
-    return draw(values_of(declared, drawing_context(rules=rules, **context)))
+    contexts = st.builds(partial(drawing_context, rules=rule_sets(rules), **context))
+    return contexts.flatmap(partial(values_of, declared))
 
 
 @singledispatch
@@ -87,44 +87,30 @@ def wrapped_values(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
     values = values_of(node, context)
     for wrapper in node.wrappers:
         if wrapper.decode:
-            values = _decoded(wrapper, values, context)
+            decoded = partial(_decoded, wrapper.decode, context)
+            values = values.map(decoded).filter(lambda value: value is not REFUSED)
         if wrapper.options:
             options = st.sampled_from([evaluate(option, context) for option in wrapper.options])
             values = options if wrapper.is_closed else options | values
     return values
 
 
-def _decoded(wrapper: s.Wrapper, values: st.SearchStrategy[Any], context: Context) -> st.SearchStrategy[Any]:
-    decode = wrapper.decode
-    assert decode
-
-    def decoded(value: Any) -> Any:
-        try:
-            return decode(value, context, "(drawing)")
-        except construct.ConstructError:
-            return REFUSED
-
-    return values.map(decoded).filter(lambda value: value is not REFUSED)
-
-
-@values_of.register
-def _(node: s.Ref, context: Context) -> st.SearchStrategy[Any]:
-    return struct_values(struct_of(node.declared), context, wrapped_values)
-
-
-# Numbers
-
-
-def integers(bits: int, signed: bool) -> st.SearchStrategy[int]:
-    """Returns integers of a width: small ones, extremes, and any."""
-    least, greatest = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
-    return st.sampled_from([0, 1, greatest, least]) | st.integers(least, greatest)
+def _decoded(decode: Callable[[Any, Any, str], Any], context: Context, value: Any) -> Any:
+    with suppress(construct.ConstructError):
+        return decode(value, context, "(drawing)")
+    return REFUSED
 
 
 @values_of.register
 def _(node: s.Number, context: Context) -> st.SearchStrategy[Any]:
-    number = s.KINDS[node.kind]
-    return floats(number.numpy_dtype()) if number.is_float else integers(8 * node.size, number.is_signed)
+    """Integers that are small, extreme or any; numpy floats of any bits, often special ones."""
+    number, bits = s.KINDS[node.kind], 8 * node.size
+    if number.is_float:
+        dtype = number.numpy_dtype()
+        stored = st.binary(min_size=node.size, max_size=node.size)
+        return stored.map(lambda bits: np.frombuffer(bits, dtype)[0]) | st.sampled_from(list(SPECIAL_NUMBERS.astype(dtype)))
+    least, greatest = (-(1 << bits - 1), (1 << bits - 1) - 1) if number.is_signed else (0, (1 << bits) - 1)
+    return st.sampled_from([0, 1, greatest, least]) | st.integers(least, greatest)
 
 
 @values_of.register
@@ -148,25 +134,10 @@ def _(node: s.Code, context: Context) -> st.SearchStrategy[Any]:
     return st.integers(0, 15).flatmap(lambda n: known if n else codes.map(node.table.__getitem__))
 
 
-@values_of.register(s.Either)
-@values_of.register(s.Switch)
-def _(node: s.Either | s.Switch, context: Context) -> st.SearchStrategy[Any]:
-    return wrapped_values(s.choose(node, lambda expression: value_in(context, expression)), context)
-
-
-@values_of.register(s.Derived)
-@values_of.register(s.Padding)
-def _(node: s.Node, context: Context) -> st.SearchStrategy[Any]:
-    return st.none()
-
-
-# Bytes and text
-
-
 @values_of.register
 def _(node: s.Bytes, context: Context) -> st.SearchStrategy[bytes]:
-    size = value_so_far(context, node.size) if node.size else NOT_YET
-    if size is NOT_YET:
+    size = value_so_far(context, node.size) if node.size else None
+    if size is None:
         return st.binary(max_size=BYTES)
     if not 0 <= size <= LONG:
         return st.nothing()
@@ -188,16 +159,13 @@ def _(node: s.Lines, context: Context) -> st.SearchStrategy[TextMetadata]:
     return st.builds(TextMetadata, st.dictionaries(keys, values, max_size=ITEMS), st.booleans())
 
 
-# Lists
-
-
 @values_of.register
 def _(node: s.List, context: Context) -> st.SearchStrategy[Any]:
     """Lists of the declared length; short ones if that follows from them."""
     if isinstance(node.item, s.Ref) and node.item.level > Limits().nesting:
         return st.just([])
     items, size = wrapped_values(node.item, context), value_so_far(context, node.count)
-    if size is NOT_YET:
+    if size is None:
         return st.lists(items, max_size=context._params._drawing.most.get(context.get("_field"), ITEMS))
     if not 0 <= size <= LONG:
         return st.nothing()
@@ -211,30 +179,22 @@ def _(node: s.Counted, context: Context) -> st.SearchStrategy[list[Any]]:
     return st.lists(wrapped_values(node.item, inner_context(context) if node.has_scope else context), max_size=ITEMS)
 
 
-# Payloads
-
-
 @values_of.register(s.Numbers)
 @values_of.register(s.BlockArray)
 def _(node: s.Numbers | s.BlockArray, context: Context) -> st.SearchStrategy[Any]:
     """Tensors of any bits, blocks among them."""
-
-    def value(dim: Expression) -> Any:
-        return value_in(context, dim)
-
-    shape, kind = sizes(node.dims, value), "u8"
-    if isinstance(node, s.Numbers):
-        kind = node.number.kind
-    else:
-        shape.append(node.size)
-    number = s.KINDS[kind]
+    shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArray) else [])
+    number = s.KINDS[node.number.kind if isinstance(node, s.Numbers) else "u8"]
     nbytes = math.prod(shape) * number.itemsize
     return payloads(nbytes).map(lambda bits: tensor_over(memoryview(bytearray(bits)), number.dtype, shape))
 
 
-@values_of.register
-def _(node: s.Payloads, context: Context) -> st.SearchStrategy[dict[str, bytes]]:
-    return payloads_of(context[node.table])
+def payloads(nbytes: int) -> st.SearchStrategy[bytes]:
+    """Returns payloads: a few bytes repeated, so that large ones cost no more than small ones."""
+    if not nbytes:
+        return st.just(b"")
+    seeds = st.binary(min_size=1, max_size=min(nbytes, 64)) | st.sampled_from(SPECIAL)
+    return seeds.map(lambda seed: (seed * -(-nbytes // len(seed)))[:nbytes])
 
 
 @st.composite
@@ -246,3 +206,13 @@ def payloads_of(draw: st.DrawFn, rows: Sequence[Any]) -> dict[str, bytes]:
             is_opaque = not row.dtype.is_known
             made[place] = draw(payloads(draw(st.integers(1, OPAQUE)) if is_opaque else row.dtype.nbytes(row.shape)))
     return {row.name: made[place_of(row)] for row in rows}
+
+
+# fmt: off
+values_of.register(s.Ref,      lambda node, context: struct_values(struct_of(node.declared), context, wrapped_values))
+values_of.register(s.Either,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
+values_of.register(s.Switch,   lambda node, context: wrapped_values(s.choose(node, partial(value_in, context)), context))
+values_of.register(s.Payloads, lambda node, context: payloads_of(context[node.table]))
+values_of.register(s.Derived,  lambda node, context: st.none())
+values_of.register(s.Padding,  lambda node, context: st.none())
+# fmt: on

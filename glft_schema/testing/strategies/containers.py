@@ -7,7 +7,6 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from glft_schema.codec.records import Record
 from glft_schema.codec.rules import rule_sets
 from glft_schema.describe.nodes import Padding, Payloads
 from glft_schema.describe.schema import struct_of
@@ -32,15 +31,16 @@ def containers(
     max_tensors: int = MAX_TENSORS,
     max_bytes: int = MAX_BYTES,
 ) -> st.SearchStrategy[bytes]:
-    """Returns a strategy of whole files, valid by construction; ``.map(Container.parse)`` gives them opened.
+    """Returns a strategy of valid files; map it with ``Container.parse`` for opened ones.
 
-    They have all versions and byte orders, types of tensors and of values, nested arrays, alignments, orders of payloads, gaps,
-    tied tensors and trailing bytes that the rules allow. Payloads are any bits, NaN and infinite scales among them.
+    They have all versions, byte orders, types, nested arrays, alignments, orders of payloads, gaps,
+    tied tensors and trailing bytes that the rules allow. Payloads are any bits, NaN and infinite
+    scales among them.
 
     Args:
         format: ``gguf`` or ``glft``, or a `Format`.
-        rules: the rule sets that the files keep to, such as ``spec`` and ``ggml``, beside the rules of every reader.
-        types: the tensor types that may occur, by name; by default all types of the format, and in GGUF unknown ones.
+        rules: the rule sets that files keep to, such as ``spec``, beside the rules of every reader.
+        types: the names of tensor types; by default all of the format, and unknown ones.
         max_tensors: how many tensors a file has at most.
         max_bytes: how many bytes all payloads have at most.
 
@@ -50,7 +50,8 @@ def containers(
     """
     found = format if isinstance(format, Format) else format_named(format)
     allowed = None if types is None else tuple(_type(found, name) for name in types)
-    return _files(found, rule_sets(rules), allowed, max_tensors, max_bytes)
+    knobs = Knobs(rule_sets(rules), allowed, max_bytes, {found.table: max_tensors})
+    return _files(found, knobs)
 
 
 def _type(format: Format, name: str) -> TensorType:
@@ -60,20 +61,13 @@ def _type(format: Format, name: str) -> TensorType:
 
 
 @st.composite
-def _files(
-    draw: st.DrawFn, format: Format, rules: Sequence[str], types: Sequence[TensorType] | None, max_tensors: int, max_bytes: int
-) -> bytes:
-    knobs = Knobs(rules, types, max_bytes, {format.table: max_tensors})
-    return draw(values_of(format.struct, drawing_context(knobs)).flatmap(lambda regions: assembled(format, regions, rules)))
-
-
-@st.composite
-def assembled(draw: st.DrawFn, format: Format, regions: Record, rules: Sequence[str]) -> bytes:
-    """Puts regions and payloads together. Bytes that belong to no field are arbitrary, unless rules guard them."""
+def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
+    """Draws regions and payloads. Bytes of no field are arbitrary, unless rules guard them."""
+    regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
     head, built = draft.head()
     whole = struct_of(format.struct)
-    guarded = {check.field for check in whole.rules if is_wanted(check, rules)}
+    guarded = {check.field for check in whole.rules if is_wanted(check, knobs.rules)}
     payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)
     if "data" in guarded or draw(st.booleans()):
         data = whole.field("data").node
@@ -90,7 +84,7 @@ def assembled(draw: st.DrawFn, format: Format, regions: Record, rules: Sequence[
 
 
 def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], any_bytes: bool) -> bytes:
-    """Returns the region of payloads, each at its row's offset."""
+    """Returns the payloads, each at its row's offset, with gaps of zeros or any bytes."""
     region = bytearray()
     for row in sorted(rows, key=lambda row: (row.offset, len(payloads[row.name]))):
         gap = row.offset - len(region)

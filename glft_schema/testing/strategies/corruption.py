@@ -22,10 +22,10 @@ class Corruption:
         offset: the first byte of that field, from the start of the file; None if it is not known.
         rule: the id of the broken rule; None for a field without one.
         error: what reading must raise; None if the file is read and has findings.
-        reported: the rule id of the error; for a rule of a tensor type it is the row's rule; None for no id.
+        reported: the rule id of the error; for a rule of a tensor type, the row's; None for no id.
         within: whether the error may also be about a field inside of `path`.
         sets: the rule sets that are checked for findings.
-        findings: the rule ids and paths of all findings of these sets, in any order; one, if the file was valid before.
+        findings: rule ids and paths of all findings of these sets, in any order.
     """
 
     stored: bytes
@@ -55,23 +55,24 @@ class Corruption:
         return f"{self.error.__name__}{f' of {self.reported}' if self.reported else ''} at {self.path}"
 
     def problem(self) -> str | None:
-        """Reads the file, and returns how its error or findings differ from those expected; None if they do not."""
+        """Reads the file. Returns how its error or findings differ from the expected, or None."""
         try:
             file = Container.parse(self.stored)
         except FormatError as error:
             return self._other_error(error)
         if self.error is not None:
             return f"expected {self.expected}, found a file that is read"
-        found = [(finding.rule, finding.path) for finding in check_rules(file, self.sets)]
+        findings = check_rules(file, self.sets)
+        found = [(finding.rule, finding.path) for finding in findings]
         if Counter(found) != Counter(self.findings):
             return f"expected {self.expected}, found {found}"
-        offsets = [finding.offset for finding in check_rules(file, self.sets) if finding.path == self.path]
+        offsets = [finding.offset for finding in findings if finding.path == self.path]
         if self.offset is not None and self.offset not in offsets:
             return f"expected {self.expected} at byte {self.offset}, found it at {offsets}"
         return None
 
     def _other_error(self, error: FormatError) -> str | None:
-        """Returns how an error differs from the expected one; None if it does not."""
+        """Returns how an error differs from the expected one, or None."""
         found = f"found {type(error).__name__}{f' of {error.rule}' if error.rule else ''}: {error.text}"
         if self.error is None or not isinstance(error, self.error) or (error.rule != self.reported and not self.within):
             return f"expected {self.expected}, {found}"

@@ -1,7 +1,7 @@
 """Files on the way to their bytes: regions that may break rules, and the payloads as bytes.
 
-A `Draft` is built without checking the rules, and its fields may be `Forged`: built by another construct than their own. So it
-can become a file that no writer would make.
+A `Draft` is built without checking the rules, and its fields may be `Forged`: built by another
+construct than their own. So it can become a file that no writer would make.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Draft:
         return self.head()[0] + self.payloads
 
     def having(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
-        """Returns another draft with these regions, and these payloads if they are given."""
+        """Returns a draft with these regions, and these payloads if they are given."""
         return replace(self, regions={**self.regions, **regions}, payloads=self.payloads if payloads is None else payloads)
 
     def table(self, name: str) -> Any:
@@ -86,13 +86,14 @@ class Draft:
         Args:
             table: the region.
             rows: fields by name; some may be `Forged`.
-            seen: the table as other fields see it; for metadata the default is the metadata as they were.
+            seen: the table as other fields see it; by default the rows, or the old metadata.
         """
         field = self.table(table)
         if isinstance(field, KeyValues):
             forged = Forged(field.subcon, rows, self.regions[table] if seen is None else seen)
         else:
-            forged = Forged(field, rows, [seen_row(row) for row in rows] if seen is None else seen)
+            plain = [{name: value.seen if isinstance(value, Forged) else value for name, value in row.items()} for row in rows]
+            forged = Forged(field, rows, [Record(row) for row in plain] if seen is None else seen)
         return self.counted(field, len(rows)).having({table: forged})
 
     def counted(self, table: Any, count: int) -> Draft:
@@ -111,8 +112,3 @@ class Draft:
         found = self.table("data")
         assert isinstance(found, TensorData)
         return found
-
-
-def seen_row(row: Mapping[str, Any]) -> Record:
-    """Returns a row as other fields see it."""
-    return Record({name: value.seen if isinstance(value, Forged) else value for name, value in row.items()})

@@ -1,7 +1,7 @@
 """Values that keep to rules: which rules a value breaks, and which values near it do not.
 
-A rule is data: the numbers, bytes and patterns in its expression are candidates and boundaries for the field that it guards,
-and `holds` decides. So a magic number or a version is found at once.
+The numbers, bytes and patterns in the expression of a rule are candidates and boundaries for the
+field that it guards. So a magic number or a version is found at once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
-NOT_YET = object()  # the value of an expression on fields that have not been drawn
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 
 def value_in(context: Context, expression: Expression) -> Any:
-    """Returns the value of an expression in a context. Raises KeyError for a field that has not been drawn."""
+    """Returns the value of an expression. Raises KeyError for a field that has not been drawn."""
 
     def find(reference: Reference) -> Any:
         value: Any = context["_root"] if reference.of_root else context
@@ -45,15 +44,14 @@ def value_in(context: Context, expression: Expression) -> Any:
 
 
 def value_so_far(context: Context, expression: Expression) -> Any:
-    """Returns the value of an expression in a context, or `NOT_YET`."""
-    try:
+    """Returns the value of an expression, or None for a field that has not been drawn."""
+    with suppress(KeyError, AttributeError):
         return value_in(context, expression)
-    except (KeyError, AttributeError):
-        return NOT_YET
+    return None
 
 
 def is_wanted(check: Check, sets: Iterable[str]) -> bool:
-    """Tells whether values keep to a rule: every reader enforces it, or it is in one of the rule sets."""
+    """Tells whether every reader enforces a rule, or one of the rule sets has it."""
     return check.is_required or bool(set(check.sets).intersection(sets))
 
 
@@ -71,7 +69,7 @@ def holds(check: Check, context: Context) -> bool:
 
 
 def with_value(context: Context, name: str, value: Any) -> Any:
-    """Returns `context` with another value of a field, and with what is derived from it in the same Struct."""
+    """Returns `context` with another value of a field, and what is derived from it."""
     changed = Context(context)
     changed[name] = value
     derive(changed, context.get("_declared"))
@@ -153,7 +151,7 @@ def least_row(type_: TensorType) -> int:
 
 @candidates.register
 def _(check: TensorFits, value: Any, context: Context) -> Iterator[list[int]]:
-    """Dims that the type of the row can hold, in either order: the least ones, and small multiples of them."""
+    """Yields dims that the row's type can hold, in either order: the least ones and multiples."""
     if (type_ := context.get("dtype")) is None:
         return
     least = least_row(type_)

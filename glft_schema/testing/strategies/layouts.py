@@ -11,7 +11,7 @@ from glft_schema.codec.context import Context
 from glft_schema.codec.records import Record
 from glft_schema.describe.nodes import Field, Payloads
 from glft_schema.describe.schema import rows_of
-from glft_schema.testing.strategies.fitting import NOT_YET, holds, is_wanted, value_so_far
+from glft_schema.testing.strategies.fitting import holds, is_wanted, value_so_far
 from glft_schema.testing.strategies.lengths import guards
 
 GAP = 3  # bytes or multiples of the alignment, at most
@@ -24,7 +24,7 @@ def place_of(row: Any) -> tuple[Any, ...]:
 
 
 def size_of(row: Any) -> int:
-    """Returns the bytes that a row's payload takes; if its type is unknown, the bytes that are reserved for it."""
+    """Returns the bytes of a row's payload; for an unknown type, how many are reserved."""
     return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else OPAQUE
 
 
@@ -34,7 +34,7 @@ def moved(row: Record, offset: int) -> Record:
 
 
 def tight(rows: list[Record], alignment: int) -> list[Record]:
-    """Returns rows whose payloads follow one another in order, each at a multiple of the alignment."""
+    """Returns rows whose payloads follow one another, each at a multiple of the alignment."""
     made, end = [], 0
     for row in rows:
         end += -end % alignment
@@ -44,12 +44,11 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
 
 
 def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, context: Context) -> list[Record]:
-    """Gives the rows of a table their offsets: in other orders, with gaps and shared payloads, if the rules allow these.
+    """Gives rows their offsets, in any order, with gaps and shared payloads, if rules allow these.
 
-    Rejects the example if the rules do not allow payloads one after another either.
+    Rejects the example if rules do not allow payloads one after another either.
     """
-    alignment = value_so_far(context, data.to) if data.to else NOT_YET
-    alignment = 1 if alignment is NOT_YET else int(alignment)
+    alignment = int((data.to and value_so_far(context, data.to)) or 1)
     if draw(st.booleans()) and rows:
         loose = loosely(draw, rows, draw(st.sampled_from([1, alignment])))
         if keeps(table, loose, context):
@@ -61,7 +60,7 @@ def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, 
 
 
 def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
-    """Returns rows in any order of offsets, multiples of `step`, with gaps, some as aliases of others."""
+    """Returns rows in any order of offsets, multiples of `step`, with gaps and aliases."""
     made = dict(enumerate(rows))
     aliases = {i: draw(st.integers(0, i - 1)) for i in range(1, len(rows)) if draw(st.integers(0, 3)) == 3}
     end = 0

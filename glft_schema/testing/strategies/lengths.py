@@ -1,6 +1,6 @@
 """Declared lengths: which numbers count others, and which values fit.
 
-A number that another field's length depends on is drawn small, whatever the expression of the length is.
+A number is drawn small if the length of another field depends on it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from glft_schema.codec.expressions import Constant, Expression, Length, Referenc
 from glft_schema.codec.rules import Check
 from glft_schema.describe.nodes import Bytes, Counted, Field, List, Node, Ref, Switch
 from glft_schema.describe.schema import struct_of
-from glft_schema.testing.strategies.fitting import LONG, NOT_YET, holds, is_wanted, value_so_far, with_value
+from glft_schema.testing.strategies.fitting import LONG, holds, is_wanted, value_so_far, with_value
 
 SMALL = 5  # numbers that count others are less
 
@@ -46,15 +46,16 @@ def _lengths_in(node: Node | None) -> Iterator[tuple[Expression, int]]:
 
 
 def counted_by(field: Field, context: Context) -> list[tuple[Field, bool]]:
-    """Returns the later fields, in the Struct of `field` or around it, with a length that depends on `field`.
+    """Returns later fields, in any Struct around `field`, whose length depends on it.
 
-    Each comes with whether it is in the same Struct and has exactly as many elements as `field` says.
+    Each comes with whether it is in the same Struct and its length is just `field`.
     """
     found: list[tuple[Field, bool]] = []
-    at, part, names = context, field, (field.name,)
+    at, part = context, field
+    names: tuple[str, ...] = (field.name,)
     while (declared := at.get("_declared")) is not None:
-        outer, fields = at.get("_"), struct_of(declared).fields
-        is_whole = outer is None or outer.get("_declared") is None
+        outer, fields = at.get("_", {}), struct_of(declared).fields
+        is_whole = "_declared" not in outer
         for later in fields[fields.index(part) + 1 :]:
             for length, depth in lengths_in(later):
                 references = [ref for ref in subexpressions(length) if isinstance(ref, Reference) and ref.names == names]
@@ -67,13 +68,15 @@ def counted_by(field: Field, context: Context) -> list[tuple[Field, bool]]:
 
 
 def as_count(field: Field, value: int, context: Context) -> int:
-    """Returns a number that counts others if `field` does: a small one, or one that rules on the others ask for."""
+    """Returns a number that fits if `field` is a count: a small one, or one that rules ask for."""
     if not (counted := counted_by(field, context)):
         return value
     options = list(range(SMALL))
     for later in (later for later, is_exact in counted if is_exact):
         conditions = dict(rules_on_length(later, context))
-        near = {number + step for condition in conditions.values() for number in numbers_in(condition) for step in (-1, 0, 1)}
+        parts = [part for condition in conditions.values() for part in subexpressions(condition)]
+        numbers = [part.value for part in parts if isinstance(part, Constant) and isinstance(part.value, int)]
+        near = {number + step for number in numbers for step in (-1, 0, 1)}
         options = [size for size in sorted({*options, *near}) if 0 <= size <= LONG]
         options = [size for size in options if all_hold(conditions, later, range(size), context)]
     options = [size for size in options if all_hold(guards(field, context), field, size, context)]
@@ -96,13 +99,6 @@ def rules_on_length(field: Field, context: Context) -> Iterator[tuple[Check, Exp
                 yield check, condition
 
 
-def numbers_in(condition: Expression) -> Iterator[int]:
-    """Yields the numbers in an expression."""
-    for part in subexpressions(condition):
-        if isinstance(part, Constant) and isinstance(part.value, int):
-            yield part.value
-
-
 def all_hold(checks: Iterable[Check], field: Field, value: Any, context: Context) -> bool:
     """Tells whether rules hold with this value of a field."""
     changed = with_value(context, field.name, value)
@@ -110,14 +106,11 @@ def all_hold(checks: Iterable[Check], field: Field, value: Any, context: Context
 
 
 def fits(field: Field, value: Any, context: Context) -> bool:
-    """Tells whether a field can be built from a value, and has the length that the fields before it say.
-
-    What depends on fields that have not been drawn fits.
-    """
+    """Tells whether a field can be built from a value, as far as its other fields are known."""
     node = field.node
     length = node.count if isinstance(node, List) else node.size if isinstance(node, Bytes) else None
     is_plain = not any(wrapper.decode for wrapper in node.wrappers)
-    if length and is_plain and hasattr(value, "__len__") and value_so_far(context, length) not in (NOT_YET, len(value)):
+    if length and is_plain and hasattr(value, "__len__") and value_so_far(context, length) not in (None, len(value)):
         return False
     at = Context(context)
     at._params = Context(context._params)  # building changes it: it sets the byte order

@@ -1,4 +1,4 @@
-"""The rules of a format: of its Structs, of the rows of its tables, and of the payloads of its tensor types."""
+"""The rules of a format: on its Structs, on rows of its tables, and on payloads of its types."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""The values of a Struct: field by field in order, each within the rules that guard it, and as later fields need it."""
+"""Values of a Struct: fields in order, as the rules on them and the fields after them need."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from itertools import product
+from typing import Any
 
 import construct
 from hypothesis import reject
@@ -53,42 +55,24 @@ class Knobs:
     most: Mapping[str, int] = field(default_factory=dict)
 
 
-class DrawingContext(Context):
-    """The context of a Struct whose fields are drawn.
-
-    Attributes:
-        _drawing: the knobs; in the outermost context.
-        _declared: the Struct.
-        _field: the name of the field that is drawn.
-    """
-
-    if not TYPE_CHECKING:
-        __slots__ = Context.__slots__
-
-    _drawing: Knobs
-    _declared: construct.Struct
-    _field: str
-
-
-def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> DrawingContext:
-    """Returns the outermost context: the parameters of building, and the knobs."""
-    context = DrawingContext(params, _parsing=False, _building=True, _sizing=False)
-    context._params, context._drawing = context, knobs or Knobs(rules)
+def drawing_context(knobs: Knobs | None = None, /, *, rules: Sequence[str] = (), **params: Any) -> Any:
+    """Returns the outermost context: the parameters of building, and the knobs as `_drawing`."""
+    context = Context(params, _parsing=False, _building=True, _sizing=False, _drawing=knobs or Knobs(rules))
+    context._params = context
     return context
 
 
-def inner_context(outer: Context) -> DrawingContext:
-    """Returns the context one level below another one."""
-    context = DrawingContext(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
-    context._root = outer.get("_root", context)
+def inner_context(outer: Context, declared: construct.Struct | None = None) -> Any:
+    """Returns the context of a Struct, `_declared`, or of a list, in another one."""
+    context = Context(_=outer, _params=outer._params, _parsing=False, _building=True, _sizing=False)
+    context.update({"_root": outer.get("_root", context)} | ({"_declared": declared} if declared else {}))
     return context
 
 
 @st.composite
 def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: ValuesOf) -> Any:
     """Draws a `Record`, or one of construct's containers, that the Struct builds from."""
-    context, parts, drawn = inner_context(outer), struct.parts, dict[str, None]()
-    context._declared = struct.declared
+    context, parts, drawn = inner_context(outer, struct.declared), struct.parts, dict[str, None]()
     for i, part in enumerate(parts):
         if isinstance(part, Check):
             settle(draw, part, parts[: i + 1], context)
@@ -105,7 +89,7 @@ def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: 
 
 
 def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], context: Context, values_of: ValuesOf) -> Any:
-    """Draws the value of one field, within the rules that guard it as far as their other fields are known."""
+    """Draws a field, within the rules that guard it, as far as their other fields are known."""
     checks = guards(part, context)
     patterns = [text for check in checks if (text := pattern(check))]
     values = values_of(part.node, context)
@@ -145,17 +129,14 @@ def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], con
 
 
 def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], context: Context) -> None:
-    """Makes a rule hold when its last field has been drawn, by another value of the field that it guards.
-
-    Rejects the example if there is none.
-    """
+    """Makes a rule hold by another value of the field that it guards, or rejects the example."""
     sets = context._params._drawing.rules
     if not is_wanted(check, sets) or holds(check, context):
         return
     checks = [part for part in before if isinstance(part, Check) and is_wanted(part, sets)]
     fields = [part for part in before if isinstance(part, Field) and part.name and not part.is_computed]
     names = [part.name for part in fields]
-    fields = fields[names.index(check.field) :] if check.field in names else []  # it, and fields whose lengths may depend on it
+    fields = fields[names.index(check.field) :] if check.field in names else []  # lengths may depend on it
     options = []
     for candidate in candidates(check, context[check.field], context):
         changed = with_value(context, check.field, candidate)
@@ -169,7 +150,7 @@ def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], conte
 
 @singledispatch
 def claimed(later: Any, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
-    """Returns the value of `field` as a later node or rule of its Struct needs it: by default as it is."""
+    """Returns the value of `field` as a later node or rule needs it: by default as it is."""
     return value
 
 
@@ -191,7 +172,7 @@ def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Con
 
 @claimed.register
 def _(later: Payloads, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
-    """Gives the rows of the table their offsets, and drops rows that would make the file too large."""
+    """Gives the rows of the table their offsets. Drops rows that would make the file too large."""
     if field.name != later.table:
         return value
     left, rows = context._params._drawing.max_bytes, []
@@ -204,7 +185,7 @@ def _(later: Payloads, field: Field, value: Any, draw: st.DrawFn, context: Conte
 
 @claimed.register
 def _(later: Derived, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
-    """Sets a key whose value something is derived from in some examples, to a value of any type that rules allow."""
+    """Sets the key that a field is derived from, in some examples, to a value that rules allow."""
     lookup = later.value
     if not (isinstance(lookup, ValueOfKey) and lookup.mapping == Reference((field.name,)) and isinstance(value, TypedMetadata)):
         return value
@@ -224,19 +205,11 @@ def entries(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredVa
     assert isinstance(switch, Switch)
     values = sorted({1, 8, default // 4, 3 * default // 4, default, 2 * default, 4 * default})
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
-    for case in switch.cases:
-        for value in (value for value in values if isinstance(case.node, Number) and can_store(case.node, value)):
-            at = inner_context(context)
-            at._declared = row.declared
-            at.update({"key": lookup.key, "type": code.table[case.code], "value": value})
-            if all(holds(check, at) for check in checks):
-                found.append(StoredValue(at.type, value))
+    numbers = [(code.table[case.code], KINDS[case.node.kind]) for case in switch.cases if isinstance(case.node, Number)]
+    for (type_, number), value in product(numbers, values):
+        at = inner_context(context, row.declared)
+        at.update({"key": lookup.key, "type": type_, "value": value})
+        with suppress(FormatError):  # a value that the number cannot hold
+            if number.stored(value) and all(holds(check, at) for check in checks):
+                found.append(StoredValue(type_, value))
     return found
-
-
-def can_store(number: Number, value: int) -> bool:
-    """Tells whether a number can hold `value`."""
-    try:
-        return bool(KINDS[number.kind].stored(value))
-    except FormatError:
-        return False
