@@ -8,7 +8,8 @@
 `Table`, `Nested`, `NamesOnce`              rows, arrays in arrays, unique names
 `TypeTable`, `TypeCode`                     types by code and name
 `KeyValues`, `KeyValueLines`                metadata, with types or as lines of text
-`Rule`, `Limit`, `Check`                    what must hold, as data
+`Rule`, `Limit`, `Check`                    what must hold, as data; `spec`, `ggml`, `both` make rules of a rule set
+`equals`, `at_most`, `multiple_of` ...      what a rule asks of a value: see `glft_schema.codec.predicates`
 `Lookup`, `matches`, `nbytes_`, `reverse_`  expressions beside construct's ``this`` and ``len_``
 ==========================================  =========================================================================
 """
@@ -37,8 +38,23 @@ from glft_schema.codec.numbers import (
     u32,
     u64,
 )
+from glft_schema.codec.predicates import (
+    above,
+    at_least,
+    at_most,
+    contained_in,
+    differs_from,
+    equals,
+    meets,
+    multiple_of,
+    one_of,
+    pattern,
+    power_of_two,
+    utf8,
+    zeros,
+)
 from glft_schema.codec.records import Record
-from glft_schema.codec.rules import GGML, REQUIRED, SPEC, Check, Limit, Rule
+from glft_schema.codec.rules import GGML, REQUIRED, SPEC, Check, Limit, Predicate, Rule, both, ggml, spec
 from glft_schema.codec.structs import Count, Derived, Padding, Struct
 from glft_schema.codec.tables import NamesOnce, Nested, Table
 from glft_schema.codec.text import Text
@@ -68,6 +84,7 @@ __all__ = [
     "Padding",
     "Parameters",
     "Picked",
+    "Predicate",
     "Record",
     "Rule",
     "Sizes",
@@ -82,20 +99,36 @@ __all__ = [
     "TypedArray",
     "TypedMetadata",
     "ValueType",
+    "above",
+    "at_least",
+    "at_most",
     "bf16",
+    "both",
     "byte_order",
+    "contained_in",
+    "differs_from",
+    "equals",
     "f16",
     "f32",
     "f64",
+    "ggml",
     "i8",
     "i16",
     "i32",
     "i64",
     "matches",
+    "meets",
+    "multiple_of",
     "nbytes_",
+    "one_of",
+    "pattern",
+    "power_of_two",
     "reverse_",
+    "spec",
     "u8",
     "u16",
     "u32",
     "u64",
+    "utf8",
+    "zeros",
 ]

@@ -1,7 +1,8 @@
-"""Expressions on fields, ``this.version == 1``: what declarations have in place of functions, so that they can be read.
+"""Expressions on fields, ``this.version == 1``, and their parse trees.
 
-A function can only be called. An expression of construct's (``this``, ``len_`` and operators) can also be taken apart, written
-down in other languages, and searched for the numbers that matter. `Lookup` and `matches` are ours; `read` takes apart.
+A function can only be called. An expression of construct's (``this``, ``len_`` and operators) can
+also be parsed (`read`), written in other languages, and searched for its constants. `Lookup`,
+`Allowed` and `matches` extend construct's.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from glft_schema.codec.context import Context, limits_of
 from glft_schema.limits import DEFAULTS
 
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
-PARENT, ROOT = "_parent", "_root"  # as an expression is written down; the first as Kaitai Struct calls it
+OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand")  # attributes of construct's classes
+PARENT, ROOT = "_parent", "_root"  # in the text of an expression; Kaitai Struct has the first
 
 
 class Lookup(ExprMixin):
-    """The value of a key in a mapping that was parsed before, or a default where the key is not there."""
+    """The value of a key in a parsed mapping, or a default."""
 
     def __init__(self, mapping: Any, key: str, default: int) -> None:
         self.mapping = mapping
         self.key = key
         self.default = default
 
-    def __call__(self, context: Context, *args: Any) -> int:
-        return int(self.mapping(context).get(self.key, self.default))
+    def __call__(self, context: Context, *args: Any) -> Any:
+        return self.mapping(context).get(self.key, self.default)
 
 
 class Allowed(ExprMixin):
-    """The number that a limit allows, in expressions of declarations: ``len_(this.dims) <= Allowed("dims")``."""
+    """The value of a limit: ``len_(this.dims) <= Allowed("dims")``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,7 +49,7 @@ class Allowed(ExprMixin):
 
 
 def nbytes(text: str) -> int:
-    """Returns the bytes that a text takes; lone surrogates stand for one byte each."""
+    """Returns the size of a text in bytes; a lone surrogate is one byte."""
     return len(text.encode("utf-8", "surrogateescape"))
 
 
@@ -55,7 +57,7 @@ nbytes_ = FuncPath(nbytes)  # as `len_`
 
 
 def reverse(sizes: Sequence[int]) -> list[int]:
-    """Returns dims as shape, or shape as dims, where the two have opposite orders."""
+    """Converts dims to a shape, or back, if the two have opposite orders."""
     return list(sizes)[::-1]
 
 
@@ -63,13 +65,13 @@ reverse_ = FuncPath(reverse)  # as `len_`
 
 
 def matches(pattern: str) -> FuncPath:
-    """Returns the function of an expression that tells whether a text as a whole matches: ``matching("[a-z]+")(this.key)``."""
+    """Returns the full match of a pattern, for expressions: ``matches("[a-z]+")(this.key)``."""
     return FuncPath(re.compile(pattern).fullmatch)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A field by its path: from the Struct that the expression stands in, from one `up` levels above, or from the whole file.
+    """The path of a field, from the expression's Struct, from `up` levels above, or from the file.
 
     Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
     """
@@ -106,7 +108,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Length:
-    """The number of elements of a list or characters of a text; or of its bytes."""
+    """The number of elements of a list, or of characters or bytes of a text."""
 
     of: Expression
     in_bytes: bool = False
@@ -117,7 +119,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Reversed:
-    """A list from its end."""
+    """A list in reverse order."""
 
     of: Expression
 
@@ -127,7 +129,7 @@ class Reversed:
 
 @dataclass(frozen=True)
 class Matches:
-    """Whether a text as a whole matches a regular expression of Python's."""
+    """Whether one of Python's regular expressions matches a text as a whole."""
 
     of: Expression
     pattern: str
@@ -152,7 +154,7 @@ Expression = Reference | Constant | Operation | Length | Reversed | Matches | Va
 
 
 def read(expression: Any) -> Expression | None:
-    """Takes an expression apart; returns None for a function, which cannot be."""
+    """Parses an expression; returns None for a function."""
     if isinstance(expression, (int, bytes)):
         return Constant(expression)
     if isinstance(expression, Path):
@@ -182,8 +184,41 @@ def read(expression: Any) -> Expression | None:
     return None
 
 
+def field_of(expression: Any) -> str:
+    """Returns the name of the first field in an expression. Raises ValueError if there is none."""
+    if isinstance(expression, Path) and (found := _reference(expression)):
+        return found.names[0]
+    parts = vars(expression) if isinstance(expression, ExprMixin) and not isinstance(expression, Path) else {}
+    operand = next((parts[name] for name in OPERANDS if name in parts), None)
+    if operand is None:
+        raise ValueError(f"expected an expression on a field, such as this.version, found {expression!r}")
+    return field_of(operand)
+
+
+def fields_in(expression: Any) -> set[str] | None:
+    """Returns the first names of the fields in an expression; None if it has an unknown function."""
+    if isinstance(expression, Path):
+        found = _reference(expression)
+        return {found.names[0]} if found else set()
+    if isinstance(expression, Lookup):
+        return fields_in(expression.mapping)
+    if isinstance(expression, Allowed) or not callable(expression):
+        return set()
+    given = vars(expression) if isinstance(expression, ExprMixin) else {}
+    parts = [fields_in(given[name]) for name in OPERANDS if name in given]
+    return set[str]().union(*parts) if parts and None not in parts else None  # type: ignore[arg-type]
+
+
+def equality(expression: Any) -> tuple[str, Any] | None:
+    """Returns field and constant of ``this.field == constant``; None for any other expression."""
+    if not isinstance(expression, BinExpr) or expression.op is not operator.eq or callable(expression.rhs):
+        return None
+    field = read(expression.lhs)
+    return (str(field), expression.rhs) if isinstance(field, Reference) else None
+
+
 def field_path(expression: Any, path: str) -> str:
-    """Returns the path of the field that an expression of the field at `path` refers to; `path` if it is not one such field."""
+    """Returns the path of the field that an expression at `path` names; `path` if it names none."""
     reference = read(expression)
     if not isinstance(reference, Reference) or reference.of_root or reference.up:
         return path
@@ -191,12 +226,12 @@ def field_path(expression: Any, path: str) -> str:
 
 
 def outermost(expression: Expression) -> str:
-    """Returns the text of an expression without the parentheses around it all."""
+    """Returns the text of an expression without the outermost parentheses."""
     return str(expression)[1:-1] if isinstance(expression, Operation) else str(expression)
 
 
 def in_python(expression: Expression) -> str:
-    """Returns an expression in Python's grammar: as its text, but ``in_`` for the parameter ``in``."""
+    """Returns the text of an expression in Python's grammar: ``in_`` for the parameter ``in``."""
 
     def renamed(part: Any) -> Any:
         if isinstance(part, Reference):
@@ -223,15 +258,15 @@ def _reference(path: Path) -> Reference | None:
 
 
 def compiled(expression: Any) -> Any:
-    """Returns a function that gives what an expression does, in one call instead of one a node; other functions as they are."""
+    """Compiles an expression to one function; returns functions unchanged."""
     if not isinstance(expression, ExprMixin):
         return expression
     known: dict[str, Any] = {}
-    return eval(f"lambda context: {_source(expression, known)}", known)  # of a declaration, never of a file
+    return eval(f"lambda context: {_source(expression, known)}", known)  # from a declaration, never from a file
 
 
 def _source(part: Any, known: dict[str, Any]) -> str:
-    """Returns an expression of construct's in Python; what has no literal there goes to `known`."""
+    """Returns an expression as Python source; values without a literal go to `known`."""
     if isinstance(part, Path) and vars(part)["_Path__name"] == "this":
         if (parent := vars(part)["_Path__parent"]) is None:
             return "context"
@@ -249,7 +284,7 @@ def _source(part: Any, known: dict[str, Any]) -> str:
 
 
 def subexpressions(expression: Expression) -> Iterator[Expression]:
-    """Yields an expression and all that it is made of."""
+    """Yields an expression and its subexpressions."""
     yield expression
     if isinstance(expression, Operation):
         yield from subexpressions(expression.left)

@@ -24,7 +24,7 @@ from glft_schema.codec.context import Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked, Sizes, cached_struct
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Count, Derived, Struct
-from glft_schema.codec.text import Text, decoded
+from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
 from glft_schema.storage.cursor import Cursor
 
@@ -171,7 +171,8 @@ def _after_length(length: Reader, most: float, decode: Callable[[bytes], str]) -
 
 
 def _text(field: Text, context: Context) -> Reader:
-    return _after_length(reader(field.length, context), limits_of(context).text, decoded)
+    errors = field.errors
+    return _after_length(reader(field.length, context), limits_of(context).text, lambda stored: str(stored, "utf-8", errors))
 
 
 def _string_encoded(field: construct.StringEncoded, context: Context) -> Reader:

@@ -49,10 +49,14 @@ class KeyTypes(NamedTuple):
     Attributes:
         type_of: (key, whether the value is an array) -> the type of new values, such as ``uint32``; None for other keys.
         suits: (key, type) -> whether a value of the type may stand under the key.
+        kinds: key -> the kinds of type that suit it, in words.
+        example: one of the keys.
     """
 
     type_of: Callable[[str, bool], str | None]
     suits: Callable[[str, str], bool]
+    kinds: Callable[[str], str]
+    example: str
 
 
 def _no_type(key: str, of_array: bool) -> str | None:
@@ -63,7 +67,7 @@ def _any_type(key: str, type_: str) -> bool:
     return True
 
 
-NO_KEY_TYPES = KeyTypes(_no_type, _any_type)
+NO_KEY_TYPES = KeyTypes(_no_type, _any_type, lambda key: "", "")
 
 
 class TypedMetadata(Metadata):
@@ -73,6 +77,9 @@ class TypedMetadata(Metadata):
         entries: the stored values.
         types: the table of value types.
         keys: the types of well-known keys.
+
+    Attributes:
+        key_types: as `keys`.
     """
 
     _entries: dict[str, StoredValue]
@@ -80,7 +87,7 @@ class TypedMetadata(Metadata):
     def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes = NO_KEY_TYPES) -> None:
         super().__init__(entries)
         self._types = types
-        self._keys = keys
+        self.key_types = keys
 
     def __getitem__(self, key: str) -> Any:
         return self._entries[key].plain
@@ -129,7 +136,7 @@ class TypedMetadata(Metadata):
 
     def _keeps_type(self, key: str) -> bool:
         """Tells whether a plain value that replaces another one gets its type."""
-        return key in self and self._keys.suits(key, self.type_of(key))
+        return key in self and self.key_types.suits(key, self.type_of(key))
 
     def entry(self, key: str, value: Any, path: str) -> StoredValue:
         """Returns a value with its type. A plain value of a well-known key gets the type of the key if it has the right kind.
@@ -138,7 +145,7 @@ class TypedMetadata(Metadata):
             FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
         """
         of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
-        type_ = self._keys.type_of(key, of_array) if isinstance(key, str) else None
+        type_ = self.key_types.type_of(key, of_array) if isinstance(key, str) else None
         if type_ is None or isinstance(value, (np.generic, Typed, StoredValue)):
             return stored_value(value, self._types, path)
         if isinstance(value, str):
@@ -157,7 +164,7 @@ class TypedMetadata(Metadata):
 
     def replaced(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
         """Returns metadata of the same types with other entries."""
-        return TypedMetadata(entries, self._types, self._keys)
+        return TypedMetadata(entries, self._types, self.key_types)
 
     def type_of(self, key: str) -> str:
         """Returns the stored type of a value, such as ``array[string]``. Raises KeyError where there is no such key."""
@@ -183,7 +190,8 @@ class TypedArray(construct.Adapter):
         return Array(record.type, record.elements)
 
     def _encode(self, array: Array, context: Context, path: str) -> dict[str, Any]:
-        return {"type": array.type, "elements": array.values}
+        type_, elements = array
+        return {"type": type_, "elements": elements}
 
 
 class KeyValues(construct.Subconstruct):

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any
 
 import construct
+from construct.expr import FuncPath
 
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.metadata import Metadata
@@ -98,3 +99,6 @@ class KeyValueLines(construct.Construct):
     def stating(entries: Mapping[str, str], key: str, number: int) -> Mapping[str, str]:
         """Returns entries with a number under a key, as text."""
         return {**entries, key: str(number)}
+
+
+nbytes_of_lines = FuncPath(lambda entries: len(KeyValueLines.encode(entries)))  # in expressions

@@ -1,30 +1,33 @@
 """Validation rules as data, and which readers enforce each.
 
-A rule names its rule sets. Reading refuses what breaks a rule of `REQUIRED`: without it the file means nothing. Rules of the
-other sets alone are checked when findings are asked for, see `glft_schema.check_rules`.
+A rule names its rule sets. Parsing raises an error if a rule of `REQUIRED` is broken, because
+the file has no meaning without it. The other rules are checked by `check_rules`, which reports
+findings, and by building for their rule sets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import construct
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Allowed, compiled
-from glft_schema.codec.trace import without_root
+from glft_schema.codec.expressions import Allowed, compiled, equality, field_of, fields_in
+from glft_schema.codec.trace import LABELS, without_root
 from glft_schema.errors import Finding, FormatError, LimitError, OptionError, shown
 from glft_schema.limits import A_LIMIT, DEFAULTS, exceeded
 
 SPEC = "spec"  # the format's specification
 GGML = "ggml"  # llama.cpp's reader
-REQUIRED = "required"  # what every reader enforces: without it a file means nothing
+REQUIRED = "required"  # every reader
 RULE_SETS = (SPEC, GGML, REQUIRED)
 
 
 def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
-    """Returns the rule sets of these names, or of this one. Raises OptionError for another name."""
+    """Returns one rule set or several, by name. Raises OptionError for an unknown name."""
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in RULE_SETS:
@@ -33,15 +36,15 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
 
 
 class Check(construct.Construct):
-    """Something that must hold where it stands in a `Struct`: parsing, building and computing sizes. Takes no bytes.
+    """A condition on fields of a `Struct`, checked by parsing, building and sizing. Takes no bytes.
 
     Attributes:
         id: its stable name.
         field: the field that it guards.
-        expected: a sentence's end: what the field is expected to be.
-        sets: the rule sets that hold it.
+        expected: the end of the sentence "expected ...".
+        sets: the rule sets that have it.
         is_required: whether every reader enforces it.
-        building: whether building keeps to it, too, where one of its sets is asked for.
+        building: whether building for one of its sets enforces it, too.
     """
 
     expected = ""
@@ -56,8 +59,12 @@ class Check(construct.Construct):
         self.flagbuildnone = True
 
     def check(self, context: Context, path: str) -> None:
-        """Calls `broken` where it does not hold in `context`."""
+        """Calls `broken` if the condition does not hold in `context`."""
         raise NotImplementedError
+
+    def needs(self) -> set[str] | None:
+        """Returns the fields that it reads; None if it is checked where it stands in the Struct."""
+        return None
 
     def broken(
         self,
@@ -68,7 +75,7 @@ class Check(construct.Construct):
         tensor: str | None = None,
         error: type[FormatError] = FormatError,
     ) -> None:
-        """Raises `error` where reading or the rule sets asked for need the rule; else notes a `Finding` if they are wanted."""
+        """Raises `error` if the rule is enforced here; otherwise notes a `Finding`."""
         if self.is_needed(context):
             found = error(problem, path, offset, tensor)
             found.rule = self.id
@@ -80,7 +87,7 @@ class Check(construct.Construct):
         context._params.findings.append(Finding(self.id, self.sets, where, problem, offset, self.building))
 
     def is_needed(self, context: Context) -> bool:
-        """Tells whether what breaks the rule is refused: always, or by the rule sets that building was asked to keep to."""
+        """Tells whether every reader or a rule set being built for enforces the rule."""
         asked_for = set(self.sets).intersection(context._params.get("rules", ()))
         return self.is_required or (bool(asked_for) and self.building)
 
@@ -98,79 +105,117 @@ class Check(construct.Construct):
         return 0
 
 
-class Rule(Check):
-    """A `Check` that is one sentence.
+@dataclass(frozen=True)
+class Predicate:
+    """What a value must be; see `glft_schema.codec.predicates`.
 
     Attributes:
-        holds: tells whether it does, from the fields parsed so far: an expression, or a function of the context.
-        error: what is raised where it is not.
-        show: how what was found is shown.
-        broken_by: fields beside the guarded one, and itself, with values that break it; for a function, which cannot be read.
-        kept_by: entries of the guarded field, a mapping, with which it holds and without which it does not.
+        text: the end of the sentence "expected ...".
+        on: the expression of a value -> the condition, an expression again.
+        broken_by: values that break it.
+        show: a value that breaks it -> its text in errors.
     """
+
+    text: str
+    on: Callable[[Any], Any]
+    broken_by: tuple[Any, ...] = ()
+    show: Callable[[Any], str] = shown
+
+
+class Rule(Check):
+    """A `Check` in one sentence: ``Rule("gguf-dims", len_(this.dims), at_most(4, "dims"))``.
+
+    Args:
+        id: its stable name.
+        of: the expression that is checked. The rule guards the first field in it.
+        must: what it must be.
+        when: when the rule applies: an expression, or a function of the context.
+        sets: the rule sets that have it.
+        building: whether building for one of its sets enforces it, too.
+        field: the guarded field, if it is not the first one of `of`.
+
+    Attributes:
+        condition: what must hold if the rule applies: an expression.
+    """
+
+    error: type[FormatError] = FormatError
 
     def __init__(
         self,
         id: str,
-        field: str,
-        holds: Callable[[Any], object],
-        expected: str,
+        of: Any,
+        must: Predicate,
         *,
-        error: type[FormatError] = FormatError,
-        show: Callable[[Any], str] = shown,
+        when: Any = None,
         sets: tuple[str, ...] = RULE_SETS,
         building: bool = True,
-        broken_by: Mapping[str, Any] | None = None,
-        kept_by: Mapping[str, Any] | None = None,
+        field: str | None = None,
     ) -> None:
-        super().__init__(id, field, sets, building)
-        self.broken_by = broken_by
-        self.kept_by = kept_by
-        self.show = show
-        self.holds = holds
-        self._holds = compiled(holds)
-        self.expected = expected
-        self.error = error
+        super().__init__(id, field or field_of(of), sets, building)
+        self.must = must
+        self.when = when
+        self.condition = must.on(of)
+        self.expected = must.text + _in_words(when)
+        self._holds = compiled(self.condition)
+        self._applies = compiled(when)
+
+    @property
+    def holds(self) -> Any:
+        """The rule as one condition on the context: an expression, if it applies always."""
+        return self.condition if self.when is None else lambda at: not self._applies(at) or self._holds(at)
 
     def check(self, context: Context, path: str) -> None:
-        if not self._holds(context):
-            found = context[self.field] if self.field in context else context._params[self.field]
-            problem = f"expected {self.expected}, found {self.show(found)}"
-            self.broken(context, problem, f"{path} -> {self.field}", error=self.error)
+        if (self._applies is None or self._applies(context)) and not self._holds(context):
+            self.refuse(context, path)
+
+    def needs(self) -> set[str] | None:
+        parts = fields_in(self.condition), fields_in(self.when)
+        return None if None in parts else {self.field}.union(*parts)  # type: ignore[arg-type]
+
+    def refuse(self, context: Context, path: str) -> None:
+        """Reports the value of the guarded field."""
+        found = context[self.field] if self.field in context else context._params[self.field]
+        problem = f"expected {self.expected}, found {self.must.show(found)}"
+        self.broken(context, problem, f"{path} -> {self.field}")
 
 
 class Limit(Rule):
-    """A rule that is a limit of this reader: `of`, an expression, is at most what the limit allows.
+    """A rule that enforces one of `glft_schema.limits`.
 
-    Attributes:
+    Args:
+        id: its stable name.
+        of: the expression that is checked.
         limit: the name of the limit.
-        only: tells for which fields it holds; for all unless given.
-        what: the end of the sentence.
+        unit: what the limit counts, a plural.
+        when: the condition under which the rule applies.
     """
 
-    def __init__(
-        self,
-        id: str,
-        field: str,
-        of: Any,
-        limit: str,
-        *,
-        only: Callable[[Any], object] | None = None,
-        what: str = "",
-        broken_by: Mapping[str, Any] | None = None,
-    ) -> None:
-        most = Allowed(limit)
-        holds = of <= most if only is None else lambda at: not only(at) or of(at) <= most(at)
-        expected = f"at most {DEFAULTS[limit]}{what}, {A_LIMIT}"
-        super().__init__(id, field, holds, expected, error=LimitError, broken_by=broken_by)
-        self.limit = limit
-        self.what = what
-        self._amount = compiled(of)
-        self._most = most
+    error = LimitError
 
-    def check(self, context: Context, path: str) -> None:
-        if not self._holds(context):
-            most, found = f"{self._most(context)}{self.what}", str(self._amount(context))
-            error = exceeded(self.limit, most, found, f"{path} -> {self.field}")
-            error.rule = self.id
-            raise error
+    def __init__(self, id: str, of: Any, limit: str, *, unit: str = "", when: Any = None) -> None:
+        self.limit = limit
+        self.unit = (f" {unit}" if unit else "") + _in_words(when)
+        self._most = Allowed(limit)
+        self._amount = compiled(of)
+        text = f"at most {DEFAULTS[limit]}{self.unit}, {A_LIMIT}"
+        super().__init__(id, of, Predicate(text, lambda of: of <= self._most, (DEFAULTS[limit] + 1,)), when=when)
+        self.expected = text
+
+    def refuse(self, context: Context, path: str) -> None:
+        most, found = f"{self._most(context)}{self.unit}", str(self._amount(context))
+        error = exceeded(self.limit, most, found, f"{path} -> {self.field}")
+        error.rule = self.id
+        raise error
+
+
+spec = partial(Rule, sets=(SPEC,))
+ggml = partial(Rule, sets=(GGML,))
+both = partial(Rule, sets=(SPEC, GGML))
+
+
+def _in_words(when: Any) -> str:
+    """Returns the end of a rule's sentence; empty unless `when` is ``field == constant``."""
+    if (equal := equality(when)) is None:
+        return ""
+    field, value = equal
+    return f" for {value}" if field in LABELS else f" if {field} is {value}"

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
@@ -62,7 +62,9 @@ class Forged:
 
 
 class Struct(Interpreted, construct.Struct):
-    """Fields one after another, named ``"name" / Field * "sentence"``.
+    """Fields one after another, named ``"name" / Field * "sentence"``, and the rules on them.
+
+    A rule is checked right after the last field that it needs, wherever it stands.
 
     Where ``forging``, a parameter of the container, is set, rules are not looked at while building: so bad files are made.
 
@@ -75,7 +77,7 @@ class Struct(Interpreted, construct.Struct):
     """
 
     def __init__(self, *fields: construct.Construct, title: str = "") -> None:
-        super().__init__(*(_one_name(field) for field in fields))
+        super().__init__(*_in_order_of_checks([_one_name(field) for field in fields]))
         self.title = title
         named = [field for field in self.subcons if field.name]
         names = [tuple(field.name for field in named if follows(field) == counted) for counted in (False, True)]
@@ -149,6 +151,21 @@ class Struct(Interpreted, construct.Struct):
         return [field.name for field in self.subcons if field.name and not follows(field)]
 
 
+def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Construct]:
+    """Returns fields with each check as early as possible: right after the last field that it needs."""
+    numbers = {field.name: i for i, field in enumerate(fields) if field.name}
+
+    def after(i: int) -> int:
+        """Returns the number of the field after which field `i` comes."""
+        if not isinstance(fields[i], Check):
+            return i
+        before = max((number for number in numbers.values() if number < i), default=-1)
+        needed = [numbers[name] for name in fields[i].needs() or () if name in numbers]
+        return min(before, max(needed)) if needed else before
+
+    return [fields[i] for i in sorted(range(len(fields)), key=after)]
+
+
 def _parser(field: construct.Construct) -> Callable[[Any, Any, str], Any]:
     """Returns what parses a field at the path that has its name already, without the wrappers that would add it."""
     is_named = isinstance(field, construct.Renamed) and field.parsed is None
@@ -164,16 +181,28 @@ def _one_name(field: construct.Construct) -> construct.Construct:
 
 
 class Count(Interpreted, construct.Rebuild):
-    """An integer that says how much of something follows; `of` computes it from the context when building.
+    """An integer that says how much of something follows.
 
     Parses into the number; builds from the thing counted, and refuses a number that says otherwise; size of `integer`.
+
+    Args:
+        integer: how the number is stored.
+        of: the context -> what is counted by its length, or the number itself; nothing if a field is not given.
     """
 
-    def __init__(self, integer: construct.Construct, of: Callable[[Any], int]) -> None:
+    def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
         super().__init__(integer, of)
 
+    def counted(self, context: Context) -> int:
+        """Returns the number that building writes."""
+        try:
+            counted = evaluate(self.func, context)
+        except KeyError:
+            return 0
+        return counted if isinstance(counted, int) else len(counted) if isinstance(counted, Sized) else 0
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        counted = evaluate(self.func, context)
+        counted = self.counted(context)
         if obj is not None and not (isinstance(obj, int) and obj == counted):
             raise FormatError(f"expected {counted}, which follows from what it counts, found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)

@@ -155,6 +155,9 @@ class NamesOnce(Check):
         self.key = key
         self.expected = f"each {key} once"
 
+    def needs(self) -> set[str]:
+        return {self.field}
+
     def check(self, context: Context, path: str) -> None:
         self.check_rows(context[self.field], context, f"{path} -> {self.field}")
 

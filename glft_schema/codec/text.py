@@ -18,12 +18,12 @@ def decoded(stored: bytes | memoryview) -> str:
     return str(stored, "utf-8", "surrogateescape")
 
 
-def encoded(text: Any, path: str) -> bytes:
-    """Returns a text's bytes, lone surrogates of ``surrogateescape`` as the bytes that they stand for."""
+def encoded(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
+    """Returns a text as UTF-8. Raises FormatError for other objects and, unless `errors` allows them, for lone surrogates."""
     if not isinstance(text, str):
         raise FormatError(f"expected text, found {shown(text)}", path)
     try:
-        return text.encode("utf-8", "surrogateescape")
+        return text.encode("utf-8", errors)
     except UnicodeEncodeError:
         raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", path) from None
 
@@ -43,21 +43,32 @@ def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> b
 
 
 class Text(construct.Construct):
-    """A string after its length. Parses into text, bytes that are not UTF-8 as lone surrogates; builds from text."""
+    """A string after its length in bytes. Parses into text, builds from text.
 
-    def __init__(self, length: Picked) -> None:
+    Args:
+        length: the number before the string.
+        strict: refuse bytes that are not UTF-8. Otherwise they become lone surrogates, and are built again from these.
+    """
+
+    def __init__(self, length: Number | Picked, strict: bool = False) -> None:
         super().__init__()
         self.length = self.least = length
+        self.strict = strict
+        self.errors = "strict" if strict else "surrogateescape"
 
     def _parse(self, stream: Any, context: Context, path: str) -> str:
         nbytes = self.length._parse(stream, context, path)
         if nbytes > (left := bytes_left(stream)):
-            raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
+            offset = stream.tell() if self.strict else None  # at the text, as construct's PascalString reports it
+            raise TruncatedError(f"expected {nbytes} bytes, found {left}", path, offset)
         limits_of(context).check("text", nbytes, path, " bytes")
-        return decoded(read_exactly(stream, nbytes, path))
+        try:
+            return str(read_exactly(stream, nbytes, path), "utf-8", self.errors)
+        except UnicodeDecodeError:
+            raise FormatError("expected UTF-8 text, found bytes or characters that are not", path) from None
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        stored = encoded(obj, path)
+        stored = encoded(obj, path, self.errors)
         limits_of(context).check("text", len(stored), path, " bytes")
         write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj

@@ -59,6 +59,9 @@ class Array(NamedTuple):
     type: ValueType
     values: Sequence[Any]
 
+    def __repr__(self) -> str:
+        return repr(self.values)
+
 
 class StoredValue(NamedTuple):
     """A value as it is stored: numbers with all their bits, bools as their byte, text, or an `Array`."""

@@ -165,7 +165,7 @@ _teach(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), 
 
 _teach(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
 _teach(construct.GreedyBytes, lambda it, of: s.Bytes(None))
-_teach(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=getattr(it, "strict", False)))
+_teach(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
 _teach(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
 
 _teach(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))

@@ -1,4 +1,4 @@
-"""The formats: a file each, in the order of its specification, and the registry. Formats never import each other."""
+"""The formats, a file each in the order of its specification, and the registry."""
 
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.registry import FORMATS, format_named

@@ -1,4 +1,4 @@
-"""`Format`: what the package knows of a container format beside its declaration."""
+"""`Format`: the declaration of a container format, and facts about its files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from glft_schema.tensor_types import TensorType
 
 
 class ShardKeys(NamedTuple):
-    """The keys of the metadata that say which file of a set one is.
+    """The metadata keys that place a file in a set of shards.
 
     Attributes:
-        number: which one, counted from 0.
-        files: of how many.
-        tensors: how many tensors all of them have together.
+        number: of the shard, counted from 0.
+        files: the number of shards.
+        tensors: the number of tensors in all shards together.
     """
 
     number: str
@@ -35,14 +35,15 @@ class Format:
 
     Attributes:
         name: as in its specification.
-        magics: the four bytes that its files start with, and those that are recognised only to be refused with a reason.
+        magics: the first four bytes of its files, and others that are recognised to be refused
+            with a reason.
         types: its tensor types.
         struct: the whole file; its last region is the `TensorData`, ``data``.
-        endings: those of its files' names, the usual one first.
-        keeps_to: the rule sets that new files keep to.
-        keep_vectors: whether patterns in schemes leave tensors of fewer than two dims as they are.
-        shards: the keys of a model in several files; None if it is always in one.
-        unshared_by: the rule sets whose readers do not let tensors share a payload.
+        endings: of file names, the usual one first.
+        keeps_to: the rule sets that new files are written for.
+        keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
+        shards: the keys of sharded models; None if the format has no shards.
+        unshared_by: the rule sets whose readers do not allow tensors to share a payload.
     """
 
     name: str
@@ -58,12 +59,12 @@ class Format:
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
-        """The rule sets that are about its files, beside what no reader can do without."""
+        """The rule sets that apply to its files, besides `REQUIRED`."""
         return self.keeps_to or (SPEC,)
 
     @property
     def head(self) -> Struct:
-        """What comes before the payloads."""
+        """The regions before the payloads."""
         fields = self.struct.subcons
         return Struct(*fields[: [field.name for field in fields].index("data")])
 
@@ -85,18 +86,18 @@ class Format:
 
     @property
     def has_typed_metadata(self) -> bool:
-        """Whether the values of its metadata have types; otherwise they are text."""
+        """Whether metadata values have types; otherwise they are text."""
         return isinstance(self.metadata, KeyValues)
 
     @cached_property
     def alignment_key(self) -> str | None:
-        """The key of the metadata that states the alignment; None if files state none."""
+        """The metadata key of the alignment; None if the format has none."""
         alignment = self.field("alignment")
         expression = alignment.of if isinstance(alignment, Derived) else None
         return expression.key if isinstance(expression, Lookup) else None
 
     def dims_of(self, shape: Sequence[int]) -> list[int]:
-        """Returns the dims as they are stored of a tensor's shape, in torch's order."""
+        """Converts a shape, in torch's order, to dims as stored."""
         return list(shape)[::-1] if self._reverses_dims else list(shape)
 
     @cached_property
@@ -105,5 +106,5 @@ class Format:
         return isinstance(read(member(row, "shape").of), Reversed)
 
     def field(self, name: str) -> Any:
-        """Returns the declaration of a region, or of what follows from regions; None if there is none of this name."""
+        """Returns the declaration of a region or derived field by name; None if there is none."""
         return member(self.struct, name)

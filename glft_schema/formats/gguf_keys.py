@@ -1,9 +1,10 @@
 """Well-known keys of GGUF's metadata, with the types of their values.
 
-Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that gguf-py writes. docs/gguf.md calls
-most counts uint64, but llama.cpp's model loader reads uint32 alone. Keys that were written with different kinds of type are
-left out: ``attention.sliding_window_pattern`` (a number or bools), ``attention.shared_kv_layers`` (an integer or a float),
-``swiglu_clamp_exp`` and ``swiglu_clamp_shexp`` (a float or an array of floats).
+Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that
+gguf-py writes. docs/gguf.md calls most counts uint64, but llama.cpp's model loader reads only
+uint32. Keys that were written with different kinds of type are left out:
+``attention.sliding_window_pattern`` (a number or bools), ``attention.shared_kv_layers`` (an integer
+or a float), ``swiglu_clamp_exp`` and ``swiglu_clamp_shexp`` (a float or an array of floats).
 """
 
 from __future__ import annotations
@@ -94,11 +95,12 @@ KINDS = {  # by the name of a type without its width
 
 
 def type_of_key(key: str, of_array: bool = False) -> str | None:
-    """Returns the type that a key has in new files, such as ``uint32`` or ``array[string]``; None for other keys.
+    """Returns the type of a key in new files, such as ``uint32``; None if it is not well known.
 
     Args:
         key: the key.
-        of_array: the value is an array, which a number of an architecture may be, with one element for each layer.
+        of_array: whether the value is an array. A number of an architecture may be one, with an
+            element for each layer.
     """
     of_architecture = _is_of_architecture(key)
     known = TYPES.get(key) or TYPES.get(f"{ARCH}.{key.partition('.')[2]}" if of_architecture else NUMBERED.sub(r"\1.N", key))
@@ -106,28 +108,28 @@ def type_of_key(key: str, of_array: bool = False) -> str | None:
 
 
 def suits(key: str, type_: str) -> bool:
-    """Tells whether values of a type may stand under a key.
+    """Tells whether a key may have values of a type.
 
-    Integers and floats may have any width, as docs/gguf.md recommends to readers. A number of an architecture may also be an
-    array of such numbers, one for each layer: llama.cpp reads those.
+    Integers and floats may have any width, as docs/gguf.md recommends to readers. A number of an
+    architecture may also be an array with a number for each layer; llama.cpp reads both.
     """
     kinds = _kinds(key)
     return not kinds or _kind(type_) in kinds
 
 
-def expected_of(key: str) -> str:
-    """Returns what a well-known key is expected to hold, in words."""
+def kinds_of_key(key: str) -> str:
+    """Returns the kinds of type that suit a well-known key, in words."""
     return " or ".join(_kinds(key))
 
 
 def _kinds(key: str) -> list[str]:
-    """Returns the kinds of type that a key may have; none for keys that are not well known."""
+    """Returns the kinds of type that suit a key; none if the key is not well known."""
     types = (type_of_key(key), type_of_key(key, of_array=True))
     return list(dict.fromkeys(_kind(type_) for type_ in types if type_))
 
 
 def _kind(type_: str) -> str:
-    """Returns a type in words that leave out the width of numbers; a nested array as it is."""
+    """Returns a type in words, without the width of numbers; nested arrays unchanged."""
     element = type_.removeprefix("array[").removesuffix("]")
     one, many = KINDS.get(element.rstrip("0123456789"), (type_, type_))
     return one if element == type_ else f"an array of {many}"

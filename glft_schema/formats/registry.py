@@ -1,6 +1,6 @@
-"""The formats by name, by the ending of a file's name, and by its first bytes.
+"""Formats by name, by file ending and by magic.
 
-A format of a new module becomes known by an entry in `FORMATS`. safetensors is read and written, but not declared: see
+`FORMATS` lists them all. safetensors is read and written, but not declared: see
 `glft_schema.weights.safetensors_files`.
 """
 
@@ -16,8 +16,8 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.storage.source import Source, StrPath
 
 FORMATS = (GLFT, GGUF)
-DEFAULT = GLFT  # of a file whose ending says nothing
-WITH_TYPES = GGUF  # whose types metadata have that stand as text in a file of another format
+DEFAULT = GLFT  # for other endings
+WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 ZIP = b"PK\x03\x04"
 SAFETENSORS = "safetensors"
 SAFETENSORS_ENDING = ".safetensors"
@@ -31,7 +31,7 @@ OTHER_FILES = {
 
 
 def format_of(source: Source) -> Format:
-    """Returns the format that the first bytes are those of. Raises FormatError where there is none."""
+    """Returns the format of a source by its magic. Raises FormatError for an unknown magic."""
     magic = bytes(source.read(0, min(4, source.size)))
     candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
     if not candidates:
@@ -48,7 +48,7 @@ def format_with(magic: bytes) -> Format | None:
 
 
 def format_named(name: object) -> Format:
-    """Returns a format by its name, in letters of either case. Raises OptionError where there is none."""
+    """Returns a format by name, in either case. Raises OptionError for an unknown name."""
     for format in FORMATS:
         if isinstance(name, str) and format.name.lower() == name.lower():
             return format
@@ -56,10 +56,10 @@ def format_named(name: object) -> Format:
 
 
 def format_for(path: StrPath, name: str | None) -> Format:
-    """Returns the format that a file at `path` gets: that of this name, or that of its ending, or else `DEFAULT`.
+    """Returns the format to write at `path`: the named one, or the one of the ending, or `DEFAULT`.
 
     Raises:
-        OptionError: for another name, and where the ending is that of a safetensors file.
+        OptionError: for an unknown name, and for the ending of safetensors files.
     """
     ending = _ending(path)
     if name is None and ending == SAFETENSORS_ENDING:
@@ -68,10 +68,10 @@ def format_for(path: StrPath, name: str | None) -> Format:
 
 
 def target_format(path: StrPath, name: str | None) -> Format | None:
-    """Returns the format that is asked for, or that the ending of `path` stands for; None for safetensors.
+    """Returns the named format, or the one of the ending of `path`; None for safetensors.
 
     Raises:
-        OptionError: where there is none such.
+        OptionError: for an unknown name or ending.
     """
     ending = _ending(path)
     if name is not None:
@@ -87,7 +87,7 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
 
 
 def endings() -> dict[str, Format]:
-    """Returns the formats by the endings of their files' names."""
+    """Returns the formats by file ending."""
     return {ending: format for format in reversed(FORMATS) for ending in format.endings}
 
 

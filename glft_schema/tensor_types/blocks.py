@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from construct.expr import FuncPath
+
 from glft_schema.codec.numbers import Number, TensorField, u8
-from glft_schema.codec.rules import Rule
+from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.bits import by_words
@@ -70,14 +72,10 @@ def block_type(
                 beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
                 yield True, "weights are too large for the scale of their block", beyond
 
+    whole_blocks = FuncPath(lambda dims: _row(dims) % weights == 0)
+    rows = Predicate(f"rows that are a multiple of {weights} long", whole_blocks, show=lambda dims: str(_row(dims)))
     payload = Struct(
-        Rule(
-            f"{name.lower()}-rows",
-            "dims",
-            lambda at: _row(DIMS(at)) % weights == 0,
-            f"rows that are a multiple of {weights} long",
-            show=lambda dims: str(_row(dims)),
-        ),
+        Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks_ * f"blocks of {weights} weights in {size} bytes",
     )
     return TensorType(

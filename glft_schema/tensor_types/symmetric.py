@@ -9,10 +9,12 @@ The scale is rounded to float16 before the codes are computed with it, so that w
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+
+from construct.expr import FuncPath
 
 from glft_schema.codec.numbers import f16, i8, u8
-from glft_schema.codec.rules import Rule
+from glft_schema.codec.predicates import meets
+from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.bits import signed, unpack
@@ -106,12 +108,8 @@ def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> I
 # The types, as docs/formats/glft.md has them.
 
 
-def is_matrix(at: Any) -> bool:
-    """Tells whether the tensor has rows of at least one weight."""
-    return len(DIMS(at)) >= 2 and 0 not in DIMS(at)
-
-
-AT_LEAST_2_DIMS = Rule("quantized-dims", "dims", is_matrix, "at least 2 dims [out, in], none of them 0")
+matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
+AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)
 
 # fmt: off
 Q8_PER_CHANNEL = TensorType("Q8_per_channel", 2, Struct(
@@ -122,7 +120,7 @@ Q8_PER_CHANNEL = TensorType("Q8_per_channel", 2, Struct(
 
 Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
     AT_LEAST_2_DIMS,
-    Rule("q4-groups", "dims", IN % GROUP == 0, f"`in` to be a multiple of {GROUP}"),
+    Rule("q4-groups", DIMS, meets(IN % GROUP == 0, f"`in` to be a multiple of {GROUP}")),
     "scales"  / f16[OUT, IN // GROUP] * "one scale per 64 neighbours in a row",
     "nibbles" / u8[OUT, IN // 2]      * "two 4-bit codes a byte, two's complement, [-8, 7]; low nibble: even column",
 ), dequantize_q4, quantize_q4, scale_faults)

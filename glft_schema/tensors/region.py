@@ -32,6 +32,9 @@ class TensorFits(Check):
 
     expected = "sizes that the type can hold and whose bytes do not overflow 64 bits"
 
+    def needs(self) -> set[str]:
+        return {self.field, "dtype", "shape"}
+
     def check(self, context: Context, path: str) -> None:
         dtype, shape = context["dtype"], tuple(context["shape"])
         if fits(dtype, shape):

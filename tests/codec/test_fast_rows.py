@@ -19,6 +19,7 @@ from glft_schema.codec.context import BIG, LITTLE, ByteOrder, new_context
 from glft_schema.codec.fast_rows import READERS, row_reader
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.numbers import Number, Picked, Sizes, f16, f32, f64, i8, i16, i64, u8, u16, u32, u64
+from glft_schema.codec.predicates import differs_from, meets, multiple_of
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
@@ -201,6 +202,7 @@ Everything = Struct(
     "double" / f64,
     "picked" / number,
     "text" / Text(number),
+    "strict" / Text(u16, strict=True),
     "pascal" / PascalString(Int8ul, "utf8"),
     "utf16" / PascalString(Int16ub, "utf-16-le"),
     "n_sizes" / Count(Int16ul, len_(this.sizes)),
@@ -208,10 +210,11 @@ Everything = Struct(
     "type" / TypeCode(u8, VALUE_TYPES),
     "default" / Default(Int32sb, 7),
     "twice" / Derived(this.narrow * 2),
-    "inner" / Struct("x" / Int8ul, Rule("x", "x", this.x != 200, "another number"), "sum" / Derived(this.x + this._.narrow)),
+    "inner"
+    / Struct("x" / Int8ul, Rule("x", this.x, differs_from(200, "another number")), "sum" / Derived(this.x + this._.narrow)),
     "value" / Switch(this.narrow % 3, {0: u16, 1: Text(number), 2: Struct("pair" / Int16ul[2])}),
-    Rule("even", "signed", this.signed % 2 == 0, "an even number"),
-    Rule("function", "text", lambda at: len(at.text) < 9 and "inner" in at, "a short text"),
+    Rule("even", this.signed, multiple_of(2)),
+    Rule("function", this.text, meets(lambda at: len(at.text) < 9 and "inner" in at, "a short text")),
 )
 OTHERS = {
     "bytes": Struct("a" / u8, "b" / construct.Bytes(this.a % 4)),

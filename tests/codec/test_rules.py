@@ -9,15 +9,16 @@ from construct import this
 
 from glft_schema import FormatError, LimitError, Limits
 from glft_schema.codec.numbers import u8
-from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Rule
+from glft_schema.codec.predicates import differs_from, multiple_of
+from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, both, spec
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import Trace
 from glft_schema.errors import Finding
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
-EVEN = Rule("even", "b", this.b % 2 == 0, "an even number")
-LARGE = Rule("large", "b", lambda at: at.b > at.a, "more than a", sets=(SPEC,), show=hex)
-RARE = Rule("rare", "a", this.a != 9, "another number than 9", sets=(SPEC, GGML), building=False)
+EVEN = Rule("even", this.b, multiple_of(2))
+LARGE = spec("large", this.b, Predicate("more than a", lambda of: lambda at: of(at) > at.a, show=hex))
+RARE = both("rare", this.a, differs_from(9, "another number than 9"), building=False)
 Pair = Struct("a" / u8, "b" / u8, EVEN, LARGE, RARE)
 
 
@@ -31,15 +32,15 @@ def findings(struct: Struct, stored: str) -> list[Finding]:
 def test_a_required_rule_raises() -> None:
     assert_stored(Pair, "01 02", {"a": 1, "b": 2})
     for error in (parse_error(Pair, "01 03"), build_error(Pair, {"a": 1, "b": 3})):
-        assert (type(error), error.rule, str(error)) == (FormatError, "even", "b: expected an even number, found 3")
+        assert (type(error), error.rule, str(error)) == (FormatError, "even", "b: expected a multiple of 2, found 3")
 
 
 def test_other_rules_become_findings() -> None:
     assert findings(Pair, "01 02") == []
     assert Pair.parse(b"\x09\x04") == {"a": 9, "b": 4}
     assert findings(Pair, "09 04") == [
-        Finding("large", (SPEC,), "b", "expected more than a, found 0x4", offset=1),
         Finding("rare", (SPEC, GGML), "a", "expected another number than 9, found 9", offset=0, building=False),
+        Finding("large", (SPEC,), "b", "expected more than a, found 0x4", offset=1),
     ]
 
 
@@ -53,14 +54,14 @@ def test_building_enforces_the_sets_asked_for() -> None:
 
 
 def test_sizes_keep_to_required_rules_on_parameters() -> None:
-    payload = Struct(Rule("even-n", "n", this._params.n % 2 == 0, "an even number"), "codes" / u8[this._params.n])
+    payload = Struct(Rule("even-n", this._params.n, multiple_of(2)), "codes" / u8[this._params.n])
     assert payload.sizeof(n=4) == 4
-    with pytest.raises(FormatError, match=r"-> n: expected an even number, found 3$"):
+    with pytest.raises(FormatError, match=r"-> n: expected a multiple of 2, found 3$"):
         payload.sizeof(n=3)
 
 
 def test_a_limit_is_a_rule_of_the_callers() -> None:
-    row = Struct("n" / u8, Limit("limit-n", "n", this.n, "dims", what=" dims"))
+    row = Struct("n" / u8, Limit("limit-n", this.n, "dims", unit="dims"))
     assert_stored(row, "40", {"n": 64})
     assert_stored(row, "FF", {"n": 255}, limits=Limits(dims=255))
     for limits, stored, most in ((Limits(), "41", 64), (Limits(dims=2), "03", 2)):

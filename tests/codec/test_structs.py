@@ -13,6 +13,7 @@ from construct import GreedyBytes, Int8ul, Int16ul, PascalString, PrefixedArray,
 
 from glft_schema import Container, FormatError
 from glft_schema.codec.numbers import f16, u8
+from glft_schema.codec.predicates import at_most
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import Table, least_size
@@ -26,7 +27,7 @@ Row = Struct("name" / PascalString(Int8ul, "utf8") * "a name", "rank" / Int8ul *
 Sheet = Struct(
     "count" / Count(Int8ul, len_(this.rows)),
     "rows" / Table(lambda sheet: sheet["count"], Row),
-    Rule("few-rows", "rows", len_(this.rows) <= 2, "at most 2 rows"),
+    Rule("few-rows", len_(this.rows), at_most(2, "rows")),
 )
 
 

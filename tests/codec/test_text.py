@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from glft_schema import LimitError, Limits, TruncatedError
-from glft_schema.codec.numbers import u8, u32
+from glft_schema.codec.numbers import u8, u16, u32
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.text import Text, is_utf8
 from tests.codec.assertions import assert_stored, build_error, parse_error
 
-short, long = Text(u8), Text(u32)
+short, long, strict = Text(u8), Text(u32), Text(u16, strict=True)
 Named = Struct("name" / long)
 
 
@@ -29,6 +29,16 @@ def test_bytes_that_are_not_utf8_are_lone_surrogates() -> None:
     assert_stored(short, "04 61 FF 80 62", "a\udcff\udc80b")
     assert_stored(short, "03 EDA080", "\udced\udca0\udc80")  # U+D800, which UTF-8 forbids
     assert_stored(short, "02 00 0A", "\0\n")
+
+
+def test_strict_text() -> None:
+    row = Struct("n" / u8, "name" / strict)
+    assert_stored(row, "07 0300 C3BC62", {"n": 7, "name": "üb"})
+    error = parse_error(row, "07 0200 62FF")
+    assert str(error) == "name: expected UTF-8 text, found bytes or characters that are not"
+    assert str(parse_error(row, "07 0300 6162")) == "name: expected 3 bytes, found 2 (at byte 3)"
+    error = build_error(row, {"n": 7, "name": "\udcff"})
+    assert str(error) == "name: expected text that UTF-8 can hold, found '\\udcff'"
 
 
 def test_text_without_surrogates_is_utf8() -> None:

@@ -15,6 +15,7 @@ from construct import Bytes, Default, this
 
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.numbers import Picked, f16, i64, u8, u32, u64
+from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.type_codes import TypeTable
@@ -225,7 +226,7 @@ def made_up() -> Format:
     header = Struct(
         "magic" / Default(u64, 1 << 40) * "a large number",
         "raw" / Default(u32, 7) * "two\nlines",
-        Rule("x", "raw", this.raw < 8, "less than eight */"),
+        Rule("x", this.raw, meets(this.raw < 8, "less than eight */")),
         "point" / point * "a struct in a struct",
         "a" / Picked(this.magic == 1, u8, u64) * "one of two",
         "b" / Picked(this.raw > 3, u8, u32) * "one of two others",

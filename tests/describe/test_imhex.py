@@ -17,6 +17,7 @@ from construct import Array, Bytes, Default, this
 from glft_schema import Container, File
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.numbers import ByteOrderOf, Picked, f16, u8, u16, u32, u64
+from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.text import Text
@@ -251,7 +252,7 @@ def made_up() -> Format:
     header = Struct(
         "order" / ByteOrderOf(u16) * "told by the first number",
         "match" / Default(u16, 1) * 'a "reserved" name \\',
-        Rule("x", "match", this.match == 1, "one\nand only"),
+        Rule("x", this.match, meets(this.match == 1, "one\nand only")),
         "in" / Count(u8, lambda at: 2) * "how many",
         title="struct",
     )

@@ -22,6 +22,7 @@ import glft_schema
 from glft_schema.codec.expressions import Lookup, matches
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.numbers import ByteOrderOf, Picked, Sizes, f16, u8, u16, u32, u64
+from glft_schema.codec.predicates import differs_from, meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Derived, Struct
 from glft_schema.codec.tables import Table
@@ -354,7 +355,10 @@ def extended() -> Format:
     row = declared["tensor_infos"].subcon.subcon
     parts = ["dtype" / TypeCode(u32, table) * "how" if part.name == "dtype" else part for part in row.subcons]
     index = [part.name for part in parts].index("offset")
-    parts[index:index] = ["class" / u16 * "a made-up class", Rule("made-up-class", "class", this["class"] != 3, "other than 3")]
+    parts[index:index] = [
+        "class" / u16 * "a made-up class",
+        Rule("made-up-class", this["class"], differs_from(3, "other than 3")),
+    ]
     # fmt: off
     whole = Struct(
         declared["header"],
@@ -369,7 +373,7 @@ def extended() -> Format:
         "note"         / Text(u16)                                   * "a made-up note",
         "checked"      / u8[3]                                       * "three bytes",
         "blob"         / Bytes(this.length)                          * "so many bytes",
-        Rule("made-up-blob", "blob", len_(this.blob) < this.twice, "shorter than twice"),
+        Rule("made-up-blob", this.blob, meets(len_(this.blob) < this.twice, "shorter than twice")),
         declared["padding"],
         declared["data"],
     )

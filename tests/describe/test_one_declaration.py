@@ -19,10 +19,10 @@ from tests.tools.browser import started
 ROOT = Path(__file__).parents[2]
 
 # The edits: (file, the line that the addition follows, the addition).
-HEADER_FIELD = """    "flags" / Default({u16}, 7) * "made-up bits about the whole file",
-    Rule("made-up-flags", "flags", this.flags < 60000, "below 60000"),
+HEADER_FIELD = """    "flags" / Default(u16, 7) * "made-up bits about the whole file",
+    Rule("made-up-flags", this.flags, differs_from(59999, "another number than 59999")),
 """
-ROW_FIELD = '    "checksum" / Default({u32}, 0xC0FFEE) * "made-up sum of the payload",\n'
+ROW_FIELD = '    "checksum" / Default(u32, 0xC0FFEE) * "made-up sum of the payload",\n'
 GLFT_TYPE = """
 QX_PER_ROW = TensorType("QX_per_row", 77, Struct(
     AT_LEAST_2_DIMS,
@@ -42,11 +42,11 @@ QX_32 = block_type("QX_32", 177, 32, Struct(
 ), qx_32)
 '''
 EDITS = [
-    ("formats/glft.py", '    "version"      / Default', HEADER_FIELD.format(u16="Int16ul")),
-    ("formats/glft.py", '    "offset" / Int64ul', ROW_FIELD.format(u32="Int32ul")),
+    ("formats/glft.py", '    "version"      / Default', HEADER_FIELD),
+    ("formats/glft.py", '    "offset" / u64', ROW_FIELD),
     ("tensor_types/symmetric.py", None, GLFT_TYPE),
-    ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD.format(u16="u16")),
-    ("formats/gguf.py", '    "offset" / u64', ROW_FIELD.format(u32="u32")),
+    ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD),
+    ("formats/gguf.py", '    "offset" / u64', ROW_FIELD),
     ("tensor_types/legacy.py", None, GGML_TYPE),
 ]
 TYPES = {"glft": "QX_per_row", "gguf": "QX_32"}

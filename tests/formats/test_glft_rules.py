@@ -78,9 +78,12 @@ UNBUILDABLE = {
     ),
     "a name of 65536 bytes": (
         {"descriptors": [{"name": "n" * 65536, "dims": [], "dtype": 0}]},
-        "name: expected a number that fits the field, found 65536",
+        "name: expected a number that u16 can hold, found 65536",
     ),
-    "a name that UTF-8 cannot hold": ({"descriptors": [{"name": "\ud800", "dims": [], "dtype": 0}]}, "expected UTF-8 text"),
+    "a name that UTF-8 cannot hold": (
+        {"descriptors": [{"name": "\ud800", "dims": [], "dtype": 0}]},
+        "expected text that UTF-8 can hold",
+    ),
     "some offsets": (
         {"descriptors": [{"name": "a", "dims": [], "dtype": 0, "offset": 0}, {"name": "b", "dims": [], "dtype": 0}]},
         "expected an offset in every row or in none, found 1 in 2 rows",

@@ -26,6 +26,7 @@ from hypothesis.errors import NoSuchExample
 from glft_schema import Container, SchemeError
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.numbers import Picked, u16, u32
+from glft_schema.codec.predicates import meets, multiple_of, one_of, pattern
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Padding, Struct
@@ -312,9 +313,9 @@ def test_gguf_py_reads_what_keeps_to_the_specification(stored: bytes) -> None:
 
 Item = Struct(
     "kind" / Int8ul,
-    Rule("kind", "kind", (this.kind >= 1) & (this.kind <= 3), "1, 2 or 3"),
+    Rule("kind", this.kind, one_of(1, 2, 3)),
     "name" / PascalString(Int8ul, "utf8"),
-    Rule("name", "name", matches(r"[a-z]{2,9}")(this.name), "two to nine letters"),
+    Rule("name", this.name, pattern(r"[a-z]{2,9}", "two to nine letters")),
 )
 Own = construct.Struct(
     "magic" / Const(b"OWN1"),
@@ -339,7 +340,7 @@ def test_a_format_of_ones_own(value: Any) -> None:
 
 
 def test_boundaries_of_rules_are_tried() -> None:
-    ranged = Struct("n" / u32, Rule("n", "n", (this.n > 1000) & (this.n % 64 == 0), "a multiple of 64 above 1000"))
+    ranged = Struct("n" / u32, Rule("n", this.n, meets((this.n > 1000) & (this.n % 64 == 0), "a multiple of 64 above 1000")))
     found: set[int] = set()
 
     @SOME
@@ -386,7 +387,9 @@ Texts = PrefixedArray(Int8ul, PascalString(Int8ul, "utf8"))
 
 def own(*parts: Any) -> Struct:
     """Returns a Struct whose rules, ``(field, expression)``, have ids and sentences."""
-    return Struct(*(Rule(part[0], *part, "kept") if isinstance(part, tuple) else part for part in parts))
+    return Struct(
+        *(Rule(part[0], this[part[0]], meets(part[1], "kept")) if isinstance(part, tuple) else part for part in parts)
+    )
 
 
 SHORT = this.n < 5  # what counts others is small
@@ -489,7 +492,7 @@ def renamed(field: Any) -> Any:
     if field.name == "data":
         return "data" / TensorData("tensor_infos", padded_to=this.step)
     if field.name == "tensor_infos":
-        offset = Rule("gguf-offset", "offset", this.offset % this._root.step == 0, "a multiple of the step")
+        offset = Rule("gguf-offset", this.offset, multiple_of(this._root.step, "the step"))
         rows = [offset if getattr(part, "id", None) == "gguf-offset" else part for part in TensorInfo.subcons]
         return "tensor_infos" / Table(this.header.n_tensors, Struct(*rows))
     return field

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from glft_schema.codec.expressions import Reference, ValueOfKey, read, subexpressions
+from glft_schema.codec.expressions import Reference, ValueOfKey, equality, read, subexpressions
 from glft_schema.codec.rules import Rule
 from glft_schema.describe.nodes import Derived, Padding, Payloads, Ref
 from glft_schema.describe.schema import struct_of
@@ -60,7 +60,7 @@ def aspect_of_rule(format: Format, site: Site) -> str:
             if expression
             else {}
         )
-        if steps.keys() & names or (check.broken_by or {}).get("key") in steps.values():
+        if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
     elif site.type is None and not (site.of_rows and site.region == format.table):
         return CONSISTENCY  # between rows

@@ -175,7 +175,10 @@ def field_breaks(field: Any) -> Iterator[tuple[Made, str, type[FormatError], boo
     """Yields what can be wrong with a field: how it is forged, in words, the error, and whether that names the first byte."""
     too_long = "a text claims more bytes than there are"
     if isinstance(field, codec_text.Text):
-        yield lambda number, value: Forged(field.length, number, value), too_long, TruncatedError, True
+        yield lambda number, value: Forged(field.length, number, value), too_long, TruncatedError, not field.strict
+        if field.strict:
+            any_bytes = codec_text.Text(field.length)
+            yield lambda number, value: Forged(any_bytes, "\udcff", value), "a text is not UTF-8", FormatError, True
     elif isinstance(field, construct.StringEncoded) and isinstance(field.subcon, construct.Prefixed):
         length = field.subcon.lengthfield
         yield lambda number, value: Forged(length, number, value), too_long, TruncatedError, False

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from glft_schema.codec import numbers, type_codes
 from glft_schema.codec import text as codec_text
 from glft_schema.codec.context import BIG, LITTLE, Context
-from glft_schema.codec.expressions import read
+from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.metadata_rules import HasKey, KeyType
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, Check, Rule
-from glft_schema.codec.structs import Forged, Padding, member
-from glft_schema.codec.tables import NamesOnce
-from glft_schema.codec.type_codes import TypeCode
-from glft_schema.codec.typed_values import StoredValue
+from glft_schema.codec.structs import Forged, Padding, member, unwrapped
+from glft_schema.codec.tables import NamesOnce, Nested
+from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
@@ -32,8 +33,9 @@ from glft_schema.tensors.region import TensorData, TensorFits
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft, row_struct
-from glft_schema.testing.strategies.fitting import candidates, derive, holds, resized
+from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, resized
 from glft_schema.testing.strategies.layouts import size_of
+from glft_schema.testing.strategies.lengths import fits
 from glft_schema.testing.strategies.rule_sites import Site
 from glft_schema.testing.strategies.structs import drawing_context
 
@@ -142,6 +144,8 @@ class Breaker:
         for patch in self._near(check, struct, row):
             changed = {**row, **patch}
             at = self._context(struct, changed)
+            if not all(fits(struct_of(struct).field(name), changed[name], at) for name in {*patch, *dict(switches(struct))}):
+                continue
             others = [part for part in struct.subcons if isinstance(part, Check) and part.is_required and part is not check]
             if check.is_required:
                 others = [part for part in others if struct.subcons.index(part) < struct.subcons.index(check)]
@@ -150,13 +154,20 @@ class Breaker:
                 yield {**changed, check.field: Forged(field, changed[check.field], changed[check.field])}
 
     def _near(self, check: Check, struct: construct.Struct, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        if isinstance(check, Rule) and check.broken_by is not None:
-            codes = {part.name: part.subcon for part in struct.subcons if part.name and isinstance(part.subcon, TypeCode)}
-            yield {name: codes[name].table[value] if name in codes else value for name, value in check.broken_by.items()}
-            return
-        value = row[check.field]
-        for near in (*candidates(check, value, self._context(struct, row)), *edges(member(struct, check.field))):
-            yield {check.field: near}
+        """Yields other values of the guarded field, with those of other fields that they go with."""
+        field, given = check.field, applies(check)
+        at = self._context(struct, {**row, **given})
+        values = [*candidates(check, row[field], at), *edges(member(struct, field))]
+        values += check.must.broken_by if isinstance(check, Rule) else ()
+        yield from ({**given, field: value} for value in values)
+        for name, switch in switches(struct):
+            code, cases = read(switch.keyfunc), switch.cases.items()
+            if str(code) == field:
+                for type_, case in cases:
+                    yield from ({**given, field: type_, name: value} for value in examples(type_, case))
+            elif name == field:
+                for type_, case in cases:
+                    yield from ({**given, str(code): type_, name: value} for value in (*values, *examples(type_, case)))
 
     def _fields(self, site: Site) -> Iterator[Attempt]:
         """Breaks a rule of a region that is one Struct."""
@@ -291,7 +302,7 @@ class Breaker:
             yield from self._padding(site)
         elif isinstance(field, TensorData):
             yield from self._payloads(site)
-        elif getattr(site.check, "kept_by", None):
+        elif isinstance(getattr(site.check, "must", None), HasKey):
             yield from self._without(site)
         elif name == self.file.format.table:
             draft, at = self._appended(gap=evaluate(self.draft.data.padded_to, self.root))
@@ -304,10 +315,10 @@ class Breaker:
                 yield Attempt(draft, f"{name} -> {at} -> offset", forged)
 
     def _without(self, site: Site) -> Iterator[Attempt]:
-        """Takes away the entries with which a rule holds."""
-        name, keys = site.check.field, site.check.kept_by
+        """Takes away the entry that a rule asks for."""
+        name, key = site.check.field, site.check.must.key
         metadata = self.draft.regions[name]
-        left = metadata.without(*(key for key in keys if key in metadata))
+        left = metadata.without(key) if key in metadata else metadata
         for draft in (self.draft, self._appended(quantized=True, empty=False)[0]):
             table = self.file.format.table
             rows = [Record(dict(row)) for row in _rows_of(draft, table)]
@@ -360,13 +371,35 @@ def is_read(draft: Draft) -> bool:
 
 
 def can_be_broken(site: Site) -> bool:
-    """Tells whether it is known what breaks a rule: that follows from its expression or its class, or stands beside it."""
+    """Tells whether values that break a rule are known: they follow from its predicate, its condition or its class."""
     check = site.check
     if site.type is not None or not isinstance(check, Rule):
         return True
     field = member(site.struct, check.field)
-    known = check.broken_by is not None or check.kept_by is not None or read(check.holds) is not None
+    known = bool(check.must.broken_by) or isinstance(check.must, HasKey) or read(check.condition) is not None
     return known or isinstance(field, (Padding, TensorData)) or bool(edges(field))
+
+
+def applies(check: Check) -> dict[str, Any]:
+    """Returns fields with which a check applies, as far as it says so."""
+    if isinstance(check, KeyType):
+        return {"key": check.keys.example}
+    equal = equality(check.when) if isinstance(check, Rule) else None
+    return {equal[0]: equal[1]} if equal else {}
+
+
+def switches(struct: construct.Struct) -> Iterator[tuple[str, construct.Switch]]:
+    """Yields the fields of a Struct that are stored as another field's type says."""
+    for part in struct.subcons:
+        if isinstance(switch := unwrapped(part), construct.Switch):
+            yield part.name, switch
+
+
+def examples(type_: Any, case: Any) -> Iterator[Any]:
+    """Yields values of a type."""
+    yield from EXAMPLES
+    if isinstance(case, Nested):
+        yield Array(type_, ())
 
 
 def _seen(value: Any) -> Any:
@@ -403,7 +436,7 @@ def edges(declared: Any) -> list[Any]:
 
 @edges.register
 def _(declared: codec_text.Text) -> list[Any]:
-    return ["", " ", "\udcff"]
+    return ["", " "] if declared.strict else ["", " ", "\udcff"]
 
 
 @edges.register

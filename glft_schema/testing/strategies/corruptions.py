@@ -53,7 +53,7 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
         raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {shown(rule)}")
 
     if not (places := [site for site in places if can_be_broken(site)]):
-        raise OptionError(f"expected a rule with a counterexample, found {shown(rule)}: its `broken_by` can give one")
+        raise OptionError(f"no values are known that break {shown(rule)}: its predicate can give some, `broken_by`")
     return broken(parsed, _by_aspect(parsed.format, places, with_damages=rule is None), aspect)
 
 

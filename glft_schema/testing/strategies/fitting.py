@@ -15,6 +15,8 @@ import construct
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import Check, Rule
 from glft_schema.codec.trace import Trace
 from glft_schema.describe.node_reader import evaluate
@@ -24,6 +26,7 @@ from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
+EXAMPLES = (32, 1, "a")  # values of many types; 32 keeps every rule on alignments
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 
@@ -92,9 +95,10 @@ def candidates(check: Check, value: Any, context: Context) -> Iterator[Any]:
 
 @candidates.register
 def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
-    expression = read(check.holds)
-    if check.kept_by is not None and isinstance(value, Mapping):
-        yield value | check.kept_by  # type: ignore[operator]
+    expression = read(check.condition)
+    if isinstance(check.must, HasKey) and isinstance(value, TypedMetadata):
+        key = check.must.key
+        yield value | {key: "a" if value.key_types.type_of(key, False) == "string" else 1}
     if expression is None:
         return
     found = list(subexpressions(expression))

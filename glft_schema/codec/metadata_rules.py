@@ -1,0 +1,117 @@
+"""Rules on metadata: required keys, and the values of entries.
+
+=================  ============================================================
+`has_key`          metadata with a key
+`each`, `lengths`  all values of a type, or all lengths, within an entry's value
+`an_integer`       integers of any width
+`not_nested`       values other than arrays of arrays
+`KeyType`          the rule that a value's type suits its well-known key
+=================  ============================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from construct import this
+from construct.expr import FuncPath
+
+from glft_schema.codec.arrays import StoredNumbers
+from glft_schema.codec.context import Context
+from glft_schema.codec.expressions import compiled, nbytes
+from glft_schema.codec.metadata import KeyTypes
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.rules import Check, Predicate
+from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
+
+
+@dataclass(frozen=True)
+class HasKey(Predicate):
+    """The predicate of metadata with a key."""
+
+    key: str = ""
+
+
+def has_key(key: str) -> HasKey:
+    """Returns the predicate of metadata with a key."""
+    has = FuncPath(lambda metadata: key in metadata)
+    return HasKey(f"the key {key}", has, show=lambda metadata: f"{len(metadata)} other keys", key=key)
+
+
+def each(name: str, must: Predicate) -> Predicate:
+    """Returns the predicate of entries whose values of a type, also in arrays, meet another one."""
+    holds = compiled(must.on(this))
+
+    def within(value: Any, type_: ValueType) -> bool:
+        if type_.name == name:
+            return bool(holds(value))
+        if not isinstance(value, Array) or value.type.name != name:
+            return True
+        if isinstance(value.values, StoredNumbers):
+            return all(holds(numbers).all() for numbers in value.values.pieces())
+        return all(map(holds, value.values))
+
+    return _of_values(f"{name}s of {must.text}", within, must.broken_by)
+
+
+def lengths(must: Predicate) -> Predicate:
+    """Returns the predicate of entries whose strings (bytes) and arrays (elements) are as long."""
+    holds = compiled(must.on(this))
+
+    def within(value: Any, type_: ValueType) -> bool:
+        if isinstance(value, str):
+            return bool(holds(nbytes(value)))
+        return not isinstance(value, Array) or bool(holds(len(value.values)))
+
+    return _of_values(must.text, within)
+
+
+def _of_values(text: str, within: Callable[[Any, ValueType], bool], broken_by: tuple[Any, ...] = ()) -> Predicate:
+    def on(of: Any) -> Callable[[Any], bool]:
+        return lambda at: all(within(value, type_) for type_, value in values_within(of(at), at.type))
+
+    return Predicate(text, on, broken_by)
+
+
+def an_integer(must: Predicate) -> Predicate:
+    """Returns the predicate of integers, of any type except bool, that are as required."""
+
+    def on(of: Any) -> Callable[[Any], bool]:
+        holds = compiled(must.on(of))
+        return lambda at: is_integer(at.type) and bool(holds(at))
+
+    return Predicate(f"an integer {must.text}", on, must.broken_by)
+
+
+def is_integer(type_: ValueType) -> bool:
+    """Tells whether the values of a type are integers; bools are not."""
+    return isinstance(type_.field, Number) and not type_.field.is_float and type_.name != "bool"
+
+
+def _is_not_nested(value: Any) -> bool:
+    return not (isinstance(value, Array) and value.type.name == ARRAY)
+
+
+not_nested = Predicate("no array in an array", FuncPath(_is_not_nested), ([[]],))
+
+
+class KeyType(Check):
+    """The rule that the type of a value suits its well-known key.
+
+    Attributes:
+        keys: the well-known keys.
+    """
+
+    expected = "the kind of type that the key requires"
+
+    def __init__(self, id: str, keys: KeyTypes, sets: tuple[str, ...]) -> None:
+        super().__init__(id, "type", sets)
+        self.keys = keys
+
+    def check(self, context: Context, path: str) -> None:
+        found = StoredValue(context.type, context.value)
+        if self.keys.type_of(context.key, False) and not self.keys.suits(context.key, found.type_text):
+            problem = f"expected {self.keys.kinds(context.key)} for {context.key}, found {found.type_text}"
+            self.broken(context, problem, f"{path} -> {self.field}")

@@ -1,0 +1,94 @@
+"""Predicates of rules: a condition on a value, with its sentence and values that break it.
+
+==================================  ==================================
+`equals`, `one_of`, `differs_from`  constants
+`above`, `at_least`, `at_most`      bounds, with a unit
+`multiple_of`, `power_of_two`       alignments
+`pattern`, `utf8`                   text
+`zeros`                             bytes
+`contained_in`, `meets`             members of a set; other conditions
+==================================  ==================================
+
+A predicate is applied to an expression, ``at_most(4).on(len_(this.dims))``, and gives an expression
+again. So a rule states its constant once: the check, the error, the documentation and the files
+that break the rule follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import Any
+
+from construct.expr import FuncPath
+
+from glft_schema.codec.expressions import matches
+from glft_schema.codec.rules import Predicate
+from glft_schema.codec.text import is_utf8
+from glft_schema.errors import shown
+
+
+def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
+    """Returns the predicate of values equal to `value`."""
+    return Predicate(show(value), lambda of: of == value, show=show)
+
+
+def differs_from(value: Any, text: str, *, show: Callable[[Any], str] = shown) -> Predicate:
+    """Returns the predicate of values other than `value`; `text` says what these are."""
+    return Predicate(text, lambda of: of != value, (value,), show)
+
+
+def one_of(*integers: int) -> Predicate:
+    """Returns the predicate of these integers. Raises ValueError if they are not consecutive."""
+    first, last = integers[0], integers[-1]
+    if integers != tuple(range(first, last + 1)):
+        raise ValueError(f"expected consecutive integers, found {integers}")
+    text = f"{', '.join(map(str, integers[:-1]))} or {last}"
+    return Predicate(text, lambda of: (of >= first) & (of <= last), (first - 1, last + 1))
+
+
+def above(bound: int) -> Predicate:
+    """Returns the predicate of numbers greater than `bound`."""
+    return Predicate(f"above {bound}", lambda of: of > bound, (bound,))
+
+
+def at_least(bound: int, unit: str = "") -> Predicate:
+    """Returns the predicate of numbers not less than `bound`, in a unit."""
+    return Predicate(f"at least {bound} {unit}".rstrip(), lambda of: of >= bound, (bound - 1,))
+
+
+def at_most(bound: int, unit: str = "") -> Predicate:
+    """Returns the predicate of numbers not greater than `bound`, in a unit."""
+    return Predicate(f"at most {bound} {unit}".rstrip(), lambda of: of <= bound, (bound + 1,))
+
+
+def multiple_of(step: Any, text: str = "") -> Predicate:
+    """Returns the predicate of multiples of an integer, or of an expression that `text` names."""
+    broken_by = (step // 2, step + 1) if isinstance(step, int) else ()
+    return Predicate(f"a multiple of {text or step}", lambda of: of % step == 0, broken_by)
+
+
+power_of_two = Predicate("a power of two", lambda of: of & (of - 1) == 0, (3, 24))
+utf8 = Predicate("UTF-8", FuncPath(is_utf8), ("\udcff",))
+
+
+def is_zero(stored: bytes | memoryview) -> bool:
+    """Tells whether all bytes are zero."""
+    return not bytes(stored).strip(b"\0")
+
+
+zeros = Predicate("zeros", FuncPath(is_zero))
+
+
+def pattern(regex: str, text: str) -> Predicate:
+    """Returns the predicate of texts that match a regular expression as a whole."""
+    return Predicate(text, matches(regex))
+
+
+def contained_in(values: Container[Any], text: str) -> Predicate:
+    """Returns the predicate of members of `values`; `text` describes them."""
+    return Predicate(text, FuncPath(values.__contains__))
+
+
+def meets(condition: Any, text: str) -> Predicate:
+    """Returns the predicate of any condition on the fields: an expression or a function."""
+    return Predicate(text, lambda of: condition)

@@ -1,0 +1,68 @@
+"""Rules on the positions of payloads that are stricter than `TensorData`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from construct.expr import FuncPath
+
+from glft_schema.codec.context import Context
+from glft_schema.codec.predicates import is_zero
+from glft_schema.codec.rules import Check, Predicate
+from glft_schema.errors import shown
+from glft_schema.tensors.region import TensorMap
+
+
+class Contiguous(Check):
+    """The rule that each payload begins where the one before it in the table, padded, ends."""
+
+    expected = "where the payload before it, padded, ends: no gap, no other order, none shared"
+
+    def needs(self) -> set[str]:
+        return {self.field}
+
+    def check(self, context: Context, path: str) -> None:
+        end = 0
+        for i, row in enumerate(context[self.field]):
+            if row.offset != end:
+                self.broken(context, f"expected {end}, found {row.offset}", f"{path} -> {self.field} -> {i} -> offset")
+            if not row.dtype.is_known:
+                return
+            end = row.offset + row.dtype.nbytes(row.shape)
+            end += -end % context.alignment
+
+
+def padded_to(alignment: Any) -> Predicate:
+    """Returns the predicate of regions whose last payload is padded to the alignment."""
+
+    def on(of: Any) -> Callable[[Any], bool]:
+        return lambda at: _is_padded(of(at), alignment(at))
+
+    return Predicate("the last payload padded to the alignment", on, show=show_gaps)
+
+
+def _is_padded(data: Any, alignment: int) -> bool:
+    if not isinstance(data, TensorMap):
+        return True
+    end = max((place.offset + place.nbytes for place in data.places().values()), default=0)
+    return end + -end % alignment <= data.size
+
+
+def _has_zero_gaps(data: Any) -> bool:
+    return not isinstance(data, TensorMap) or all(is_zero(piece) for gap in data.gaps for piece in data.gap_pieces(gap))
+
+
+def show_gaps(data: Any) -> str:
+    """Returns the size of a region and where its gaps are, for errors."""
+    return f"{data.size} bytes with gaps at {shown([gap.offset for gap in data.gaps])}"
+
+
+zero_gaps = Predicate("zeros between payloads", FuncPath(_has_zero_gaps), show=show_gaps)
+
+
+def _has_quantized(rows: Any) -> bool:
+    return any(not row.dtype.exact for row in rows)
+
+
+has_quantized = FuncPath(_has_quantized)  # of the rows of a table, in expressions
