@@ -1,7 +1,7 @@
-"""Values and parts of a stretch of bytes, read as its node says: the tree of `glft_schema.describe.schema`, brought to life.
+"""Reads values and parts of a file by the nodes of `glft_schema.describe.schema`.
 
-A node may depend on fields before it: a `Scope` has those. Only the bytes asked for are looked at, but for lists of elements
-of different sizes, such as texts: to find the first of them that is wanted, those before it are walked over, once.
+A node may depend on fields before it, which a `Scope` has. Only the requested bytes are read. The
+elements of lists of texts, and of others whose sizes differ, are all located once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -18,64 +18,62 @@ from typing import Any
 import numpy as np
 from construct.expr import opnames
 
+import glft_schema.codec.expressions as e
 import glft_schema.describe.nodes as s
-from glft_schema.codec import numbers
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
-from glft_schema.codec.expressions import (
-    Constant,
-    Expression,
-    Length,
-    Matches,
-    Operation,
-    Reference,
-    Reversed,
-    ValueOfKey,
-    nbytes,
-    outermost,
-)
 from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
 SHORT = 256  # elements up to which a part's value is the list of them
-KINDS = {number.kind: number for number in vars(numbers).values() if isinstance(number, numbers.Number)}
 OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
+
+
+def evaluate(expression: e.Expression, find: Callable[[e.Reference], Any]) -> Any:
+    """Returns the value of an expression, with `find` for the values of references."""
+    match expression:
+        case e.Constant():
+            return expression.value
+        case e.Reference():
+            return find(expression)
+        case e.Operation():
+            return OPERATORS[expression.sign](evaluate(expression.left, find), evaluate(expression.right, find))
+        case e.Length():
+            of = evaluate(expression.of, find)
+            return e.nbytes(of) if expression.in_bytes else len(of)
+        case e.Reversed():
+            return evaluate(expression.of, find)[::-1]
+        case e.ValueOfKey():
+            return evaluate(expression.mapping, find).get(expression.key, expression.default)
+        case e.Matches():
+            return re.fullmatch(expression.pattern, evaluate(expression.of, find)) is not None
+
+
+def sizes(dims: Iterable[e.Expression], evaluate: Callable[[e.Expression], Any]) -> list[int]:
+    """Returns the values of dims; a dim that is a list, such as ``dims``, is several of them."""
+    values = [evaluate(dim) for dim in dims]
+    return [size for value in values for size in (value if isinstance(value, list) else [value])]
 
 
 @dataclass
 class Scope:
-    """What an expression may refer to.
+    """The fields that an expression may refer to.
 
     Attributes:
-        schema: where structs are found by name.
-        fields: those of a struct that are known so far.
-        outer: the scope around that of the struct.
+        schema: the schema of the structs.
+        fields: the known fields of a struct.
+        outer: the scope of the struct around it.
     """
 
     schema: s.Schema
     fields: dict[str, Any] = field(default_factory=dict)
     outer: Scope | None = None
 
-    def evaluate(self, expression: Expression) -> Any:
-        """Returns the value of an expression. Raises KeyError for a field that is not known here."""
-        match expression:
-            case Constant():
-                return expression.value
-            case Reference():
-                return self._field(expression)
-            case Operation():
-                return OPERATORS[expression.sign](self.evaluate(expression.left), self.evaluate(expression.right))
-            case Length():
-                of = self.evaluate(expression.of)
-                return nbytes(of) if expression.in_bytes else len(of)
-            case Reversed():
-                return self.evaluate(expression.of)[::-1]
-            case ValueOfKey():
-                return self.evaluate(expression.mapping).get(expression.key, expression.default)
-            case Matches():
-                return re.fullmatch(expression.pattern, self.evaluate(expression.of)) is not None
+    def evaluate(self, expression: e.Expression) -> Any:
+        """Returns the value of an expression. Raises KeyError for an unknown field."""
+        return evaluate(expression, self._field)
 
-    def _field(self, reference: Reference) -> Any:
+    def _field(self, reference: e.Reference) -> Any:
         scope = self
         for _ in range(reference.up):
             scope = scope.outer or scope
@@ -89,7 +87,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a stretch of bytes: of the `name` that its path ends with, bytes `start` to `end`."""
+    """A part of a span: bytes `start` to `end`; its path ends with `name`."""
 
     name: str
     start: int
@@ -97,50 +95,39 @@ class Part:
     node: s.Node
     scope: Scope
     doc: str = ""
-    type: str = ""  # where it is text without a length
+    type: str = ""  # of text without a length
 
 
 class NodeReader:
-    """Reads what nodes describe from `source`, whose own byte order is `order`."""
+    """Reads nodes from `source`; `order` is the byte order of the file."""
 
     def __init__(self, source: Source, order: ByteOrder) -> None:
         self._source = source
         self.order = order
-        self._starts: dict[int, Sequence[int]] = {}  # of the elements of a list, by its first byte
+        self._starts: dict[int, Sequence[int]] = {}  # of a list's elements and its end, by its first byte
 
     def settled(self, node: s.Node, scope: Scope) -> s.Node:
-        """Returns what a node is once the fields that it depends on are known."""
+        """Returns the alternative that a node is in `scope`, or the node itself."""
         while isinstance(node, (s.Either, s.Switch)):
-            if isinstance(node, s.Either):
-                node = node.then if scope.evaluate(node.condition) else node.otherwise
-            else:
-                code = getattr(on := scope.evaluate(node.on), "code", on)
-                node = next(case.node for case in node.cases if case.code == code)
+            node = s.choose(node, scope.evaluate)
         return node
 
     def size(self, node: s.Node, scope: Scope) -> int | None:
-        """Returns the bytes of a node, or None where only its own bytes tell."""
+        """Returns the bytes of a node; None if they depend on its own bytes."""
         node = self.settled(node, scope)
-        if isinstance(node, s.Numbers):
-            return math.prod(self.dims(node, scope)) * node.number.size
         if isinstance(node, (s.Bytes, s.Lines)):
             return int(scope.evaluate(node.size)) if node.size else None
-        if isinstance(node, s.BlockArray):
-            return math.prod(self.dims(node, scope)) * (scope.schema.structs[node.block].size or 0)
+        if isinstance(node, (s.Numbers, s.BlockArray)):
+            item = node.number if isinstance(node, s.Numbers) else node
+            return math.prod(self.dims(node, scope)) * item.size
         return scope.schema.size(node)
 
     def dims(self, node: s.Numbers | s.BlockArray, scope: Scope) -> list[int]:
-        """Returns the sizes of an array, outermost first; a dim that stands for several is spread."""
-        if isinstance(node, s.BlockArray):
-            return [scope.fields["out"], scope.fields["in"] // node.weights]
-        sizes: list[int] = []
-        for dim in node.dims:
-            size = scope.evaluate(dim)
-            sizes.extend(size) if isinstance(size, list) else sizes.append(size)
-        return sizes
+        """Returns the sizes of an array, outermost first."""
+        return sizes(node.dims, scope.evaluate)
 
     def end(self, node: s.Node, start: int, scope: Scope) -> int:
-        """Returns where a node that begins at `start` ends."""
+        """Returns the end of a node that begins at `start`."""
         node = self.settled(node, scope)
         if (size := self.size(node, scope)) is not None:
             return start + size
@@ -157,11 +144,13 @@ class NodeReader:
         return last
 
     def value(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
-        """Returns what stands there, decoded; None of what is long or has fields of its own."""
+        """Returns the value of a node; None if it is long or has fields of its own."""
         node = self.settled(node, scope)
         match node:
             case s.Number():
                 return self.numbers(node, start, 1)[0]
+            case s.Derived() if node.value:
+                return scope.evaluate(node.value)
             case s.Code():
                 code = self.value(node.number, start, end, scope)
                 return node.table[code] if code in node.table else code  # noqa: SIM401 - it is no dict
@@ -181,14 +170,14 @@ class NodeReader:
         return None
 
     def part_value(self, part: Part) -> Any:
-        """Returns what a part is, decoded, as `value` does."""
+        """Returns the value of a part, as `value` does."""
         if part.type:
             return str(self._source.view(part.start, part.end - part.start), "utf-8", "surrogateescape")
         return self.value(part.node, part.start, part.end, part.scope)
 
     def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
         """Returns `count` numbers that begin at byte `start`."""
-        dtype = KINDS[number.kind].numpy_dtype(self._order_of(number))
+        dtype = s.KINDS[number.kind].numpy_dtype(self._order_of(number))
         stored = np.frombuffer(self._source.view(start, count * number.size), dtype)
         if number.kind == "bf16":  # the upper half of an f32: numpy has none
             stored = (stored.astype(np.uint32) << 16).view(np.float32)
@@ -198,11 +187,9 @@ class NodeReader:
         return self.order if number.order == "file" else BIG if number.order == BIG else LITTLE
 
     def count(self, node: s.Node, start: int, end: int, scope: Scope) -> int:
-        """Returns how many parts a stretch has."""
+        """Returns the number of parts of a span."""
         match node:
-            case s.Numbers():
-                return (end - start) // node.number.size
-            case s.BlockArray():
+            case s.Numbers() | s.BlockArray():
                 return math.prod(self.dims(node, scope))
             case s.List():
                 return int(scope.evaluate(node.count))
@@ -213,29 +200,28 @@ class NodeReader:
             case s.Ref():
                 return len(scope.schema.structs[node.name].fields)
             case s.Lines():
-                return len(self._line_starts(start, end))
+                return len(self._line_starts(start, end)) - 1
         return 0
 
     def parts(
         self, node: s.Node, start: int, end: int | None, scope: Scope, low: int = 0, high: int | None = None, doc: str = ""
     ) -> Iterator[Part]:
-        """Yields the parts of a stretch that have a byte in ``[low, high)``, one level deep.
+        """Yields the parts of a span that have a byte in ``[low, high)``, one level deep.
 
         Args:
-            node: what the stretch is, settled.
+            node: the node of the span, settled.
             start: its first byte.
-            end: its end, where that is known.
-            scope: what it depends on.
-            low: the first byte wanted.
-            high: the end of those wanted; that of the stretch unless given.
-            doc: its sentence, for parts that have none of their own.
+            end: its end, if known.
+            scope: the fields that it depends on.
+            low: the first byte of the parts.
+            high: their end; by default the end of the span.
+            doc: the sentence of parts that have none of their own.
         """
         high = high if high is not None else self._source.size if end is None else end
         match node:
-            case s.Numbers():
-                yield from self._items(start, node.number, self.dims(node, scope), scope, low, high, doc)
-            case s.BlockArray():
-                yield from self._items(start, s.Ref(node.block), self.dims(node, scope), scope, low, high, doc)
+            case s.Numbers() | s.BlockArray():
+                item = node.number if isinstance(node, s.Numbers) else s.Ref(node.block)
+                yield from self._items(start, item, self.dims(node, scope), scope, low, high, doc)
             case s.List():
                 yield from self._items(start, node.item, [int(scope.evaluate(node.count))], scope, low, high, doc)
             case s.Counted():
@@ -250,18 +236,12 @@ class NodeReader:
                 if low < first:
                     yield Part("length", start, first, node.length, scope, "bytes of the text")
                 if low < last and high > first and last > first:
-                    yield Part("text", first, last, s.Bytes(Constant(last - first)), scope, doc, "UTF-8")
+                    yield Part("text", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "UTF-8")
             case s.Ref():
                 yield from self._fields(node, start, scope, low, high)
             case s.Lines() if end is not None:
-                starts = self._line_starts(start, end)
-                for i in range(max(bisect_right(starts, low) - 1, 0), len(starts)):
-                    if starts[i] >= high:
-                        break
-                    last = starts[i + 1] if i + 1 < len(starts) else end
-                    yield Part(
-                        f"line {i + 1}", starts[i], last, s.Bytes(Constant(last - starts[i])), scope, doc, "line key=value"
-                    )
+                for i, first, last in _overlapping(self._line_starts(start, end), low, high):
+                    yield Part(f"line {i + 1}", first, last, s.Bytes(e.Constant(last - first)), scope, doc, "line key=value")
 
     def _fields(self, node: s.Ref, start: int, outer: Scope, low: int, high: int) -> Iterator[Part]:
         scope = Scope(outer.schema, {}, outer)
@@ -270,39 +250,30 @@ class NodeReader:
                 return
             settled = self.settled(part.node, scope)
             end = self.end(settled, start, scope)
-            scope.fields[part.name] = self._known(settled, start, end, scope)
+            scope.fields[part.name] = self.value(settled, start, end, scope)
             if end > max(low, start):
                 yield Part(part.name, start, end, settled, scope, part.doc)
             start = end
 
-    def _known(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
-        if isinstance(node, s.Derived):
-            return scope.evaluate(node.value) if node.value else None
-        return self.value(node, start, end, scope)
-
     def _items(
         self, first: int, item: s.Node, dims: Sequence[int], scope: Scope, low: int, high: int, doc: str
     ) -> Iterator[Part]:
-        """Yields elements that begin at byte `first`, as many as the product of `dims`."""
+        """Yields the elements of an array of these dims that begins at byte `first`."""
         count, node = math.prod(dims), self.settled(item, scope)
         if size := self.size(node, scope):
             for i in range(max((low - first) // size, 0), min(count, -(-(high - first) // size))):
                 yield Part(_index(i, dims), first + i * size, first + (i + 1) * size, node, scope, doc)
             return
-        starts = self._starts_of(node, first, count, scope)
-        for i in range(max(bisect_right(starts, low) - 1, 0), count):
-            if starts[i] >= high:
-                return
-            if starts[i + 1] > max(low, starts[i]):
-                yield Part(str(i), starts[i], starts[i + 1], node, scope, doc)
+        for i, start, end in _overlapping(self._starts_of(node, first, count, scope), low, high):
+            yield Part(str(i), start, end, node, scope, doc)
 
     def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
-        """Returns where each of `count` elements of different sizes begins, and where the last one ends."""
+        """Returns the first bytes of elements of different sizes, and the end of the last one."""
         if first not in self._starts:
             number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
             if isinstance(number, s.Number):
                 left, order = self._source.size - first, self._order_of(number)
-                texts = StoredStrings(self._source, first, left, count, KINDS[number.kind], order)
+                texts = StoredStrings(self._source, first, left, count, s.KINDS[number.kind], order)
                 ends = [first + end for end in texts.ends().tolist()]
             else:
                 ends, at = [], first
@@ -316,15 +287,24 @@ class NodeReader:
         if start not in self._starts:
             stored = np.frombuffer(self._source.view(start, end - start), np.uint8)
             ends = start + 1 + np.flatnonzero(stored == ord("\n"))
-            self._starts[start] = [start, *(int(at) for at in ends if at < end)]
+            self._starts[start] = [start, *(int(at) for at in ends if at < end), end]
         return self._starts[start]
 
 
-PLAIN = (s.Number, s.Code, s.Text)  # whose values lists of them have
+PLAIN = (s.Number, s.Code, s.Text)  # lists of these have a value
+
+
+def _overlapping(starts: Sequence[int], low: int, high: int) -> Iterator[tuple[int, int, int]]:
+    """Yields number, first byte and end of the elements with a byte in ``[low, high)``."""
+    for i in range(max(bisect_right(starts, low) - 1, 0), len(starts) - 1):
+        if starts[i] >= high:
+            return
+        if starts[i + 1] > max(low, starts[i]):
+            yield i, starts[i], starts[i + 1]
 
 
 def _index(i: int, dims: Sequence[int]) -> str:
-    """Returns the number of an element as paths have it: one for each dim."""
+    """Returns the indices of element `i` as paths have them, one for each dim."""
     steps: list[int] = []
     for dim in reversed(dims):
         i, step = divmod(i, dim)
@@ -333,7 +313,7 @@ def _index(i: int, dims: Sequence[int]) -> str:
 
 
 def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None = None) -> str:
-    """Returns what a node is in a few words: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
+    """Returns a node in a few words: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
     node = reader.settled(node, scope)
 
     def inner(part: s.Node) -> str:
@@ -351,14 +331,11 @@ def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None 
             return f"{inner(node.item)}[{node.count if count is None else count}]"
         case s.Counted():
             return f"{inner(node.item)}[] after {inner(node.count)}"
-        case s.Numbers():
-            return f"{node.number.kind}[{', '.join(map(outermost, node.dims))}]"
-        case s.BlockArray():
-            return f"{node.block}[out, in // {node.weights}]"
+        case s.Numbers() | s.BlockArray():
+            item = node.number.kind if isinstance(node, s.Numbers) else node.block
+            return f"{item}[{', '.join(map(e.outermost, node.dims))}]"
         case s.Padding():
             return f"padding to {scope.evaluate(node.to)}"
-        case s.Bytes():
-            return "bytes"
         case s.Lines():
             return "lines key=value"
         case s.Ref():

@@ -1,29 +1,61 @@
-"""The tree that every description is written from: what a declaration says, as data.
+"""Declarations as a tree of nodes.
 
-    Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to another struct ...
+    Schema ── structs by name ── fields ── a node: Number, Text, List, Switch, Ref to a struct ...
 
-`glft_schema.describe.schema` reads it from declarations; the writers of Markdown, C, Kaitai Struct ... walk it.
+`glft_schema.describe.schema` reads the tree from declarations. The writers of Markdown, C and other
+languages walk it, and so do the strategies of `glft_schema.testing`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from glft_schema.codec.expressions import Expression
+from glft_schema.codec import numbers
+from glft_schema.codec.expressions import Constant, Expression, Operation, Reference
 from glft_schema.codec.rules import Check
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.tensor_type import TensorType
 
 FILE = "file"  # the name of a format's outermost struct
+KINDS = {number.kind: number for number in vars(numbers).values() if isinstance(number, numbers.Number)}
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number: ``u8`` to ``i64``, ``f16`` to ``f64``, ``bf16``; its byte order is ``little``, ``big``, or the ``file``'s."""
+class Wrapper:
+    """A construct around another one that changes its values, but not its bytes.
+
+    Attributes:
+        decode: (value, context, path) -> the value as the wrapper gives it; None if it is the same.
+        options: special values, or functions of the context: a default, the names of an `Enum`.
+        is_closed: there are no other values. Without `options`, building computes the value.
+    """
+
+    decode: Callable[[Any, Any, str], Any] | None = None
+    options: tuple[Any, ...] = ()
+    is_closed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """The base of all nodes.
+
+    Attributes:
+        wrappers: the constructs around it, innermost first.
+        level: how deep it is nested in nodes of its kind; 0 if it cannot be.
+    """
+
+    wrappers: tuple[Wrapper, ...] = field(default=(), compare=False, repr=False)
+    level: int = field(default=0, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Number(Declared):
+    """A number, ``u8`` to ``f64``, in ``little`` or ``big`` order, or in that of the ``file``."""
 
     kind: str
     order: str
@@ -35,57 +67,66 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Bytes:
-    """So many bytes; all that are left where `size` is None."""
+class Bytes(Declared):
+    """`size` bytes, or all bytes left if it is None."""
 
     size: Expression | None
 
 
 @dataclass(frozen=True)
-class Text:
-    """UTF-8 after its length in bytes."""
+class Text(Declared):
+    """Text after its length in bytes. If it `is_strict`, other bytes than text are refused."""
 
     length: Node
+    encoding: str = "utf-8"
+    is_strict: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
-class List:
-    """So many of one kind, one after another. Where `key` is given, rows that are told apart by that field, and whose field
-    `value` is what the key stands for."""
+class List(Declared):
+    """`count` items. Key-values have fields `key` and `value`, and a rule `once` on keys."""
 
     count: Expression
     item: Node
     key: str | None = None
     value: str | None = None
+    once: Check | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A list after its length."""
+class Counted(Declared):
+    """A list after its length. If it `has_scope`, items see the struct one level up."""
 
     count: Node
     item: Node
+    has_scope: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """A field of a payload: an array of numbers whose dims are integers or expressions on ``out``, ``in`` and ``dims``."""
+class Numbers(Declared):
+    """An array of numbers in a payload, with dims that depend on ``out``, ``in`` and ``dims``."""
 
     number: Number
     dims: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
-class BlockArray:
-    """A payload of blocks: ``out * (in / weights)`` times the struct `block`."""
+class BlockArray(Declared):
+    """A payload of blocks: ``out * (in / weights)`` structs `block` of `size` bytes each."""
 
     weights: int
     block: str
+    size: int = field(compare=False)
+
+    @property
+    def dims(self) -> tuple[Expression, ...]:
+        """The number of rows, and of blocks in each."""
+        return Reference(("out",)), Operation("//", Reference(("in",)), Constant(self.weights))
 
 
 @dataclass(frozen=True)
-class Either:
-    """One of two numbers, as the condition decides."""
+class Either(Declared):
+    """One of two numbers, selected by the condition."""
 
     condition: Expression
     then: Number
@@ -93,7 +134,7 @@ class Either:
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Declared):
     """A number that stands for a type of a table."""
 
     number: Node
@@ -102,7 +143,7 @@ class Code:
 
 @dataclass(frozen=True)
 class SwitchCase:
-    """What stands where a `Switch` finds the type `name`, which is `code` on disk."""
+    """A case of a `Switch`: the node for the type `name`, which is `code` on disk."""
 
     name: str
     code: int
@@ -110,52 +151,58 @@ class SwitchCase:
 
 
 @dataclass(frozen=True)
-class Switch:
-    """What a field before decides."""
+class Switch(Declared):
+    """One of several nodes, selected by a field before it; `default` for other values, if any."""
 
     on: Expression
     cases: tuple[SwitchCase, ...]
+    default: Node | None = None
 
 
 @dataclass(frozen=True)
-class Ref:
-    """The struct of this name."""
+class Ref(Declared):
+    """The struct of this name; `declared` is its construct."""
 
     name: str
+    declared: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Lines:
-    """So many bytes of UTF-8 lines ``key=value``."""
+class Lines(Declared):
+    """`size` bytes of UTF-8 lines ``key=value``."""
 
     size: Expression
 
 
 @dataclass(frozen=True)
-class Padding:
-    """Bytes up to a multiple of `to`, counted from the start of the file; where `may_lack` holds, the file may end before."""
+class Padding(Declared):
+    """Bytes up to a multiple of `to` in the file, which may end before if `may_lack` holds."""
 
     to: Expression
     may_lack: Expression | None = None
 
 
 @dataclass(frozen=True)
-class ByteOrder:
-    """No bytes: the byte order of the file, told by the number that follows."""
+class ByteOrder(Declared):
+    """No bytes: the byte order of the file, detected from the number that follows."""
 
     number: Number
 
 
 @dataclass(frozen=True)
-class Derived:
-    """No bytes: what follows from fields before; `value` is None where no expression says how."""
+class Derived(Declared):
+    """No bytes: a value that follows from the fields before it, if any.
+
+    `value` is its expression, if it has one. `compute` is a function of the context.
+    """
 
     value: Expression | None
+    compute: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
-class Payloads:
-    """The payloads of the rows of `table`, each at its offset and padded to a multiple of `to`, up to the end of the file."""
+class Payloads(Declared):
+    """The payloads of the rows of `table`, padded to multiples of `to`; the rest of the file."""
 
     table: str
     to: Expression | None = None
@@ -169,18 +216,19 @@ Node = (
 # fmt: on
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Field:
     """A field of a struct.
 
     Attributes:
-        name: as declared; empty where it has none.
+        name: as declared; empty if it has none.
         doc: its sentence.
-        node: what it is.
-        is_count: whether it says how much of something else there is.
-        value: what it is unless told otherwise; None where there is no such value.
-        rules: those that guard it.
+        node: its node.
+        is_count: whether it is the number of something else.
+        value: its default or only value, a number or bytes; None if it has none.
+        rules: the rules that guard it.
         refuses: what else is never accepted there, in words.
+        declared: its construct.
     """
 
     name: str
@@ -190,18 +238,26 @@ class Field:
     value: int | bytes | None = None
     rules: tuple[Check, ...] = ()
     refuses: tuple[str, ...] = ()
+    declared: Any = field(default=None, repr=False)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether building computes it, so that values leave it out."""
+        computed = any(wrapper.is_closed and not wrapper.options for wrapper in self.node.wrappers)
+        return computed or isinstance(self.node, (Derived, Padding))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StructOf:
     """Fields one after another.
 
     Attributes:
         name: how other structs refer to it.
         fields: in order.
-        rules: in order; those on a field are that field's, too.
+        rules: in order, those of its fields included.
         offsets: of each field from the start of the struct; None after a field whose size varies.
-        size: bytes, or None where that varies.
+        size: bytes; None if it varies.
+        declared: its construct.
     """
 
     name: str
@@ -209,6 +265,17 @@ class StructOf:
     rules: tuple[Check, ...]
     offsets: tuple[int | None, ...]
     size: int | None
+    declared: Any = field(default=None, repr=False)
+
+    @property
+    def parts(self) -> list[Field | Check]:
+        """Fields and rules in the order of the declaration."""
+        left = iter(self.fields)
+        return [part if isinstance(part, Check) else next(left) for part in self.declared.subcons]
+
+    def field(self, name: str) -> Field:
+        """Returns the field of this name. Raises StopIteration if there is none."""
+        return next(part for part in self.fields if part.name == name)
 
 
 @dataclass(frozen=True)
@@ -218,11 +285,11 @@ class TypeOf:
     Attributes:
         type: the type itself.
         payload: the name of its payload's struct.
-        block: that of its block, or None where it is not made of blocks.
-        weights: the fewest of a row: those of a block or group, or one.
-        nbytes: the bytes of so many weights.
+        block: the name of its block's struct; None if it is not made of blocks.
+        weights: the least length of a row: the weights of a block or group, or one.
+        nbytes: the bytes of `weights` weights.
         row_nbytes: the bytes of a row beside those of its weights.
-        rules: on the dims, which `payload` has, too.
+        rules: on the dims, as in the struct `payload`.
     """
 
     type: TensorType
@@ -258,32 +325,32 @@ class Schema:
 
     Attributes:
         title: its name.
-        format: the format; None of a tensor type alone.
-        structs: by name; of a format, `FILE` is the whole.
+        format: the format; None for a tensor type alone.
+        structs: by name; `FILE` is a whole format.
         types: the tensor types, by code.
-        read: the names of the fields of each struct, as declared.
     """
 
     title: str
     format: Format | None = None
     structs: dict[str, StructOf] = field(default_factory=dict)
     types: list[TypeOf] = field(default_factory=list)
-    read: dict[str, list[str | None]] = field(default_factory=dict, repr=False)
+
+    @property
+    def _nodes(self) -> Iterator[Node]:
+        return (part.node for struct in self.structs.values() for part in struct.fields)
 
     @property
     def tables(self) -> dict[str, TypeTable[Any]]:
         """The tables of types, by name, such as ``ggml_type``."""
-        codes = [node for struct in self.structs.values() for part in struct.fields if isinstance(node := part.node, Code)]
-        return {table_name(code.table): code.table for code in codes}
+        return {table_name(node.table): node.table for node in self._nodes if isinstance(node, Code)}
 
     @property
     def byte_orders(self) -> tuple[str, ...]:
-        """The byte orders that files can have; of a tensor type alone little-endian, which is what readers of it start with."""
-        nodes = [part.node for struct in self.structs.values() for part in struct.fields]
-        return ("little", "big") if any(isinstance(node, ByteOrder) for node in nodes) else ("little",)
+        """The byte orders that files can have; little-endian alone for a tensor type."""
+        return ("little", "big") if any(isinstance(node, ByteOrder) for node in self._nodes) else ("little",)
 
     def size(self, node: Node) -> int | None:
-        """Returns the bytes of a node, or None where they vary."""
+        """Returns the bytes of a node, or None if they vary."""
         if isinstance(node, Number):
             return node.size
         if isinstance(node, Code):
@@ -294,19 +361,13 @@ class Schema:
             return 0
         if isinstance(node, Bytes) and isinstance(size := getattr(node.size, "value", None), int):
             return size
-        if isinstance(node, Numbers):
-            count = 1
-            for dim in node.dims:
-                size = getattr(dim, "value", None)
-                if not isinstance(size, int):
-                    return None
-                count *= size
-            return count * node.number.size
+        if isinstance(node, Numbers) and all(isinstance(dim, Constant) for dim in node.dims):
+            return math.prod(int(str(dim)) for dim in node.dims) * node.number.size
         return None
 
 
 def table_name(table: TypeTable[Any]) -> str:
-    """Returns what a table of types is called in descriptions."""
+    """Returns the name of a table of types in descriptions."""
     return f"{table.kind} type".lower().replace(" ", "_")
 
 
@@ -318,7 +379,8 @@ def within(node: Any) -> Iterator[Any]:
             yield from within(part)
     elif is_dataclass(node) and not isinstance(node, Expression):
         for part in fields(node):
-            yield from within(getattr(node, part.name))
+            if part.compare:
+                yield from within(getattr(node, part.name))
 
 
 def refs(node: Node) -> Iterator[str]:
@@ -328,3 +390,15 @@ def refs(node: Node) -> Iterator[str]:
             yield inner.name
         elif isinstance(inner, BlockArray):
             yield inner.block
+
+
+def choose(node: Either | Switch, evaluate: Callable[[Expression], Any]) -> Node:
+    """Returns the selected node, by the values of expressions. Raises KeyError if there is none."""
+    if isinstance(node, Either):
+        return node.then if evaluate(node.condition) else node.otherwise
+    value = evaluate(node.on)
+    code = getattr(value, "code", value)
+    found = next((case.node for case in node.cases if case.code == code), node.default)
+    if found is None:
+        raise KeyError(code)
+    return found

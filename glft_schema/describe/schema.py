@@ -1,49 +1,28 @@
-"""Reads declarations: what constructs say, as the tree of `glft_schema.describe.nodes`.
+"""Reads declarations into the tree of `glft_schema.describe.nodes`.
 
-`schema_of` reads a format or a tensor type. `node_of` reads any construct made of the parts that the formats use;
-``node_of.register`` teaches it another class of construct.
+`schema_of` reads a format or a tensor type, `node_of` any construct. This is the only module that
+reads the classes of constructs: ``node_of.register`` teaches another one, to descriptions and to
+strategies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import codecs
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import singledispatch
+from functools import cache, partial, singledispatch
 from typing import Any
 
 import construct
 
 from glft_schema.codec import arrays, numbers, structs, tables, type_codes
 from glft_schema.codec import text as codec_text
-from glft_schema.codec.expressions import Expression, read
+from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check
-from glft_schema.describe.nodes import (
-    FILE,
-    BlockArray,
-    ByteOrder,
-    Bytes,
-    Code,
-    Counted,
-    Derived,
-    Either,
-    Field,
-    Lines,
-    List,
-    Node,
-    Number,
-    Numbers,
-    Padding,
-    Payloads,
-    Ref,
-    Schema,
-    StructOf,
-    Switch,
-    SwitchCase,
-    Text,
-    TypeOf,
-)
+from glft_schema.describe import nodes as s
+from glft_schema.describe.nodes import FILE, Field, Node, Ref, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -76,7 +55,7 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, Ref)
     nodes = [part.node for part in schema.structs[payload.name].fields]
-    block = next((node.block for node in nodes if isinstance(node, BlockArray)), None)
+    block = next((node.block for node in nodes if isinstance(node, s.BlockArray)), None)
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
@@ -85,61 +64,67 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
 
 @singledispatch
 def node_of(declared: Any, schema: Schema, name: str) -> Node:
-    """Reads a construct; the structs in it go to `schema.structs`, and `name` is for those without a title.
+    """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
 
     Raises:
-        NotImplementedError: for a class of construct that nobody has taught it.
+        NotImplementedError: for a class of construct that it has not been taught.
     """
-    raise NotImplementedError(f"{type(declared).__name__} has no description: teach it with node_of.register")
+    kind = type(declared).__name__
+    raise NotImplementedError(f"{kind} has no node: teach it with @glft_schema.describe.node_of.register({kind})")
 
 
-@node_of.register
-def _(declared: construct.Renamed, schema: Schema, name: str) -> Node:
-    return node_of(declared.subcon, schema, name)
+@cache
+def struct_of(declared: construct.Struct) -> StructOf:
+    """Reads a Struct on its own. Raises as `node_of`."""
+    schema = Schema("")
+    ref = node_of(declared, schema, "struct")
+    assert isinstance(ref, Ref)
+    return schema.structs[ref.name]
 
 
-@node_of.register
-def _(declared: construct.Adapter, schema: Schema, name: str) -> Node:
-    return node_of(declared.subcon, schema, name)
+def rows_of(node: Node) -> StructOf | None:
+    """Returns the struct of the rows of a table; None if the node is not a table."""
+    item = node.item if isinstance(node, s.List) else None
+    return struct_of(item.declared) if isinstance(item, Ref) else None
 
 
-@node_of.register
-def _(declared: construct.LazyBound, schema: Schema, name: str) -> Node:
-    return node_of(declared.subconfunc(), schema, name)
+def wrapped(node: Node, **wrapper: Any) -> Node:
+    """Returns a node with one more `Wrapper` around it."""
+    return replace(node, wrappers=(*node.wrappers, Wrapper(**wrapper)))
 
 
-@node_of.register
-def _(declared: tables.Nested, schema: Schema, name: str) -> Node:
-    return node_of(declared.subcon, schema, name)
+# Structs
 
 
 @node_of.register(construct.Struct)
 def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
     name = getattr(declared, "title", "") or name
     names = [part.name for part in declared.subcons]
-    while name in schema.structs and schema.read[name] != names:  # another struct that is called the same
-        name += "_"
-    if name in schema.structs:  # itself, some levels above, or read before
-        return Ref(name)
-    schema.structs[name], schema.read[name] = StructOf(name, (), (), (), None), names
+    while (same := schema.structs.get(name)) and [part.name for part in same.declared.subcons] != names:
+        name += "_"  # another struct has the name
+    if same:  # a struct some levels above, or one that was read before
+        return Ref(name, declared)
+    schema.structs[name] = StructOf(name, (), (), (), None, declared)
     rules = tuple(part for part in declared.subcons if isinstance(part, Check))
-    made = []
-    for part in declared.subcons:
-        if not isinstance(part, Check):
-            node = node_of(part, schema, part.name or name)
-            guards = tuple(rule for rule in rules if rule.field == part.name)
-            is_count, default, refuses = structs.is_count(part), default_of(part), _refused_by(part)
-            made.append(Field(part.name or "", part.docs, node, is_count, default, guards, refuses))
+    parts = tuple(_field(part, rules, schema, name) for part in declared.subcons if not isinstance(part, Check))
     offsets: list[int | None] = [0]
-    for part in made:
+    for part in parts:
         size = schema.size(part.node)
         offsets.append(None if size is None or offsets[-1] is None else offsets[-1] + size)
-    schema.structs[name] = StructOf(name, tuple(made), rules, tuple(offsets[:-1]), offsets[-1])
-    return Ref(name)
+    schema.structs[name] = StructOf(name, parts, rules, tuple(offsets[:-1]), offsets[-1], declared)
+    return Ref(name, declared)
+
+
+def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, struct: str) -> Field:
+    node = node_of(part, schema, part.name or struct)
+    options = next((wrapper.options for wrapper in reversed(node.wrappers) if wrapper.options), ())
+    value = options[0] if len(options) == 1 and isinstance(options[0], (int, bytes)) else None
+    guards = tuple(rule for rule in rules if rule.field == part.name)
+    return Field(part.name or "", part.docs, node, structs.is_count(part), value, guards, _refused_by(part), part)
 
 
 def _refused_by(part: construct.Construct) -> tuple[str, ...]:
-    """Returns what the constructs that a field is wrapped in say that they refuse."""
+    """Returns the sentences of a field's constructs about what they refuse."""
     refused: tuple[str, ...] = ()
     while True:
         refused += vars(part).get("refuses", getattr(type(part), "refuses", ()))  # its own, not what it wraps
@@ -148,149 +133,108 @@ def _refused_by(part: construct.Construct) -> tuple[str, ...]:
         part = part.subcon
 
 
-def default_of(part: construct.Construct) -> int | bytes | None:
-    """Returns what a field is unless told otherwise, where that is a number or bytes."""
-    while isinstance(part, construct.Subconstruct):
-        if isinstance(part, (construct.Default, construct.Const)):
-            value = part.value
-            return value if isinstance(value, (int, bytes)) else None
-        part = part.subcon
-    return None
+# Other constructs
 
 
-@node_of.register(construct.Default)
-@node_of.register(construct.Const)
-@node_of.register(construct.Rebuild)
-def _(declared: construct.Subconstruct, schema: Schema, name: str) -> Node:
-    return node_of(declared.subcon, schema, name)
+def _teach(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) -> None:
+    """Registers a function: (construct, function that reads the constructs in it) -> node."""
+    kind = declared if isinstance(declared, type) else type(declared)
+    node_of.register(kind, lambda it, schema, name: read(it, lambda inner: node_of(inner, schema, name)))
 
 
-@node_of.register
-def _(declared: construct.FormatField, schema: Schema, name: str) -> Number:
-    return Number(LETTERS[declared.fmtstr[-1]], ORDERS.get(declared.fmtstr[0], "little"))
+def _of_file(number: numbers.Number) -> s.Number:
+    return s.Number(number.kind, "file")
 
 
-@node_of.register
-def _(declared: numbers.Number, schema: Schema, name: str) -> Number:
-    return Number(declared.kind, "file")
+# fmt: off
+_teach(construct.Renamed, lambda it, of: of(it.subcon))
+_teach(construct.Adapter, lambda it, of: wrapped(of(it.subcon), decode=it._decode))
+_teach(construct.Enum,    lambda it, of: wrapped(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
+_teach(construct.Default, lambda it, of: wrapped(of(it.subcon), options=(it.value,)))
+_teach(construct.Const,   lambda it, of: wrapped(of(it.subcon), options=(it.value,), is_closed=True))
+_teach(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=True))
+_teach(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
+
+_teach(numbers.Number,         lambda it, of: _of_file(it))
+_teach(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
+_teach(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(_of_file(it.number)))
+_teach(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
+_teach(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
+_teach(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
+_teach(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), options=(False, True), is_closed=True))
+
+_teach(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
+_teach(construct.GreedyBytes, lambda it, of: s.Bytes(None))
+_teach(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
+_teach(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
+
+_teach(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
+_teach(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))
+_teach(arrays.Strings,  lambda it, of: s.List(known(it.count), s.Text(of(it.length))))
+_teach(numbers.Sizes,   lambda it, of: s.Counted(of(it.count), of(it.size)))
+
+_teach(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it.condfunc), Constant(0)), (
+    SwitchCase("true", 1, of(it.thensubcon)),
+    SwitchCase("false", 0, of(it.elsesubcon)),
+)))
+
+_teach(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.of))
+_teach(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
+_teach(construct.Tell,       lambda it, of: s.Derived(None))
+_teach(construct.Pass,       lambda it, of: s.Derived(None))
+_teach(construct.Terminated, lambda it, of: s.Derived(None))
+_teach(structs.Padding,      lambda it, of: s.Padding(known(it.to), read(it.may_lack)))
+
+_teach(numbers.TensorField, lambda it, of: s.Numbers(_of_file(it.number), tuple(map(known, it.dims))))
+_teach(Blocks,              lambda it, of: s.BlockArray(it.weights, of(it.block).name, it.size))
+_teach(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padded_to)))
+# fmt: on
 
 
-@node_of.register
-def _(declared: construct.Bytes, schema: Schema, name: str) -> Bytes:
-    return Bytes(known(declared.length))
+@node_of.register(construct.Padded)
+def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
+    if declared.subcon is not construct.Pass:
+        raise NotImplementedError("of construct's Padded only Padding has a node")
+    return wrapped(s.Bytes(known(declared.length)), options=(None,), is_closed=True)
 
 
-@node_of.register(type(construct.GreedyBytes))
-def _(declared: Any, schema: Schema, name: str) -> Bytes:
-    return Bytes(None)
-
-
-@node_of.register
-def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Text:
+@node_of.register(construct.StringEncoded)
+def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
     if not isinstance(declared.subcon, construct.Prefixed):
-        raise NotImplementedError("only texts after their length have a description")
-    return Text(node_of(declared.subcon.lengthfield, schema, name))
+        raise NotImplementedError("only texts after their length have a node")
+    encoding = codecs.lookup(declared.encoding).name
+    return s.Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
 
 
-@node_of.register
-def _(declared: codec_text.Text, schema: Schema, name: str) -> Text:
-    return Text(node_of(declared.length, schema, name))
-
-
-@node_of.register
-def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Counted:
+@node_of.register(construct.FocusedSeq)
+def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
-        raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a description")
+        raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a node")
     count, items = declared.subcons
-    return Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name))
+    return s.Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
 
 
-@node_of.register
-def _(declared: numbers.Sizes, schema: Schema, name: str) -> Counted:
-    return Counted(node_of(declared.count, schema, name), node_of(declared.size, schema, name))
+@node_of.register(KeyValues)
+def _(declared: KeyValues, schema: Schema, name: str) -> Node:
+    rows = node_of(declared.subcon, schema, name)
+    assert isinstance(rows, s.List)
+    assert isinstance(rows.item, Ref)
+    struct = schema.structs[rows.item.name]
+    schema.structs[struct.name] = replace(struct, rules=(declared.once, *struct.rules))
+    rows = replace(rows, key=declared.once.field, value="value", once=declared.once)
+    return wrapped(rows, decode=lambda stored, *_: declared.of_rows(stored))
 
 
-@node_of.register
-def _(declared: construct.Array, schema: Schema, name: str) -> List:
-    return List(known(declared.count), node_of(declared.subcon, schema, name))
-
-
-@node_of.register
-def _(declared: KeyValues, schema: Schema, name: str) -> List:
-    row = node_of(declared.subcon.subcon, schema, name)
-    assert isinstance(row, Ref)
-    struct = schema.structs[row.name]
-    schema.structs[row.name] = replace(struct, rules=(declared.once, *struct.rules))
-    return List(known(declared.subcon.count), row, declared.once.field, "value")
-
-
-@node_of.register
-def _(declared: arrays.Numbers, schema: Schema, name: str) -> List:
-    return List(known(declared.count), node_of(declared.number, schema, name))
-
-
-@node_of.register
-def _(declared: arrays.Strings, schema: Schema, name: str) -> List:
-    return List(known(declared.count), Text(node_of(declared.length, schema, name)))
-
-
-@node_of.register
-def _(declared: numbers.Picked, schema: Schema, name: str) -> Either:
-    then, otherwise = (Number(number.kind, "file") for number in (declared.then, declared.otherwise))
-    return Either(known(declared.condition), then, otherwise)
-
-
-@node_of.register
-def _(declared: type_codes.TypeCode, schema: Schema, name: str) -> Code:
-    return Code(node_of(declared.subcon, schema, name), declared.table)
-
-
-@node_of.register
-def _(declared: construct.Switch, schema: Schema, name: str) -> Switch:
+@node_of.register(construct.Switch)
+def _(declared: construct.Switch, schema: Schema, name: str) -> Node:
     cases: Mapping[Any, construct.Construct] = declared.cases
     named = [SwitchCase(str(key), getattr(key, "code", key), node_of(case, schema, name)) for key, case in cases.items()]
-    return Switch(known(declared.keyfunc), tuple(named))
-
-
-@node_of.register
-def _(declared: numbers.TensorField, schema: Schema, name: str) -> Numbers:
-    return Numbers(Number(declared.number.kind, "file"), tuple(known(dim) for dim in declared.dims))
-
-
-@node_of.register
-def _(declared: Blocks, schema: Schema, name: str) -> BlockArray:
-    ref = node_of(declared.block, schema, name)
-    assert isinstance(ref, Ref)
-    return BlockArray(declared.weights, ref.name)
-
-
-@node_of.register
-def _(declared: KeyValueLines, schema: Schema, name: str) -> Lines:
-    return Lines(known(declared.size))
-
-
-@node_of.register
-def _(declared: structs.Padding, schema: Schema, name: str) -> Padding:
-    return Padding(known(declared.to), read(declared.may_lack))
-
-
-@node_of.register
-def _(declared: numbers.ByteOrderOf, schema: Schema, name: str) -> ByteOrder:
-    return ByteOrder(Number(declared.number.kind, "file"))
-
-
-@node_of.register
-def _(declared: structs.Derived, schema: Schema, name: str) -> Derived:
-    return Derived(read(declared.of))
-
-
-@node_of.register
-def _(declared: TensorData, schema: Schema, name: str) -> Payloads:
-    return Payloads(declared.table, read(declared.padded_to))
+    default = None if declared.default is construct.Pass else node_of(declared.default, schema, name)
+    return s.Switch(known(declared.keyfunc), tuple(named), default)
 
 
 def known(expression: Any) -> Expression:
-    """Returns an expression, taken apart. Raises NotImplementedError for a function, which cannot be."""
+    """Returns an expression, parsed. Raises NotImplementedError for a function."""
     if (found := read(expression)) is None:
         raise NotImplementedError(f"expected an expression such as this.count, found the function {expression!r}")
     return found

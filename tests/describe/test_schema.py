@@ -132,15 +132,19 @@ def test_a_struct_of_a_users_own() -> None:
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        (construct.VarInt, "VarInt has no description: teach it with node_of.register"),
+        (construct.VarInt, r"VarInt has no node: teach it with @glft_schema.describe.node_of.register\(VarInt\)"),
+        (construct.Check(this.a > 1), "Check has no node"),
+        (construct.StopIf(this.a == 0), "StopIf has no node"),
         (construct.Array(lambda at: 2, Int16ub), "expected an expression such as this.count, found the function"),
-        (construct.CString("utf8"), "only texts after their length"),
-        (construct.FocusedSeq("a", "a" / Int16ub), "only PrefixedArray has a description"),
+        (construct.CString("utf8"), "only texts after their length have a node"),
+        (construct.FocusedSeq("a", "a" / Int16ub), "of construct's FocusedSeq only PrefixedArray has a node"),
+        (construct.Padded(4, Int16ub), "of construct's Padded only Padding has a node"),
     ],
 )
-def test_what_has_no_description_says_so(declared: Any, problem: str) -> None:
-    with pytest.raises(NotImplementedError, match=problem):
-        node_of(Struct("field" / declared), s.Schema("own"), "own")
+def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
+    for field in (declared, "field" / declared):
+        with pytest.raises(NotImplementedError, match=f"^{problem}"):
+            node_of(construct.Struct("a" / Int16ub, field), s.Schema("own"), "own")
 
 
 def test_an_array_that_holds_itself_is_read_once() -> None:

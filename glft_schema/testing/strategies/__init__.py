@@ -1,10 +1,10 @@
-"""The schema as test data: hypothesis strategies that are derived from the declarations.
+"""Test data from declarations: hypothesis strategies.
 
     from_construct(declared)     values that a construct can build
     containers("gguf")           whole files, valid by construction
-    corruptions(file)            files that break exactly one rule or field, and what must be reported of each
+    corruptions(file)            files that break one rule or field, each with the expected error
 
-They are what ``glft fuzz`` runs on, and are there for the tests of other readers and of formats of one's own.
+``glft fuzz`` runs on them. Use them to test other readers, and formats of your own.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What of a file is broken, in six aspects, and how often each is: the weights of all that breaks and damages files.
+"""Six aspects of a file, and how often corruptions and damage are of each.
 
-Which aspect a rule or a byte is of follows from the declaration: from the region that it is in, and from what the region is.
+The aspect of a rule or byte follows from the declaration: from its region, and the region's node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -13,51 +13,45 @@ from hypothesis import strategies as st
 
 from glft_schema.codec.expressions import Reference, ValueOfKey, equality, read, subexpressions
 from glft_schema.codec.rules import Rule
-from glft_schema.codec.structs import Derived, Padding, Struct, is_count, unwrapped
+from glft_schema.describe.nodes import Derived, Padding, Payloads, Ref
+from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.parsing import trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.storage.source import BytesSource
-from glft_schema.tensors.region import TensorData
 from glft_schema.testing.strategies.rule_sites import Site
 
 T = TypeVar("T")
 
 METADATA, TENSOR_INFO, HEADER = "metadata", "tensor info", "header"
-CONSISTENCY = "consistency"  # of parts of a file with each other: counts, names and keys that come twice, overlaps
+CONSISTENCY = "consistency"  # between parts of a file: counts, duplicate names and keys, overlaps
 ALIGNMENT, DATA = "alignment", "data"
 
 WEIGHTS = {METADATA: 35, TENSOR_INFO: 35, HEADER: 10, CONSISTENCY: 10, ALIGNMENT: 5, DATA: 5}  # percent
 
-SPREAD = 1 << 24  # numbers among which hypothesis has no favourites; it draws the first ones of a short list far more often
+SPREAD = 1 << 24  # numbers that hypothesis draws evenly; of a short list it draws the first ones far more often
 
 
 def evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
     """Draws one of the choices, each about as often.
 
-    Hypothesis copies drawn numbers, many a zero among them, over others of the same kind; of a sum it does not hit all parts.
+    It draws sums: hypothesis copies drawn numbers, often zeros, but rarely over all terms of one.
     """
     return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
 
 
 def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> str:
-    """Draws an aspect as often as `WEIGHTS` has it, one of those that are there."""
+    """Draws one of some aspects, with the probability in `WEIGHTS`."""
     return evenly(draw, [aspect for aspect, weight in WEIGHTS.items() if aspect in among for _ in range(weight)])
 
 
-@st.composite
-def aspects(draw: st.DrawFn) -> str:
-    """Draws an aspect as often as `WEIGHTS` has it.
-
-    To be drawn before the file that is broken: hypothesis also tries each beginning of an example with the simplest choices
-    behind it.
-    """
-    return drawn_aspect(draw)
+# To be drawn before the file: hypothesis also tries beginnings of examples, followed by zeros.
+aspects = st.composite(drawn_aspect)
 
 
 def aspect_of_rule(format: Format, site: Site) -> str:
-    """Returns the aspect that a rule is about."""
+    """Returns the aspect of a rule."""
     check, steps = site.check, _steps(format)
     if isinstance(check, Rule):
         expression = read(check.holds)
@@ -74,20 +68,20 @@ def aspect_of_rule(format: Format, site: Site) -> str:
 
 
 def aspect_of_region(format: Format, region: str) -> str:
-    """Returns the aspect that a region as a whole is of."""
-    declared = next(unwrapped(part) for part in format.struct.subcons if part.name == region)
-    if isinstance(declared, Padding):
+    """Returns the aspect of a region as a whole."""
+    node = struct_of(format.struct).field(region).node
+    if isinstance(node, Padding):
         return ALIGNMENT
-    if isinstance(declared, TensorData):
+    if isinstance(node, Payloads):
         return DATA
-    if isinstance(declared, Struct):
+    if isinstance(node, Ref):
         return HEADER
     return TENSOR_INFO if region == format.table else METADATA
 
 
 @lru_cache(maxsize=16)
 def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
-    """Returns where the fields of a file begin and end, as far as it can be read, by aspect; of no format, all is data."""
+    """Returns start and end of the fields of a file, by aspect; a file without a format is data."""
     source = BytesSource(stored)
     try:
         format = format_of(source)
@@ -111,17 +105,13 @@ def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def _steps(format: Format) -> dict[str, str]:
-    """Returns the values that readers look up in the metadata by themselves, with their keys: what payloads are aligned to."""
-
-    def looked_up() -> Iterator[tuple[str, str]]:
-        for part in format.struct.subcons:
-            if isinstance(declared := unwrapped(part), Derived) and isinstance(value := read(declared.of), ValueOfKey):
-                yield part.name, value.key
-
-    return dict(looked_up())
+    """Returns the fields that payloads are aligned to, and the keys that they are the values of."""
+    nodes = {part.name: part.node for part in struct_of(format.struct).fields}
+    values = {name: node.value for name, node in nodes.items() if isinstance(node, Derived)}
+    return {name: value.key for name, value in values.items() if isinstance(value, ValueOfKey)}
 
 
 def _counts(format: Format) -> set[str]:
-    """Returns the names of the fields that say how much of something there is."""
-    structs = (unwrapped(part) for part in format.struct.subcons)
-    return {part.name for struct in structs if isinstance(struct, Struct) for part in struct.subcons if is_count(part)}
+    """Returns the names of the fields that are the number of something else."""
+    nodes = [part.node for part in struct_of(format.struct).fields]
+    return {part.name for node in nodes if isinstance(node, Ref) for part in struct_of(node.declared).fields if part.is_count}

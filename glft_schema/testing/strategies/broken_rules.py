@@ -22,6 +22,7 @@ from glft_schema.codec.rules import REQUIRED, Check, Rule
 from glft_schema.codec.structs import Forged, Padding, member, unwrapped
 from glft_schema.codec.tables import NamesOnce, Nested
 from glft_schema.codec.typed_values import Array, StoredValue
+from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
@@ -143,7 +144,7 @@ class Breaker:
         for patch in self._near(check, struct, row):
             changed = {**row, **patch}
             at = self._context(struct, changed)
-            if not all(fits(member(struct, name), changed[name], at) for name in {*patch, *dict(switches(struct))}):
+            if not all(fits(struct_of(struct).field(name), changed[name], at) for name in {*patch, *dict(switches(struct))}):
                 continue
             others = [part for part in struct.subcons if isinstance(part, Check) and part.is_required and part is not check]
             if check.is_required:

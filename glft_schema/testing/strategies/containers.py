@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from construct.core import evaluate
 from hypothesis import strategies as st
 
-from glft_schema.codec.records import Record
-from glft_schema.codec.rules import Check, rule_sets
-from glft_schema.codec.structs import Padding
+from glft_schema.codec.rules import rule_sets
+from glft_schema.describe.nodes import Padding, Payloads
+from glft_schema.describe.schema import struct_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.drafts import Draft
-from glft_schema.testing.strategies.fitting import is_wanted
+from glft_schema.testing.strategies.fitting import is_wanted, value_in
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
 
 MAX_TENSORS = 6
@@ -32,25 +31,27 @@ def containers(
     max_tensors: int = MAX_TENSORS,
     max_bytes: int = MAX_BYTES,
 ) -> st.SearchStrategy[bytes]:
-    """Returns a strategy of whole files, valid by construction; ``.map(Container.parse)`` gives them opened.
+    """Returns a strategy of valid files; map it with ``Container.parse`` for opened ones.
 
-    All versions and byte orders, types of tensors and of values, nested arrays, alignments, orders of payloads, gaps, tied
-    tensors and trailing bytes come up that the rules let through; payloads are any bits, NaN and infinite scales among them.
+    They have all versions, byte orders, types, nested arrays, alignments, orders of payloads, gaps,
+    tied tensors and trailing bytes that the rules allow. Payloads are any bits, NaN and infinite
+    scales among them.
 
     Args:
         format: ``gguf`` or ``glft``, or a `Format`.
-        rules: the rule sets that the files keep to, such as ``spec`` and ``ggml``: none but what no reader can do without.
-        types: the tensor types that may come up, by name: all of the format, and in GGUF unknown ones.
-        max_tensors: how many a file has at most.
+        rules: the rule sets that files keep to, such as ``spec``, beside the rules of every reader.
+        types: the names of tensor types; by default all of the format, and unknown ones.
+        max_tensors: how many tensors a file has at most.
         max_bytes: how many bytes all payloads have at most.
 
     Raises:
-        OptionError: for a format or rule set that there is not.
-        SchemeError: for a type that there is not.
+        OptionError: for an unknown format or rule set.
+        SchemeError: for an unknown type.
     """
     found = format if isinstance(format, Format) else format_named(format)
     allowed = None if types is None else tuple(_type(found, name) for name in types)
-    return _files(found, rule_sets(rules), allowed, max_tensors, max_bytes)
+    knobs = Knobs(rule_sets(rules), allowed, max_bytes, {found.table: max_tensors})
+    return _files(found, knobs)
 
 
 def _type(format: Format, name: str) -> TensorType:
@@ -60,35 +61,30 @@ def _type(format: Format, name: str) -> TensorType:
 
 
 @st.composite
-def _files(
-    draw: st.DrawFn, format: Format, rules: Sequence[str], types: Sequence[TensorType] | None, max_tensors: int, max_bytes: int
-) -> bytes:
-    knobs = Knobs(rules, types, max_bytes, {format.table: max_tensors})
-    return draw(values_of(format.struct, drawing_context(knobs)).flatmap(lambda regions: assembled(format, regions, rules)))
-
-
-@st.composite
-def assembled(draw: st.DrawFn, format: Format, regions: Record, rules: Sequence[str]) -> bytes:
-    """Puts regions and payloads together; what no field claims is any bytes, unless rules guard it."""
+def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
+    """Draws regions and payloads. Bytes of no field are arbitrary, unless rules guard them."""
+    regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
     head, built = draft.head()
-    guarded = {part.field for part in format.struct.subcons if isinstance(part, Check) and is_wanted(part, rules)}
+    whole = struct_of(format.struct)
+    guarded = {check.field for check in whole.rules if is_wanted(check, knobs.rules)}
     payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)
     if "data" in guarded or draw(st.booleans()):
-        payloads += bytes(-len(payloads) % evaluate(draft.data.padded_to, built))
+        data = whole.field("data").node
+        payloads += bytes(-len(payloads) % value_in(built, data.to)) if isinstance(data, Payloads) and data.to else b""
     else:
         payloads += draw(st.binary(max_size=TRAILING))
-    for part in format.struct.subcons:
-        if isinstance(padding := getattr(part, "subcon", None), Padding) and part.name not in guarded and draw(st.booleans()):
+    for part in whole.fields:
+        if isinstance(padding := part.node, Padding) and part.name not in guarded and draw(st.booleans()):
             nbytes = len(built[part.name])
-            least = 0 if padding.may_lack(built) and not payloads else nbytes
-            stored = draw(st.binary(min_size=least, max_size=nbytes))
+            may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
+            stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
             head = draft.having({part.name: stored}).head()[0]
     return head + payloads
 
 
 def _region(draw: st.DrawFn, rows: Sequence[Any], payloads: dict[str, bytes], any_bytes: bool) -> bytes:
-    """Returns the region of payloads, each at its row's offset."""
+    """Returns the payloads, each at its row's offset, with gaps of zeros or any bytes."""
     region = bytearray()
     for row in sorted(rows, key=lambda row: (row.offset, len(payloads[row.name]))):
         gap = row.offset - len(region)

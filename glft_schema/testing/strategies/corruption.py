@@ -1,4 +1,4 @@
-"""A broken file, and what has to be reported of it."""
+"""A broken file, and the errors or findings that must be reported for it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Corruption:
     Attributes:
         stored: its bytes.
         sentence: what is wrong with it.
-        path: the field that has to be named.
-        offset: where that field begins, in bytes from the start; None where that is not known.
-        rule: the id of the broken rule, or None where it is a field without one.
-        error: what reading has to raise; None where the file is read, and its findings tell.
-        reported: the rule id that the error has, which for a rule of a tensor type is that of the row; None for no id.
+        path: the field that must be reported.
+        offset: the first byte of that field, from the start of the file; None if it is not known.
+        rule: the id of the broken rule; None for a field without one.
+        error: what reading must raise; None if the file is read and has findings.
+        reported: the rule id of the error; for a rule of a tensor type, the row's; None for no id.
         within: whether the error may also be about a field inside of `path`.
-        sets: the rule sets whose findings tell.
-        findings: the rule ids and paths of all findings of these sets, in any order; of a file that was valid, one.
+        sets: the rule sets that are checked for findings.
+        findings: rule ids and paths of all findings of these sets, in any order.
     """
 
     stored: bytes
@@ -43,35 +43,36 @@ class Corruption:
         return f"<{len(self.stored)} bytes, {self.sentence}; expected {self.expected}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in hypothesis's reports: not the bytes, of which there may be many."""
+        """Shows it in hypothesis's reports without its bytes."""
         printer.text(repr(self))
 
     @property
     def expected(self) -> str:
-        """What has to be reported, in words."""
+        """What must be reported, in words."""
         if self.error is None:
             told = " and ".join(f"{rule} at {path}" for rule, path in self.findings)
             return f"the findings of {' and '.join(self.sets)}: {told}"
         return f"{self.error.__name__}{f' of {self.reported}' if self.reported else ''} at {self.path}"
 
     def problem(self) -> str | None:
-        """Reads the file, and returns how what is reported differs from what has to be; None where it does not."""
+        """Reads the file. Returns how its error or findings differ from the expected, or None."""
         try:
             file = Container.parse(self.stored)
         except FormatError as error:
             return self._other_error(error)
         if self.error is not None:
             return f"expected {self.expected}, found a file that is read"
-        found = [(finding.rule, finding.path) for finding in check_rules(file, self.sets)]
+        findings = check_rules(file, self.sets)
+        found = [(finding.rule, finding.path) for finding in findings]
         if Counter(found) != Counter(self.findings):
             return f"expected {self.expected}, found {found}"
-        offsets = [finding.offset for finding in check_rules(file, self.sets) if finding.path == self.path]
+        offsets = [finding.offset for finding in findings if finding.path == self.path]
         if self.offset is not None and self.offset not in offsets:
             return f"expected {self.expected} at byte {self.offset}, found it at {offsets}"
         return None
 
     def _other_error(self, error: FormatError) -> str | None:
-        """Returns how an error differs from the expected one."""
+        """Returns how an error differs from the expected one, or None."""
         found = f"found {type(error).__name__}{f' of {error.rule}' if error.rule else ''}: {error.text}"
         if self.error is None or not isinstance(error, self.error) or (error.rule != self.reported and not self.within):
             return f"expected {self.expected}, {found}"

@@ -1,7 +1,7 @@
-"""Files on the way to being bytes: regions that need not be right, and the bytes of the payloads as they are.
+"""Files on the way to their bytes: regions that may break rules, and the payloads as bytes.
 
-A `Draft` is built without a look at the rules, and a field of it can be `Forged`: given another construct's bytes. That is how
-files come about that no writer would make.
+A `Draft` is built without checking the rules, and its fields may be `Forged`: built by another
+construct than their own. So it can become a file that no writer would make.
 """
 
 from __future__ import annotations
@@ -9,37 +9,37 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import construct
 
 from glft_schema.codec.context import new_context
-from glft_schema.codec.expressions import Reference, read
+from glft_schema.codec.expressions import Reference
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Forged, Struct, member, unwrapped
+from glft_schema.codec.structs import Forged, member
+from glft_schema.describe.nodes import Lines, List, Schema
+from glft_schema.describe.schema import node_of, rows_of
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.tensors.region import TensorData
 
 
+@cache
 def row_struct(field: Any) -> construct.Struct | None:
-    """Returns the Struct of the rows of a table, or None where `field` is none."""
-    field = unwrapped(field)
-    if isinstance(field, KeyValues):
-        return row_struct(field.subcon)
-    return (
-        unwrapped(field.subcon) if isinstance(field, construct.Array) and isinstance(unwrapped(field.subcon), Struct) else None
-    )
+    """Returns the Struct of the rows of a table, or None if `field` is not a table."""
+    rows = rows_of(node_of(field, Schema(""), "table")) if field else None
+    return rows.declared if rows else None
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A file taken apart.
+    """A file in parts.
 
     Attributes:
         format: its format.
-        regions: what comes before the payloads, by name; values may be `Forged`.
+        regions: the regions before the payloads, by name; values may be `Forged`.
         payloads: the last region, as bytes.
     """
 
@@ -49,7 +49,7 @@ class Draft:
 
     @classmethod
     def of(cls, file: File) -> Draft:
-        """Takes a file apart."""
+        """Returns the parts of a file."""
         regions = {name: value for name, value in file.regions.items() if name != "data"}
         data = file.regions.data
         return cls(file.format, regions, bytes(file.source.view(data.start, data.size)))
@@ -65,42 +65,44 @@ class Draft:
         return self.head()[0] + self.payloads
 
     def having(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
-        """Returns another draft with these regions, and these payloads if they are given."""
+        """Returns a draft with these regions, and these payloads if they are given."""
         return replace(self, regions={**self.regions, **regions}, payloads=self.payloads if payloads is None else payloads)
 
+    def table(self, name: str) -> Any:
+        """Returns the construct of a region."""
+        return member(self.format.struct, name)
+
     def rows(self, table: str) -> list[Mapping[str, Any]]:
-        """Returns the rows of a table; of metadata, its entries."""
+        """Returns the rows of a table, or the entries of metadata."""
         value = self.regions.get(table)
         if isinstance(self.table(table), KeyValues):
             entries = ((key, value.stored(key)) for key in value) if value else ()
             return [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
         return list(value or ())
 
-    def table(self, name: str) -> Any:
-        """Returns the construct of a region."""
-        return member(self.format.struct, name)
-
     def with_rows(self, table: str, rows: list[Mapping[str, Any]], seen: Any = None) -> Draft:
-        """Returns a draft with these rows of a table, and a count that says how many they are.
+        """Returns a draft with these rows of a table, and a count that is the number of them.
 
         Args:
             table: the region.
             rows: fields by name; some may be `Forged`.
-            seen: what other fields see of the table; of metadata, unless given, what it was before.
+            seen: the table as other fields see it; by default the rows, or the old metadata.
         """
         field = self.table(table)
         if isinstance(field, KeyValues):
             forged = Forged(field.subcon, rows, self.regions[table] if seen is None else seen)
         else:
-            forged = Forged(field, rows, [seen_row(row) for row in rows] if seen is None else seen)
-        return self.counted(field.subcon if isinstance(field, KeyValues) else field, len(rows)).having({table: forged})
+            plain = [{name: value.seen if isinstance(value, Forged) else value for name, value in row.items()} for row in rows]
+            forged = Forged(field, rows, [Record(row) for row in plain] if seen is None else seen)
+        return self.counted(field, len(rows)).having({table: forged})
 
     def counted(self, table: Any, count: int) -> Draft:
-        """Returns a draft in which the field that counts `table` says so many."""
-        said = read(table.size if hasattr(table, "size") else table.count)
-        if not isinstance(said, Reference) or len(said.names) != 2:
+        """Returns a draft in which the field that counts `table`, a construct, says `count`."""
+        node = node_of(table, Schema(""), "table")
+        number = node.count if isinstance(node, List) else node.size if isinstance(node, Lines) else None
+        if not isinstance(number, Reference) or len(number.names) != 2:
             return self
-        region, name = said.names
+        region, name = number.names
         counter = member(self.table(region), name).subcon
         return self.having({region: {**self.regions.get(region, {}), name: Forged(counter, count, count)}})
 
@@ -110,8 +112,3 @@ class Draft:
         found = self.table("data")
         assert isinstance(found, TensorData)
         return found
-
-
-def seen_row(row: Mapping[str, Any]) -> Record:
-    """Returns what other fields see of a row."""
-    return Record({name: value.seen if isinstance(value, Forged) else value for name, value in row.items()})

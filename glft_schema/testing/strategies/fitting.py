@@ -1,49 +1,65 @@
 """Values that keep to rules: which rules a value breaks, and which values near it do not.
 
-A rule is data: the numbers, bytes and patterns in its expression are the candidates and boundaries of the field that it guards,
-and `holds` decides. So a magic number or a version is found, not waited for.
+The numbers, bytes and patterns in the expression of a rule are candidates and boundaries for the
+field that it guards. So a magic number or a version is found at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache, singledispatch
 from typing import Any
 
 import construct
-from construct.core import evaluate
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Matches, Reference, read, subexpressions
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.metadata_rules import HasKey
 from glft_schema.codec.rules import Check, Rule
-from glft_schema.codec.structs import Derived
 from glft_schema.codec.trace import Trace
+from glft_schema.describe.node_reader import evaluate
+from glft_schema.describe.nodes import Derived
+from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
-NOT_YET = object()  # what depends on fields that are not there yet
 EXAMPLES = (32, 1, "a")  # values of many types; 32 keeps every rule on alignments
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 
-def evaluated(expression: Any, context: Context) -> Any:
-    """Returns the value of an expression, or `NOT_YET`."""
-    try:
-        return evaluate(expression, context)
-    except (KeyError, AttributeError):
-        return NOT_YET
+def value_in(context: Context, expression: Expression) -> Any:
+    """Returns the value of an expression. Raises KeyError for a field that has not been drawn."""
+
+    def find(reference: Reference) -> Any:
+        value: Any = context["_root"] if reference.of_root else context
+        for _ in range(reference.up):
+            value = value["_"]
+        if reference.names[0] not in value and not (reference.up or reference.of_root):
+            value = context._params
+        for name in reference.names:
+            value = value[name]
+        return value
+
+    return evaluate(expression, find)
+
+
+def value_so_far(context: Context, expression: Expression) -> Any:
+    """Returns the value of an expression, or None for a field that has not been drawn."""
+    with suppress(KeyError, AttributeError):
+        return value_in(context, expression)
+    return None
 
 
 def is_wanted(check: Check, sets: Iterable[str]) -> bool:
-    """Tells whether a rule is kept to: no reader can do without it, or one of the rule sets has it."""
+    """Tells whether every reader enforces a rule, or one of the rule sets has it."""
     return check.is_required or bool(set(check.sets).intersection(sets))
 
 
 def holds(check: Check, context: Context) -> bool:
-    """Tells whether a rule holds in `context`; what depends on fields that are not there yet does."""
+    """Tells whether a rule holds in `context`, or is on a field that has not been drawn."""
     params = context._params
     params.findings, params.trace = [], Trace()
     try:
@@ -56,7 +72,7 @@ def holds(check: Check, context: Context) -> bool:
 
 
 def with_value(context: Context, name: str, value: Any) -> Any:
-    """Returns `context` with another value of a field, and with what is derived from it in the same Struct."""
+    """Returns `context` with another value of a field, and what is derived from it."""
     changed = Context(context)
     changed[name] = value
     derive(changed, context.get("_declared"))
@@ -64,13 +80,11 @@ def with_value(context: Context, name: str, value: Any) -> Any:
 
 
 def derive(context: Context, declared: construct.Struct | None) -> None:
-    """Puts into `context` what follows from the fields that are there, as far as it does."""
-    for part in declared.subcons if declared else ():
-        field = part.subcon if isinstance(part, construct.Renamed) else None
-        if isinstance(field, (Derived, construct.Computed)):
-            value = evaluated(field.of if isinstance(field, Derived) else field.func, context)
-            if value is not NOT_YET:
-                context[part.name] = value
+    """Adds to `context` the fields of a Struct that follow from the fields in it."""
+    for field in struct_of(declared).fields if declared else ():
+        if field.name and isinstance(field.node, Derived) and field.node.compute:
+            with suppress(KeyError, AttributeError):
+                context[field.name] = field.node.compute(context)
 
 
 @singledispatch
@@ -117,13 +131,13 @@ def _constant(part: Expression, context: Context) -> Any:
 
 
 def resized(value: Any, size: int) -> Any:
-    """Returns bytes, a text or a list of another length: cut, or filled up with what does the least."""
+    """Returns bytes, a text or a list of another length: cut, or filled up."""
     filler: Any = b"\0" if isinstance(value, bytes) else "a" if isinstance(value, str) else [1]
     return value[:size] + filler * (size - len(value))
 
 
 def repeated(value: list[Any], size: int) -> list[Any]:
-    """Returns a list of another length, of the same elements again and again."""
+    """Returns a list of another length, with the same elements repeated."""
     return (value * -(-size // len(value)))[:size]
 
 
@@ -135,13 +149,13 @@ def pattern(check: Check) -> str | None:
 
 @cache
 def least_row(type_: TensorType) -> int:
-    """Returns the fewest numbers that a row can have, found once."""
+    """Returns the least length of a row, computed once."""
     return type_.least_row
 
 
 @candidates.register
 def _(check: TensorFits, value: Any, context: Context) -> Iterator[list[int]]:
-    """Dims, in either order, that the type of the row can hold: the least ones, and small multiples of them."""
+    """Yields dims that the row's type can hold, in either order: the least ones and multiples."""
     if (type_ := context.get("dtype")) is None:
         return
     least = least_row(type_)

@@ -1,40 +1,40 @@
-"""Where payloads lie: one after another as a writer puts them, or in any other way that is legal."""
+"""Offsets of payloads: one after another as a writer puts them, or in any other legal layout."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import construct
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.records import Record
-from glft_schema.codec.rules import Check
-from glft_schema.tensors.region import TensorData
-from glft_schema.testing.strategies.fitting import NOT_YET, evaluated, holds, is_wanted
+from glft_schema.describe.nodes import Field, Payloads
+from glft_schema.describe.schema import rows_of
+from glft_schema.testing.strategies.fitting import holds, is_wanted, value_so_far
+from glft_schema.testing.strategies.lengths import guards
 
 GAP = 3  # bytes or multiples of the alignment, at most
 OPAQUE = 16  # bytes of a payload of unknown type, at most
 
 
 def place_of(row: Any) -> tuple[Any, ...]:
-    """Returns what rows have in common that share a payload."""
+    """Returns offset, type and shape, which are equal in rows that share a payload."""
     return row.offset, row.dtype, tuple(row.shape)
 
 
 def size_of(row: Any) -> int:
-    """Returns the bytes that a row's payload takes; of an unknown type, those that are set aside for it."""
+    """Returns the bytes of a row's payload; for an unknown type, how many are reserved."""
     return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else OPAQUE
 
 
 def moved(row: Record, offset: int) -> Record:
-    """Returns a row with its payload elsewhere."""
+    """Returns a row with another offset."""
     return Record({**row, "offset": offset}, dict(row.counts))
 
 
 def tight(rows: list[Record], alignment: int) -> list[Record]:
-    """Returns rows whose payloads follow one another in their order, each at a multiple of the alignment."""
+    """Returns rows whose payloads follow one another, each at a multiple of the alignment."""
     made, end = [], 0
     for row in rows:
         end += -end % alignment
@@ -43,13 +43,12 @@ def tight(rows: list[Record], alignment: int) -> list[Record]:
     return made
 
 
-def laid_out(draw: st.DrawFn, table: construct.Renamed, rows: list[Record], data: TensorData, context: Context) -> list[Record]:
-    """Gives the rows of a table their offsets: in other orders, with gaps and shared payloads, where no rule is against it.
+def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, context: Context) -> list[Record]:
+    """Gives rows their offsets, in any order, with gaps and shared payloads, if rules allow these.
 
-    Where the rules are against payloads one after another, too, the example is given up.
+    Rejects the example if rules do not allow payloads one after another either.
     """
-    said = evaluated(data.padded_to, context)
-    alignment = 1 if said is NOT_YET else int(said)
+    alignment = int((data.to and value_so_far(context, data.to)) or 1)
     if draw(st.booleans()) and rows:
         loose = loosely(draw, rows, draw(st.sampled_from([1, alignment])))
         if keeps(table, loose, context):
@@ -61,7 +60,7 @@ def laid_out(draw: st.DrawFn, table: construct.Renamed, rows: list[Record], data
 
 
 def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
-    """Returns rows in any order of offsets, multiples of `step`, with gaps, some as aliases of others."""
+    """Returns rows in any order of offsets, multiples of `step`, with gaps and aliases."""
     made = dict(enumerate(rows))
     aliases = {i: draw(st.integers(0, i - 1)) for i in range(1, len(rows)) if draw(st.integers(0, 3)) == 3}
     end = 0
@@ -71,18 +70,19 @@ def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
             end += -end % step
             made[i] = moved(rows[i], end)
             end += size_of(rows[i])
-    for i, of in aliases.items():  # in order: what it is an alias of has its place
+    for i, of in aliases.items():  # in order: the row that it is an alias of has its offset
         made[i] = Record({**made[of], "name": rows[i].name}, dict(made[of].counts))
     return list(made.values())
 
 
-def keeps(table: construct.Renamed, rows: list[Record], context: Context) -> bool:
-    """Tells whether the rules of the rows and those on their table hold."""
-    sets, row_struct = context._params._drawing.rules, table.subcon.subcon
+def keeps(table: Field, rows: list[Record], context: Context) -> bool:
+    """Tells whether the rules of the rows and the rules on their table hold."""
+    struct = rows_of(table.node)
+    assert struct
+    checks = [check for check in struct.rules if is_wanted(check, context._params._drawing.rules)]
     for row in rows:
         at = Context(_=context, _params=context._params, _root=context._root, **row, **row.counts)
-        if not all(holds(check, at) for check in row_struct.subcons if isinstance(check, Check) and is_wanted(check, sets)):
+        if not all(holds(check, at) for check in checks):
             return False
     at = Context({**context, table.name: rows})
-    guards = [check for check in context._declared.subcons if isinstance(check, Check) and check.field == table.name]
-    return all(holds(check, at) for check in guards if is_wanted(check, sets))
+    return all(holds(check, at) for check in guards(table, context))

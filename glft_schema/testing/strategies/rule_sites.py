@@ -1,4 +1,4 @@
-"""Where the rules of a format stand: in its Structs, in the rows of its tables, and in the payloads of its tensor types."""
+"""The rules of a format: on its Structs, on rows of its tables, and on payloads of its types."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import construct
 
-from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import Check
-from glft_schema.codec.structs import Struct, unwrapped
+from glft_schema.describe.nodes import List, Ref
+from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types import TensorType
-from glft_schema.testing.strategies.drafts import row_struct
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Site:
 
     Attributes:
         check: the rule.
-        struct: whose fields it sees.
+        struct: the Struct whose fields it is about.
         region: the region that the Struct is, or whose rows it is; empty for the whole file.
         of_rows: whether the Struct is a row of the region.
         type: the tensor type whose payload has the rule, or None.
@@ -36,19 +35,19 @@ class Site:
 
 def sites(format: Format) -> Iterator[Site]:
     """Yields the rules of a format, in order, and then those of its tensor types."""
-    for part in format.struct.subcons:
-        inner = unwrapped(part)
+    whole = struct_of(format.struct)
+    for part in whole.parts:
         if isinstance(part, Check):
             yield Site(part, format.struct)
             continue
-        if isinstance(inner, Struct):
-            yield from (Site(check, inner, part.name) for check in inner.subcons if isinstance(check, Check))
-        if (row := row_struct(part)) is not None:
-            yield from (Site(check, row, part.name, True) for check in row.subcons if isinstance(check, Check))
-        if isinstance(inner, KeyValues) and row is not None:
-            yield Site(inner.once, row, part.name)
-    rows = row_struct(next(part for part in format.struct.subcons if part.name == format.table))
-    assert rows is not None
+        node = part.node
+        if isinstance(node, Ref):
+            yield from (Site(check, node.declared, part.name) for check in struct_of(node.declared).rules)
+        if row := rows_of(node):
+            yield from (Site(check, row.declared, part.name, True) for check in row.rules)
+            if isinstance(node, List) and node.once:
+                yield Site(node.once, row.declared, part.name)
+    rows = rows_of(whole.field(format.table).node)
+    assert rows
     for type_ in format.types:
-        checks = [check for check in type_.payload.subcons if isinstance(check, Check)]
-        yield from (Site(check, rows, format.table, True, type_) for check in checks)
+        yield from (Site(check, rows.declared, format.table, True, type_) for check in struct_of(type_.payload).rules)
