@@ -126,6 +126,6 @@ def _stored_alike(one: str, other: str, stored: Mapping[str, StoredTensor], choi
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
     if type_ != choices[other].type:
         return False
-    if type_.weighted is None or first is second:
+    if not type_.takes_importance or first is second:
         return True
     return first is not None and second is not None and torch.equal(first, second)

@@ -46,6 +46,11 @@ def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tu
         assert not any(step <= rows for step in allowed)
 
 
+SEARCHING = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+DIRECT = [type_ for type_ in QUANTIZED if type_.name not in SEARCHING and not type_.name.startswith(("IQ1", "IQ2", "IQ3"))]
+
+
 def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
     return type_.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "w")
 
@@ -123,9 +128,7 @@ def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if type_.quantize and not (type_.exact or type_.searches)], ids=str
-)
+@pytest.mark.parametrize("type_", DIRECT, ids=str)
 def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
     weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
     fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
@@ -198,11 +201,11 @@ def test_compiles_with_a_real_code_generator(
 
 
 @on_gpu
-@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact], ids=str)
+@pytest.mark.parametrize("type_", QUANTIZED, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
     rows, columns = 5001, 1024  # in the last chunk scales begin at odd places
-    if type_.quantize:
+    if not type_.needs_importance:
         fields = fields_of(type_, rows, columns)
     else:
         size = type_.nbytes([rows, columns]) // rows

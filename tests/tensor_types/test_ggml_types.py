@@ -285,11 +285,8 @@ WITH_IMPORTANCE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", *SEARCHING]
 
 def encoded(name: str, weights: np.ndarray, importance: np.ndarray) -> np.ndarray:
     """Returns u8 [rows, bytes of a row] of float32 [rows, n], with the importance of each column."""
-    return (
-        GGML_TYPES[name]
-        .weighted(torch.from_numpy(weights), torch.from_numpy(importance).expand(weights.shape))["blocks"]
-        .numpy()
-    )
+    counts = torch.from_numpy(importance).expand(weights.shape)
+    return GGML_TYPES[name].quantize(torch.from_numpy(weights), importance=counts)["blocks"].numpy()
 
 
 @pytest.mark.slow

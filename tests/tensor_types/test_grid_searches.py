@@ -21,9 +21,8 @@ TOLD = ["IQ2_XXS", "IQ2_XS", "IQ1_S"]  # that must have one
 def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row] and how important each column is."""
     rows, type_ = torch.from_numpy(weights), GGML_TYPES[name]
-    if importance is None:
-        return type_.quantize(rows)["blocks"].numpy()
-    return type_.weighted(rows, torch.from_numpy(importance).expand_as(rows))["blocks"].numpy()
+    counts = {} if importance is None else {"importance": torch.from_numpy(importance).expand_as(rows)}
+    return type_.quantize(rows, **counts)["blocks"].numpy()
 
 
 def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:

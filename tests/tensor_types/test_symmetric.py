@@ -14,8 +14,9 @@ from hypothesis.extra.numpy import arrays
 from glft_schema import QuantizationWarning, SchemeError, TensorError, fake_quantize
 from glft_schema.errors import OptionError
 from glft_schema.lab.quantizing import dequantize_symmetric, quantize_symmetric_per_channel, quantize_symmetric_per_group
+from glft_schema.tensor_types.encoders.symmetric import pack_nibbles
 from glft_schema.tensor_types.engine import chunks
-from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL, pack_nibbles, unpack_nibbles
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL, unpack_nibbles
 from tests.oracles import glft_reference as reference
 
 F16_TINIEST = 2.0**-24
