@@ -1,6 +1,8 @@
-"""Types whose rows are sequences of blocks of equal size, each a small Struct: how ggml stores quantized tensors.
+"""Types whose rows are sequences of blocks of equal size, each a small Struct: how ggml stores
+quantized tensors.
 
-A block type is declared by the fields of its block. A formula sees many blocks at once, each field as one tensor.
+A block type is declared by the fields of its block. A formula sees many blocks at once, each field
+as one tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def block_type(
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
-    """Declares a block type. The arguments are those of `register_type`; `formula_of` can add the formula later."""
+    """Declares a block type; see `register_type`. `formula_of` may add the formula."""
     block.title = name.lower()
     blocks = Blocks(block, weights)
 
@@ -78,7 +80,7 @@ class Blocks(TensorField):
             self._spans.append((field.name, slice(start, len(self._swap)), number))
 
     def encoder(self, quantize: Encoder) -> Encoder:
-        """Wraps an encoder of blocks, [blocks, weights] -> fields by name, as an encoder of rows with the same parameters."""
+        """Returns an encoder of rows, with the parameters of an encoder of blocks."""
 
         @wraps(quantize)
         def encode(numbers: torch.Tensor, **importance: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -88,9 +90,11 @@ class Blocks(TensorField):
         return encode
 
     def columns(self, name: str, raw: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Splits u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of the field's type.
+        """Splits u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of
+        the field's type.
 
-        Unsigned words are returned as their bytes, the lowest first: torch computes with neither u16 nor u32.
+        Unsigned words are returned as their bytes, the lowest first: torch computes with neither
+        u16 nor u32.
         """
         rows = raw.reshape(-1, self.size)
         return {

@@ -1,7 +1,9 @@
-"""Types of four-bit floats: the OCP's MXFP4, NVIDIA's NVFP4, and ggml's IQ4, whose four bits index a table.
+"""Types of four-bit floats: the OCP's MXFP4, NVIDIA's NVFP4, and ggml's IQ4, whose four bits index
+a table.
 
-Sources: the block structs and tables of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked bit by
-bit against both. The encoders are in `encoders.fp4`, the scales (E8M0, E4M3) and tables in `small_floats`.
+Sources: the block structs and tables of ggml-common.h and the formulas of ggml-quants.c, both of
+llama.cpp; checked bit by bit against both. The encoders are in `encoders.fp4`, the scales (E8M0,
+E4M3) and tables in `small_floats`.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> Scaled:
 
 @formula_of(NVFP4)
 def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group, high ones the second."""
+    """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group,
+    high ones the second.
+    """
     codes = unpack(qs.reshape(qs.shape[0], 4, 8), 4, 2)
     return Scaled(of_table(codes, E2M1_DOUBLED), ue4m3(d))
 
@@ -65,7 +69,9 @@ def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
 
 @formula_of(IQ4_XS)
 def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * value, for groups of 32; the low four bits of a scale from scales_l, the high two from scales_h."""
+    """d * (scale - 32) * value, for groups of 32;
+    the low four bits of a scale from scales_l, the high two from scales_h.
+    """
     low, high = unpack(scales_l, 4, 2).flatten(1), unpack(scales_h, 2, 2).flatten(1)
     codes = unpack(qs.reshape(qs.shape[0], 8, 16), 4, 2)
     return Scaled(of_table(codes, IQ4_VALUES), product(d, less(low | high << 4, 32)))

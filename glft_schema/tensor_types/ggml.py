@@ -1,4 +1,4 @@
-"""ggml's tensor types by their numbers in GGUF files: every type that the modules of the families declare."""
+"""ggml's tensor types by their numbers in GGUF files: all types that the families declare."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ def register_type(
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
-    """Adds your type to those of GGUF, in this process. Files with it can then be read, sliced, written and converted.
+    """Adds your type to those of GGUF, in this process. Files with it can then be read, sliced,
+    written and converted.
 
     Args:
         name: such as ``Q4_X``; in lower case, the type's name in schemes.
         code: the type's number in files.
         weights: the number of weights in a block.
         block: a `Struct` of the block's fields in file order, each an array of constant dims.
-        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights], or `Scaled`.
-        quantize: the encoder: float32 [blocks, weights] -> the block's fields by name. An encoder that uses an importance
-            has a parameter `importance`, float32 [rows, in] of the tensor's rows, with the default None if it is
-            optional. Without an encoder, files with the type can be read and copied only.
-        scales: for each field of integers that encodes floats, the conversion to them, used by checks of values.
+        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks,
+            weights], or `Scaled`.
+        quantize: the encoder: float32 [blocks, weights] -> the block's fields by name. An encoder
+            that uses an importance has a parameter `importance`, float32 [rows, in] of the tensor's
+            rows, with the default None if it is optional. Without an encoder, files with the type
+            can be read and copied only.
+        scales: for each field of integers that encodes floats, the conversion to them, used by
+            checks of values.
         reserved: bit patterns that no encoder writes, reported by checks of values.
 
     Raises:

@@ -1,6 +1,8 @@
-"""The fixed grids of ggml's i-quants: lists of short vectors, one of which replaces each vector of weights.
+"""The fixed grids of ggml's i-quants: lists of short vectors, one of which replaces each vector of
+weights.
 
-The grids are stored in ``ggml_grids.bin``, declared by `Grids`. An entry is stored as indices into the list of its grid's values.
+The grids are stored in ``ggml_grids.bin``, declared by `Grids`. An entry is stored as indices into
+the list of its grid's values.
 
 Source: ggml-common.h of llama.cpp; checked against gguf-py's.
 """

@@ -1,7 +1,9 @@
-"""ggml's i-quants: super-blocks of 256 weights, split into short vectors that are entries of a fixed grid.
+"""ggml's i-quants: super-blocks of 256 weights, split into short vectors that are entries of a
+fixed grid.
 
-Sources: the block structs and grids of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked bit by bit
-against both. The encoders are in `encoders.i_quants`, the entries in `grids`.
+Sources: the block structs and grids of ggml-common.h and the formulas of ggml-quants.c, both of
+llama.cpp; checked bit by bit against both. The encoders are in `encoders.i_quants`, the entries in
+`grids`.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ IQ1_M = block_type("IQ1_M", 29, 256, Struct(
 
 @formula_of(IQ2_XXS)
 def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed: per 32 weights four indices of a byte, then 4 x 7 sign bits and a 4-bit scale."""
+    """d * (scale + 1/2) / 4 * entry, signed:
+    per 32 weights four indices of a byte, then 4 x 7 sign bits and a 4-bit scale.
+    """
     pairs = qs.reshape(qs.shape[0], 8, 8)
     index, word = pairs[:, :, :4].flatten(1), words(pairs[:, :, 4:].flatten(1), 4)
     factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.25
@@ -75,7 +79,9 @@ def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
 
 @formula_of(IQ2_XS)
 def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 9-bit index and 7 sign bits, per 16 weights a 4-bit scale."""
+    """d * (scale + 1/2) / 4 * entry, signed:
+    per 8 weights a 9-bit index and 7 sign bits, per 16 weights a 4-bit scale.
+    """
     word = words(qs, 2)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
     return Scaled(entries("iq2_xs", word & 511) * signs(even_signs(word >> 9)), factor)
@@ -83,7 +89,9 @@ def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> Scaled:
 
 @formula_of(IQ2_S)
 def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and a sign byte."""
+    """d * (scale + 1/2) / 4 * entry, signed:
+    per 8 weights a 10-bit index, two bits of it in qh, and a sign byte.
+    """
     high = unpack(qh, 2, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
     return Scaled(entries("iq2_s", qs | high << 8) * signs(sign_bits), factor)
@@ -91,7 +99,9 @@ def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.
 
 @formula_of(IQ3_XXS)
 def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 2 * entry, signed: per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale."""
+    """d * (scale + 1/2) / 2 * entry, signed:
+    per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale.
+    """
     word = words(scales_and_signs, 4)
     factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.5
     return Scaled(pairs_of_entries("iq3_xxs", qs) * signs(sevens(word)), factor)
@@ -99,7 +109,9 @@ def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -
 
 @formula_of(IQ3_S)
 def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales."""
+    """d * (1 + 2 scale) * entry, signed:
+    per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales.
+    """
     high = unpack(qh, 1, 2).flatten(1).to(torch.int32)
     factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
     return Scaled(pairs_of_entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
@@ -107,7 +119,9 @@ def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.
 
 @formula_of(IQ1_S)
 def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
-    """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign."""
+    """d * (2 scale + 1) * (entry +- 1/8):
+    per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign.
+    """
     word = words(qh, 2)
     high = (fields(word, 3, 4, 2) | (word >> 12 & 8).unsqueeze(2)).flatten(1)
     factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
@@ -116,9 +130,11 @@ def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
 
 @formula_of(IQ1_M)
 def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the shift's sign.
+    """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the
+    shift's sign.
 
-    Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest first, the float16 d.
+    Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest
+    first, the float16 d.
     """
     word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
     factor = once(d) * (2 * fields(word, 3, 4, 2).flatten(1).to(torch.float32) + 1)
@@ -126,12 +142,12 @@ def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
 
 
 def entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns the grid's entries for indices [blocks, vectors], as int8 [blocks, vectors, values]."""
+    """Returns a grid's entries for indices [blocks, vectors] as int8 [blocks, vectors, values]."""
     return looked_up(grid(name, index.device), index)
 
 
 def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns pairs of entries of four values, none negative: indices [blocks, 2 k] -> integers [blocks, k, 8]."""
+    """Returns pairs of entries of four values: indices [blocks, 2 k] -> integers [blocks, k, 8]."""
     table = grid(name, index.device)
     words_ = cached_on_device(f"{name} as words", index.device, lambda: table.view(torch.int32).squeeze(1))
     return looked_up_pairs(table, words_, index)
@@ -151,7 +167,7 @@ def shifted_entries(index: torch.Tensor) -> torch.Tensor:
 
 
 def signs(bits: torch.Tensor) -> torch.Tensor:
-    """Returns -1 for each set bit, else 1: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
+    """Returns -1 for set bits, else 1: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
     return 1 - signed(unpack(once(bits.to(torch.uint8)), 1, 2) << 1)
 
 
@@ -163,7 +179,7 @@ def even_signs(seven: torch.Tensor) -> torch.Tensor:
 
 
 def sevens(word: torch.Tensor) -> torch.Tensor:
-    """Takes four sign bytes from the low 28 bits of each word: int64 [blocks, k] -> [blocks, 4 k]."""
+    """Returns four sign bytes from the low 28 bits of each word: [blocks, k] -> [blocks, 4 k]."""
     return even_signs(fields(word, 7, 4, 2).flatten(1))
 
 

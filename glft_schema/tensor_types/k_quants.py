@@ -1,7 +1,9 @@
-"""ggml's k-quants: super-blocks of 256 weights with small integer scales, multiplied by one or two float16 scales.
+"""ggml's k-quants: super-blocks of 256 weights with small integer scales, multiplied by one or two
+float16 scales.
 
-Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked bit by bit against
-both. The encoders are in `encoders.k_quants`, the layouts of codes in bytes in `engine.packing`.
+Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
+checked bit by bit against both. The encoders are in `encoders.k_quants`, the layouts of codes in
+bytes in `engine.packing`.
 """
 
 from __future__ import annotations
@@ -64,16 +66,20 @@ Q8_K = block_type("Q8_K", 15, 256, Struct(
 
 @formula_of(Q2_K)
 def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 16; low nibbles of scales are scales, high ones minima."""
+    """d * scale * code - dmin * minimum, for groups of 16;
+    low nibbles of scales are scales, high ones minima.
+    """
     return Scaled(planes(qs, 2), product(d, scales & 15), -product(dmin, scales >> 4))
 
 
 @formula_of(Q3_K)
 def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of hmask[l].
+    """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of
+    hmask[l].
 
-    The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high nibbles scales 8..15, and
-    bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of byte 8 + g % 4.
+    The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high
+    nibbles scales 8..15, and bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of
+    byte 8 + g % 4.
     """
     low, high = unpack(scales[:, :8], 4, 1).flatten(1), unpack(scales[:, 8:], 2, 1).flatten(1)
     codes = planes(qs, 2)
@@ -89,17 +95,20 @@ def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Te
 
 @formula_of(Q5_K)
 def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
+    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K;
+    the fifth bit of weight 32 k + l is bit k of qh[l].
+    """
     codes = planes(qs, 4)
     return _with_minimum(codes | planes(qh, 1).view(codes.shape) << 4, d, dmin, scales)
 
 
 @formula_of(Q6_K)
 def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two from qh.
+    """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two
+    from qh.
 
-    In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the 2-bit fields of byte l of
-    32 in qh are weights l, 32 + l, 64 + l and 96 + l.
+    In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the
+    2-bit fields of byte l of 32 in qh are weights l, 32 + l, 64 + l and 96 + l.
     """
     high = planes(qh, 2)
     low = unpack(ql.reshape(ql.shape[0], 2, 2, 32), 4, 2).view(high.shape)
@@ -118,7 +127,8 @@ def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scal
 
 
 def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unpacks the 12 bytes of Q4_K and Q5_K into eight 6-bit scales and eight 6-bit minima, each u8 [blocks, 8].
+    """Unpacks the 12 bytes of Q4_K and Q5_K into eight 6-bit scales and eight 6-bit minima, each u8
+    [blocks, 8].
 
     With s and m for the bits of a scale and a minimum, g for one of the first four groups::
 

@@ -1,7 +1,8 @@
 """ggml's first quantized types: one or two float16 scales per block.
 
-Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked bit by bit against
-both. The encoders are in `encoders.legacy`, the layouts of codes in bytes in `engine.packing`.
+Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
+checked bit by bit against both. The encoders are in `encoders.legacy`, the layouts of codes in
+bytes in `engine.packing`.
 """
 
 from __future__ import annotations

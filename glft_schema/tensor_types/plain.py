@@ -1,4 +1,7 @@
-"""Types that store numbers one after another, in C order."""
+"""Types that store numbers one after another, in C order, and the rounding of floats to them.
+
+Source of the rounding: ggml-impl.h of llama.cpp; checked against it bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def number_type(
     torch_name: str,
     rounded: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> TensorType:
-    """Declares a type of one kind of number. `rounded` converts other numbers; by default, torch does."""
+    """Declares a type of one kind of number. `rounded` converts others; by default, torch does."""
 
     def quantize(weights: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"weights": rounded(weights) if rounded else weights.to(number.dtype)}
@@ -46,3 +49,23 @@ def changed(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterab
     stored = fields["weights"]
     if torch.promote_types(weights.dtype, stored.dtype) != stored.dtype:
         yield True, f"an integer is too large for {stored.dtype}", stored.to(weights.dtype) != weights
+
+
+def to_f16(weights: torch.Tensor) -> torch.Tensor:
+    """Rounds to float16. NaN becomes the quiet NaN of its sign."""
+    rounded = weights.to(torch.float16)
+    wide = weights.to(torch.float32) if weights.dtype.itemsize == 1 else weights
+    if bool(wide.isnan().any()):
+        quiet = torch.where(wide.signbit(), -0x0200, 0x7E00).to(torch.int16).view(torch.float16)
+        rounded = torch.where(wide.isnan(), quiet, rounded)
+    return rounded
+
+
+def to_bf16(weights: torch.Tensor) -> torch.Tensor:
+    """Rounds to bfloat16. NaN keeps its upper bits and becomes quiet."""
+    rounded = weights.to(torch.bfloat16)
+    wide = weights.to(torch.float32)
+    if bool(wide.isnan().any()):
+        quiet = (wide.view(torch.int32) >> 16 | 0x40).to(torch.int16).view(torch.bfloat16)
+        rounded = torch.where(wide.isnan(), quiet, rounded)
+    return rounded

@@ -1,9 +1,11 @@
-"""GLFT's quantized types: signed integer codes times a float16 scale, per row (Q8) or per 64 neighbours in a row (Q4).
+"""GLFT's quantized types: signed integer codes times a float16 scale, per row (Q8) or per 64
+neighbours in a row (Q4).
 
     weight[o, i] = code[o, i] * scale[o, i // group]
 
-The scale is rounded to float16 before the codes are computed with it, so that a file gives back exactly what `fake_quantize`
-predicts: see `encoders.symmetric`. Source: the lab that the format comes from, see docs/formats/glft.md.
+The scale is rounded to float16 before the codes are computed with it, so that a file gives back
+exactly what `fake_quantize` predicts: see `encoders.symmetric`. Source: the lab that the format
+comes from, see docs/formats/glft.md.
 """
 
 from __future__ import annotations
@@ -56,5 +58,5 @@ def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> Scaled:
 
 
 def unpack_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
-    """Unpacks u8 [rows, in / 2] into [rows, in / 2, 2] of [-8, 7], the low nibble first: two's complement of four bits."""
+    """u8 [rows, in / 2] -> [rows, in / 2, 2] of [-8, 7], two's complement, the low nibble first."""
     return (signed(unpack(nibbles, 4, 2)) ^ 8) - 8

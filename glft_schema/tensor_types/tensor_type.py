@@ -1,4 +1,4 @@
-"""Tensor types: a code on disk, a payload Struct, and the formulas between its fields and numbers."""
+"""Tensor types: a code on disk, a payload Struct, and the formulas between fields and numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.engine.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 
-# The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of the matrix.
+# The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
+# the matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
@@ -65,7 +66,8 @@ class Reserved(NamedTuple):
     Attributes:
         field: the name of the field.
         numbers: the patterns in words, for errors and documentation.
-        found: the field [rows, numbers] -> a mask of the same shape. Unsigned words are given as their bytes.
+        found: the field [rows, numbers] -> a mask of the same shape. Unsigned words are given as
+            their bytes.
     """
 
     field: str
@@ -73,8 +75,8 @@ class Reserved(NamedTuple):
     found: Callable[[torch.Tensor], torch.Tensor]
 
 
-# Converts a field of integers to the floats that it encodes: [blocks, numbers] -> [blocks, k]. Unsigned words are given as
-# their bytes.
+# Converts a field of integers to the floats that it encodes: [blocks, numbers] -> [blocks, k].
+# Unsigned words are given as their bytes.
 Floats = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
@@ -82,20 +84,21 @@ Floats = Callable[["torch.Tensor"], "torch.Tensor"]
 class TensorType:
     """How the numbers of a tensor are stored.
 
-    The formulas see a tensor as a matrix [out, in] and work on any number of its rows. They take and return each field as
-    [rows, numbers per row].
+    The formulas see a tensor as a matrix [out, in] and work on any number of its rows. They take
+    and return each field as [rows, numbers per row].
 
     Attributes:
         name: as in the format's specification.
         code: the number on disk.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        formula: the payload's fields as keywords -> numbers [rows, in], or `Scaled`. A type may be declared without, and
-            `formula_of` adds the formula.
-        quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the payload's fields by name. Its
-            parameter `importance`, if any, is float32 [rows, in]; it is optional if it has a default. None if the type has
-            no encoder.
+        formula: the payload's fields as keywords -> numbers [rows, in], or `Scaled`. A type may be
+            declared without, and `formula_of` adds the formula.
+        quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
+            payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
+            is optional if it has a default. None if the type has no encoder.
         faults: (numbers, the fields that encode them) -> the numbers that were lost.
-        exact: the name of the torch dtype that the payload stores unchanged; None for quantized types.
+        exact: the name of the torch dtype that the payload stores unchanged; None for quantized
+            types.
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
         reserved: bit patterns that no encoder writes.
@@ -209,7 +212,7 @@ class TensorType:
         return record
 
     def build(self, fields: Mapping[str, torch.Tensor], dims: Sequence[int]) -> bytes:
-        """Returns the payload's bytes. Raises FormatError if a field is not of its declared type and shape."""
+        """Returns the payload's bytes. Raises FormatError if a field has another type or shape."""
         stream = io.BytesIO()
         self.write(fields, stream, dims)
         return stream.getvalue()
@@ -239,18 +242,22 @@ class TensorType:
         importance: torch.Tensor | None = None,
         watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
+        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its
+        device.
 
         Args:
             tensor: the numbers, or a reader of their rows.
             name: the tensor's name in errors and warnings.
-            importance: the weight of an error in each column: one number per index of the last dim, or for a stack of
-                matrices as many for each matrix; see `glft_schema.read_importance`. Ignored by types that do not use it.
-            watch: called with each chunk of rows [rows, in], as given, and the fields that encode them.
+            importance: the weight of an error in each column: one number per index of the last dim,
+                or for a stack of matrices as many for each matrix; see
+                `glft_schema.read_importance`. Ignored by types that do not use it.
+            watch: called with each chunk of rows [rows, in], as given, and the fields that encode
+                them.
 
         Raises:
             FormatError: if the type cannot store a tensor of these dims.
-            TensorError: if the numbers would lose their meaning, or the importance is invalid or missing.
+            TensorError: if the numbers would lose their meaning, or the importance is invalid or
+                missing.
         """
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
@@ -286,8 +293,10 @@ class TensorType:
         Args:
             fields: as `cut` and `encode` return them.
             columns: numbers per row.
-            dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not copied.
-            out: the destination, contiguous, of this shape, dtype and device; new memory by default.
+            dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not
+                copied.
+            out: the destination, contiguous, of this shape, dtype and device; new memory by
+                default.
         """
         if self.exact and out is None:
             numbers, dtype = self.dequantize(**fields), dtype or self.dtype
@@ -304,15 +313,17 @@ class TensorType:
         return out
 
     def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers [rows, in] of fields [rows, numbers per row] in one step: plain torch, on any device."""
+        """Returns the numbers [rows, in] of fields [rows, numbers per row], in plain torch."""
         result = self.formula(**self.columns(fields))
         weights, rows = result if isinstance(result, torch.Tensor) else result.weights(), len(next(iter(fields.values())))
         return weights.flatten(1) if len(weights) == rows else weights.reshape(rows, -1)  # flatten also handles zero rows
 
     def columns(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the formula's arguments: the payload's fields, or the fields of a block, each [blocks, numbers].
+        """Returns the formula's arguments: the payload's fields, or the fields of a block, each
+        [blocks, numbers].
 
-        Unsigned words of blocks are returned as their bytes, the lowest first: torch computes with neither u16 nor u32.
+        Unsigned words of blocks are returned as their bytes, the lowest first: torch computes with
+        neither u16 nor u32.
         """
         columns: dict[str, torch.Tensor] = {}
         for name, part in self.fields():
@@ -320,11 +331,11 @@ class TensorType:
         return columns
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns `tensor` encoded and decoded: the numbers that a file gives back. Raises like `encode`."""
+        """Returns `tensor` as a file gives it back, encoded and decoded. Raises like `encode`."""
         return self.decode(self.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
 
     def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Returns the first byte of each field, counted from the payload's first, and its size in bytes."""
+        """Returns the offset of each field from the payload's first byte, and its size in bytes."""
         context, start, spans = _context(dims), 0, {}
         for name, part in self.fields():
             spans[name] = (start, part._sizeof(context, ""))
@@ -332,7 +343,7 @@ class TensorType:
         return spans
 
     def unit(self, dims: Sequence[int]) -> int:
-        """Returns how many neighbours in a row share a stored number. A slice may begin only at a multiple of it."""
+        """Returns how many neighbours share a stored number: slices begin at a multiple of it."""
         return _unit(self, tuple(dims))
 
     def cut(
@@ -340,8 +351,8 @@ class TensorType:
     ) -> dict[str, torch.Tensor]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
-        Reads, of each requested row, the bytes from the first requested number to the last. The fields of a mapped
-        little-endian file are views.
+        Reads, of each requested row, the bytes from the first requested number to the last. The
+        fields of a mapped little-endian file are views.
 
         Args:
             source: the file.
@@ -369,7 +380,8 @@ Declared = TypeVar("Declared", bound=Formula)
 
 
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
-    """Adds the decorated formula to a type declared without one, so that a page can list its blocks before its formulas.
+    """Adds the decorated formula to a type declared without one, so that a page can list its blocks
+    before its formulas.
 
     Raises:
         ValueError: if the type has a formula.
@@ -385,7 +397,7 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
 
 def _importance(encoder: Encoder) -> Parameter | None:
-    """Returns the parameter `importance` of an encoder, or None. Raises ValueError if the encoder takes anything else."""
+    """Returns the parameter `importance` or None. Raises ValueError for other parameters."""
     declared = signature(encoder)
     parameter = declared.parameters.get("importance")
     try:
@@ -421,7 +433,7 @@ def _per_row(part: TensorField) -> bool:
 
 
 def _read_rows(source: Source, start: int, part: TensorField, rows: range, pitch: int, span: range) -> torch.Tensor:
-    """Returns the numbers `span` of each row of a field that begins at byte `start` and has `pitch` numbers per row."""
+    """Returns the numbers `span` of rows of a field that begins at `start`, `pitch` per row."""
     dtype, size = part.number.dtype, part.number.itemsize
 
     def numbers(first: int, last: int) -> torch.Tensor:

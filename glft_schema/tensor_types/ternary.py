@@ -1,7 +1,8 @@
 """ggml's ternary types: weights of -1, 0 and 1 times a float16 scale.
 
-Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked bit by bit against
-both. The encoders are in `encoders.ternary`, the layouts of codes in bytes in `engine.packing`.
+Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
+checked bit by bit against both. The encoders are in `encoders.ternary`, the layouts of codes in
+bytes in `engine.packing`.
 """
 
 from __future__ import annotations

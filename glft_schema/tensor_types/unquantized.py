@@ -1,10 +1,9 @@
-"""Numbers stored unchanged. F32 and F16 have the same codes in GLFT and GGUF; the others are GGUF's."""
+"""Numbers stored unchanged. GLFT and GGUF give F32 and F16 the same codes; the rest is GGUF's."""
 
 from __future__ import annotations
 
 from glft_schema.codec.numbers import bf16, f16, f32, f64, i8, i16, i32, i64
-from glft_schema.tensor_types.encoders.unquantized import to_bf16, to_f16
-from glft_schema.tensor_types.plain import number_type
+from glft_schema.tensor_types.plain import number_type, to_bf16, to_f16
 
 # fmt: off
 F32  = number_type("F32",   0, f32,  "IEEE 754 single", "float32")

@@ -1,4 +1,5 @@
-"""Searches that end with single codes: each is changed if that leaves less error, by the scale that fits its whole group.
+"""Searches that end with single codes: each is changed if that leaves less error, by the scale that
+fits its whole group.
 
 Tensors are those of `scale_searches`: x and counts [n, groups], and one number per group, [groups].
 
@@ -27,16 +28,13 @@ def scale_by_single_codes(x: torch.Tensor, top: int) -> Signed:
 
 
 def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Searches for the scale of each group of numbers x that should not be negative. Codes are 0 to `top`.
+    """Searches for the scale of each group, of numbers x that should not be negative. Codes are 0
+    to `top`.
 
-    The best of nine scales gives the codes, then single ones are changed, see `improve`. The numbers x are scales themselves,
-    and noise may make one negative if a single weight of its group counts. Its code is 0. In that this differs from
-    `scale_of_bytes` and from llama.cpp, which stores 255 and so spoils all scales of the block.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        top: the largest code.
+    The best of nine scales gives the codes, then single ones are changed, see `improve`. The
+    numbers x are scales themselves, and noise may make one negative if a single weight of its group
+    counts. Its code is 0. In that this differs from `scale_of_bytes` and from llama.cpp, which
+    stores 255 and so spoils all scales of the block.
 
     Returns:
         The scales [groups], 0 for groups of zeros, and the codes, int32 [n, groups].
@@ -56,13 +54,12 @@ def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple
 
 
 def scale_of_bytes(x: torch.Tensor, counts: torch.Tensor, top: int) -> torch.Tensor:
-    """Searches like `scale_of_positives`, but stores negative codes in bytes, as llama.cpp does: -1 is read as 255.
+    """Searches like `scale_of_positives`, but stores negative codes in bytes, as llama.cpp does: -1
+    is read as 255.
 
-    The numbers x are absolute weights, negative if a sign was flipped. A code is added to the sums as it is computed, and
-    subtracted as it is read. So a group may change although its sum is not above 0, and `improve` does not apply.
-
-    Returns:
-        The scales [groups], meaningless for groups of zeros.
+    The numbers x are absolute weights, negative if a sign was flipped. A code is added to the sums
+    as it is computed, and subtracted as it is read. So a group may change although its sum is not
+    above 0, and `improve` does not apply. The scale of a group of zeros is meaningless.
 
     Source: make_qp_quants.
     """
@@ -88,14 +85,11 @@ def scale_of_bytes(x: torch.Tensor, counts: torch.Tensor, top: int) -> torch.Ten
 def _best_of_nine(
     x: torch.Tensor, counts: torch.Tensor, peak: torch.Tensor, top: int, encode: Callable[[torch.Tensor, bool], torch.Tensor]
 ) -> torch.Tensor:
-    """Returns the best of nine inverses of scales, which give the peak the code top, or more or less by tenths.
+    """Returns the best of nine inverses of scales, which give the peak, the largest x, the code
+    top, or by tenths more or less.
 
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        peak: the largest x, [groups].
-        top: the largest code.
-        encode: (the inverse of a scale, whether it is the first of the nine) -> codes [n, groups].
+    `encode` takes the inverse of a scale, and whether it is the first of the nine, and returns the
+    codes [n, groups].
     """
 
     def error(inverse: torch.Tensor, first: bool = False) -> torch.Tensor:
@@ -109,18 +103,13 @@ def _best_of_nine(
 
 
 def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: int, top: int) -> torch.Tensor:
-    """Improves the codes of each group, in place, one after another, and returns the scales that fit them: [groups].
+    """Improves the codes of each group, in place, one after another, and returns the scales that
+    fit them: [groups].
 
-    Each code is recomputed from its x and the scale that fits all other codes, and changed if that leaves less error. A code
-    enters two sums, `fit` and `size` of `by_fit`, from which the scale and the error follow. At most five passes are made over
-    all codes, fewer if none changes.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        codes: integers from `least` to `top`, float32 [n, groups], 0 or of the sign of their x.
-        least: the least code.
-        top: the largest code.
+    Each code is recomputed from its x and the scale that fits all other codes, and changed if that
+    leaves less error. A code enters two sums, `fit` and `size` of `by_fit`, from which the scale
+    and the error follow. At most five passes are made over all codes, fewer if none changes. Codes
+    are integers from `least` to `top`, in float32, 0 or of the sign of their x.
     """
     fit = total(torch.mul(counts, x).mul_(codes))
     size = total(torch.mul(counts, codes).mul_(codes))
@@ -137,7 +126,7 @@ def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: i
 def _change(
     x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, least: int, top: int
 ) -> torch.Tensor:
-    """Tries to change each code once, in place like the sums, and returns the mask of groups with changes: [groups]."""
+    """Tries to change each code and the sums once, in place. Returns the mask of changed groups."""
     changed = torch.zeros_like(fit, dtype=torch.int32)
     for number, count, product, code in zip(x, counts, counts * x, codes, strict=True):
         other_fit, other_size = fit - product * code, size - (count * code).mul_(code)

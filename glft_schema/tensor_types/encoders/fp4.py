@@ -29,7 +29,7 @@ def to_iq4_nl(weights: torch.Tensor, importance: torch.Tensor | None = None) -> 
 
 
 def to_iq4_xs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 32 weights, stored in steps of d, such that the scale farthest from zero is -32."""
+    """Searches for scales of 32 weights, stored in steps of d; the farthest from zero is -32."""
     x = columns(weights, 32)
     best = iq4_scales(x, x * x if importance is None else by_importance(weights, importance, 32, 256, 2))
     rows = by_block(best, 8)
@@ -63,29 +63,31 @@ def to_nvfp4(weights: torch.Tensor) -> Fields:
 
 
 def iq4_scales(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Searches for the scale of each group, [groups], of weights x and counts, [32, groups] each."""
+    """Searches for the scale of each group, for weights x and counts [32, groups] each."""
     table = iq4_table(IQ4_VALUES, torch.float32, x.device)
     return scale_of_table(x, counts, lambda numbers: nearest_iq4(numbers, table), IQ4_VALUES[0])
 
 
 def iq4_table(entries: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns the entries for numbers n / 2, n from -256 to 255, each at index n modulo 512. Ties go to the greater code."""
+    """Returns the entry for each number n / 2, n from -256 to 255, at n modulo 512. Ties go up."""
     borders = [(low + high) / 2 for low, high in pairwise(IQ4_VALUES)]
     codes = [bisect_right(borders, n / 2) for n in (*range(256), *range(-256, 0))]
     return torch.tensor([entries[code] for code in codes], dtype=dtype, device=device)
 
 
 def nearest_iq4(numbers: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Returns the entry of an `iq4_table` for the value nearest to each number; overwrites `numbers`."""
+    """Returns the entries of an `iq4_table` nearest to the numbers, which it overwrites."""
     twice = numbers.mul_(2).clamp_(-256, 255).floor_()  # all borders are multiples of a half
     return table.index_select(0, nearest(twice).bitwise_and_(511).flatten()).view(numbers.shape)
 
 
 def nearest_e2m1(weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns, as u8, the code of E2M1_DOUBLED nearest to each weight / scale, or 0 if the scale is 0.
+    """Returns, as u8, the code of E2M1_DOUBLED nearest to each weight / scale, or 0 if the scale is
+    0.
 
-    The products are exact: no scale has more than four bits. A weight beyond the last code gets the last code. llama.cpp gives
-    it the first one if it is so large, from 2^25 scales on, that rounding makes all errors equal.
+    The products are exact: no scale has more than four bits. A weight beyond the last code gets the
+    last code. llama.cpp gives it the first one if it is so large, from 2^25 scales on, that
+    rounding makes all errors equal.
     """
     scale = torch.where(scale == 0, float("inf"), scale)
     sizes, codes = weights.abs(), torch.zeros_like(weights, dtype=torch.uint8)

@@ -1,12 +1,13 @@
 """Searches for the best grid entry for each vector of weights.
 
-A vector divided by a scale and rounded is a point. A grid has few points: 256 or 512 of the 4096 points of four numbers from 0
-to 7, 256 to 2048 of the 6561 points of eight numbers from 0 to 2. The candidates of a point off the grid are all entries nearly
-as close to it as the closest one. Which one is best depends on the weights around the point and on their counts.
+A vector divided by a scale and rounded is a point. A grid has few points: 256 or 512 of the 4096
+points of four numbers from 0 to 7, 256 to 2048 of the 6561 points of eight numbers from 0 to 2. The
+candidates of a point off the grid are all entries nearly as close to it as the closest one. Which
+one is best depends on the weights around the point and on their counts.
 
-Points have 1 to 292 candidates, most of them few. So vectors are sorted by the number of candidates of their points: the first
-candidates of all vectors are tried at once, then the second ones of the vectors that have two, and so on, each time a shorter
-prefix.
+Points have 1 to 292 candidates, most of them few. So vectors are sorted by the number of candidates
+of their points: the first candidates of all vectors are tried at once, then the second ones of the
+vectors that have two, and so on, each time a shorter prefix.
 
 Source: the tables and searches of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """
@@ -26,50 +27,32 @@ OFF_GRID = 1 << 30  # the bit of a word whose entry was chosen for a point off t
 
 
 class Candidates(NamedTuple):
-    """The candidates of some consecutive ranks, say the seventh to the ninth of each point.
-
-    Attributes:
-        ranks: their number.
-        points: the number of points that have at least the first of these ranks.
-        rows: int32 [ranks, 1], the index of each rank's first word.
-        words: int32 [ranks * points]; a missing candidate is replaced by the point's first one.
-    """
+    """The candidates of some consecutive ranks, say the seventh to the ninth of each point."""
 
     ranks: int
-    points: int
-    rows: torch.Tensor
-    words: torch.Tensor
+    points: int  # that have at least the first of these ranks
+    rows: torch.Tensor  # int32 [ranks, 1], the index of each rank's first word
+    words: torch.Tensor  # int32 [ranks * points]; a missing candidate is replaced by the point's first one
 
 
 class Neighbours(NamedTuple):
     """A grid's entries and candidates, as tables for the search.
 
-    A word is an entry: a field per value, its digit or 2 * digit + 1. Points are numbers in base `base`, value 0 being the
-    lowest digit. They are sorted into places: points with most candidates first, points with one, as on the grid, last.
-
-    Attributes:
-        base: the number of digits.
-        values: per entry.
-        width: bits of a word's field.
-        odd: whether a field is 2 * digit + 1.
-        shifts: int32 [values], the first bit of each field.
-        place: int16 [base ** values], of each point.
-        first: int32 [base ** values], the first candidate of the point in each place, for a point on the grid its entry.
-        others: the next candidates, in steps of increasing size.
-        ends: int16 [steps], the number of points in each step.
-        entry: int16 [base ** values], the index of each entry in the grid; undefined for other points.
+    A word is an entry: a field per value, its digit or 2 * digit + 1. Points are numbers in base
+    `base`, value 0 being the lowest digit. They are sorted into places: points with most candidates
+    first, points with one, as on the grid, last.
     """
 
-    base: int
-    values: int
-    width: int
-    odd: bool
-    shifts: torch.Tensor
-    place: torch.Tensor
-    first: torch.Tensor
-    others: list[Candidates]
-    ends: torch.Tensor
-    entry: torch.Tensor
+    base: int  # the number of digits
+    values: int  # per entry
+    width: int  # bits of a word's field
+    odd: bool  # whether a field is 2 * digit + 1
+    shifts: torch.Tensor  # int32 [values], the first bit of each field
+    place: torch.Tensor  # int16 [base ** values], of each point
+    first: torch.Tensor  # int32 [base ** values], the first candidate of the point in each place
+    others: list[Candidates]  # the next candidates, in steps of increasing size
+    ends: torch.Tensor  # int16 [steps], the number of points in each step
+    entry: torch.Tensor  # int16 [base ** values], the index of each entry in the grid; undefined for other points
 
     def points(self, digits: torch.Tensor) -> torch.Tensor:
         """Returns the numbers of points: digits [values, ...] -> [...]."""
@@ -95,7 +78,8 @@ class Neighbours(NamedTuple):
 
 @cache
 def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -> Neighbours:
-    """Returns the tables of a grid, computed on the CPU in 0.1 to 0.4 s at their first use on a device.
+    """Returns the tables of a grid, computed on the CPU in 0.1 to 0.4 s at their first use on a
+    device.
 
     Args:
         name: the grid's.
@@ -142,7 +126,7 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
 
 
 def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the numbers of all pairs of a point and its candidate, and their squared distances."""
+    """Returns all pairs of a point and its candidate, as numbers, and their squared distances."""
     every = torch.arange(base ** grid.shape[1])
     digits = torch.stack([every // base**i % base for i in range(grid.shape[1])], 1).to(torch.float32)
     entries = grid.to(torch.float32)
@@ -171,16 +155,10 @@ def best_entries(
 ) -> torch.Tensor:
     """Returns the best entry for each of n vectors, as words, int32 [n].
 
-    The best entry is the candidate whose values q minimize the sum of ``count * (scale * q - weight) ** 2``, the first one of
-    several. A point on the grid is its own entry.
-
-    Args:
-        known: of the grid.
-        digits: of the vectors' points, int32 [values, n].
-        weights: float32 [values, n].
-        counts: float32 [values, n], none negative.
-        scales: float32 [n].
-        shifts: added to the values of entries, float32 [n].
+    The best entry is the candidate whose values q minimize the sum of ``count * (scale * q -
+    weight) ** 2``, the first one of several. A point on the grid is its own entry. The digits of
+    points, int32, and the weights and counts, float32, are [values, n]; scales, and shifts, which
+    are added to the values, are float32 [n].
     """
     place, order = known.place.index_select(0, known.points(digits)).sort()
     words = known.first.index_select(0, place.to(torch.int32))
@@ -228,7 +206,8 @@ def _choose(vectors: _Vectors, words: torch.Tensor, place: torch.Tensor, ends: l
 
 
 def least_of(numbers: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the least number of each column and the word of the first one: [k, n] -> [n], overwriting both.
+    """Returns the least number of each column and the word of the first one: [k, n] -> [n],
+    overwriting both.
 
     A knockout of neighbouring rows: torch's argmin is slow.
     """

@@ -1,12 +1,14 @@
 """Searches for scales and grid entries of groups of 16 or 32 weights.
 
-The search minimizes the sum of ``count * (weight - scale * value) ** 2`` over a group. Given entries, the best scale follows by
-least squares, see `trials.by_fit`. Given a scale, so do good entries: weights are divided by it and rounded, and points off the
-grid move to a neighbour on it. So scales are tried that bring the largest weight near the grid's largest value; their entries
-give better scales, and the best one is kept. Last, some entries, depending on the type, are chosen again for that scale.
+The search minimizes the sum of ``count * (weight - scale * value) ** 2`` over a group. Given
+entries, the best scale follows by least squares, see `trials.by_fit`. Given a scale, so do good
+entries: weights are divided by it and rounded, and points off the grid move to a neighbour on it.
+So scales are tried that bring the largest weight near the grid's largest value; their entries give
+better scales, and the best one is kept. Last, some entries, depending on the type, are chosen again
+for that scale.
 
-All groups are searched at once: one number per group, [groups], where C has a variable. Weights are [values, vectors, groups],
-so that the sum over a vector adds up whole rows in order, as C does.
+All groups are searched at once: one number per group, [groups], where C has a variable. Weights are
+[values, vectors, groups], so that the sum over a vector adds up whole rows in order, as C does.
 
 Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """
@@ -31,7 +33,7 @@ PIECE = 1 << 16  # vectors searched at once: torch sorts fewer many times more s
 
 
 def cut(blocks: torch.Tensor, vectors: int, values: int) -> torch.Tensor:
-    """Lays out weights for a search: [blocks, 256] -> contiguous [values, vectors, groups of a block, blocks]."""
+    """Lays out weights [blocks, 256] as contiguous [values, vectors, groups of a block, blocks]."""
     return blocks.reshape(len(blocks), -1, vectors, values).permute(3, 2, 1, 0).contiguous()
 
 
@@ -41,33 +43,32 @@ def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def counted(blocks: torch.Tensor, importance: torch.Tensor, factor: int = 2) -> torch.Tensor:
-    """Returns the counts of weights with an importance, see `by_importance`: [blocks, 256] each -> the same shape."""
+    """Returns the counts of weights [blocks, 256] with an importance, see `by_importance`."""
     return by_importance(blocks, importance, BLOCK, BLOCK, factor).t()
 
 
 def overflows(weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Returns the mask of blocks whose errors overflow float32, so that every trial fails: [blocks], for weights from `cut`."""
+    """Returns the mask [blocks] of blocks whose errors overflow, so that every trial fails."""
     return (counts * weights * weights).sum((0, 1, 2)).isfinite().logical_not_()
 
 
 def digits(weights: torch.Tensor, inverse: torch.Tensor, most: int) -> torch.Tensor:
-    """Returns (n - 1) / 2 for the odd number n nearest to each weight * inverse, of any shape: int32 from 0 to `most`."""
+    """Returns (n - 1) / 2 for the odd n nearest to weight * inverse: int32 from 0 to `most`."""
     return nearest((weights * inverse).sub_(1).mul_(0.5)).clamp_(0, most)
 
 
 def eight(numbers: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the first of each eight weights, the second, and so on: [values, vectors, groups] -> 8 views [eights, groups]."""
+    """Returns the first of each eight weights, the second, and so on: 8 views [eights, groups]."""
     halves = numbers.view(len(numbers), -1, 8 // len(numbers), numbers.shape[2])  # one half if a vector has eight values
     return [value for half in halves.unbind(2) for value in half]
 
 
 def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tensor) -> None:
-    """Makes the number of negative weights in each eight even, in place, by flipping the sign that matters least.
+    """Makes the number of negative weights in each eight even, in place, by flipping the sign that
+    matters least.
 
-    Args:
-        numbers: the absolute weights, [values, vectors, groups]; the weight whose sign is flipped becomes negative.
-        negative: 1 for negative weights, else 0.
-        counts: of the weights.
+    `numbers` are absolute weights [values, vectors, groups], in which a weight with a flipped sign
+    becomes negative, and `negative` is 1 for negative weights, else 0.
     """
     signs, errors = eight(negative), eight(counts * numbers * numbers)
     least, at = errors[0].clone(), torch.zeros_like(signs[0])
@@ -82,13 +83,11 @@ def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tens
 
 
 def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of count * weight * value and of count * value ** 2 of each group: [2, groups].
+    """Returns the sums of count * weight * value and of count * value ** 2 of each group: [2,
+    groups].
 
-    Args:
-        known: of the grid.
-        words: the entries, int32 [vectors, groups].
-        counts: [values, vectors, groups].
-        products: the counts times the weights.
+    The words are int32 [vectors, groups]. The products are the counts [values, vectors, groups]
+    times the weights.
     """
     parts = torch.empty((*counts.shape[:2], 2, counts.shape[2]), dtype=torch.float32, device=words.device)
     values = known.fields(words).to(torch.float32)
@@ -98,22 +97,16 @@ def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products:
 
 
 class BestEntries(NamedTuple):
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        d: float16 [blocks, 1].
-        scales: u8 [blocks, groups of a block], of four bits.
-        entries: int32 [blocks, vectors of a block], indices into the grid.
-        signs: u8 [blocks, 32], a bit per weight.
-    """
-
-    d: torch.Tensor
-    scales: torch.Tensor
-    entries: torch.Tensor
-    signs: torch.Tensor
+    d: torch.Tensor  # float16 [blocks, 1]
+    scales: torch.Tensor  # u8 [blocks, groups of a block], of four bits
+    entries: torch.Tensor  # int32 [blocks, vectors of a block], indices into the grid
+    signs: torch.Tensor  # u8 [blocks, 32], a bit per weight
 
 
-# The vectors whose entries are chosen again, as a mask: words [vectors, groups] -> the same shape. One of these three.
+# The vectors whose entries are chosen again, as a mask: words [vectors, groups] -> the same shape.
+# One of these three.
 
 
 def moved(words: torch.Tensor) -> torch.Tensor:
@@ -144,10 +137,12 @@ class GridSearch:
         step: between tries, in units of the grid's values.
         least: groups whose weights are all smaller become zeros.
         factor: d, the largest scale / 31, is stored times this factor.
-        counts: blocks [blocks, 256] -> their counts without an importance; None if the type requires an importance.
-        even: whether the number of negative weights in each eight is even, so that seven signs imply the eighth.
-        fits: whether the first scale is the one that fits integers best, as if there were no grid; else it maps the largest
-            weight to the largest value.
+        counts: blocks [blocks, 256] -> their counts without an importance; None if the type
+            requires an importance.
+        even: whether the number of negative weights in each eight is even, so that seven signs
+            imply the eighth.
+        fits: whether the first scale is the one that fits integers best, as if there were no grid;
+            else it maps the largest weight to the largest value.
         again: words -> the vectors whose entries are chosen again for the best scale.
     """
 
@@ -175,7 +170,12 @@ class GridSearch:
         return BestEntries(*map(torch.cat, zip(*parts, strict=True)))
 
     def _search(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> BestEntries:
-        weights, counts = (cut(part, self.vectors, self.values) for part in (blocks, self._counts(blocks, importance)))
+        if importance is not None:
+            counts = counted(blocks, importance, 1 if self.counts is None else 2)
+        else:
+            assert self.counts
+            counts = self.counts(blocks)
+        weights, counts = (cut(part, self.vectors, self.values) for part in (blocks, counts))
         shape, lost = weights.shape[2:], overflows(weights, counts)
         counts = counts.flatten(2)
         signed = weights.flatten(2)
@@ -200,20 +200,12 @@ class GridSearch:
             by_blocks(signs).to(torch.uint8),
         )
 
-    def _counts(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-        """Returns the counts of weights: [blocks, 256]."""
-        if importance is not None:
-            return counted(blocks, importance, 1 if self.counts is None else 2)
-        assert self.counts
-        return self.counts(blocks)
-
     def _fitted(
         self, known: Neighbours, numbers: torch.Tensor, counts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Searches for numbers and counts [values, vectors, groups].
 
-        Returns:
-            Words [vectors, groups], scales [groups], and the mask of groups that become zeros.
+        Returns words [vectors, groups], scales [groups], and the mask of groups that become zeros.
         """
         top = 2 * known.base - 1
         products, roots = counts * numbers, root(counts)

@@ -29,12 +29,12 @@ def squares(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def squares_and_mean(blocks: torch.Tensor) -> torch.Tensor:
-    """Returns the counts w^2 plus half the mean square of the block, so that small weights count."""
+    """Returns the counts w^2 plus half the mean square of the block: small weights count, too."""
     return squares(blocks).add_(mean_square(blocks, BLOCK, 2).mul_(0.25).unsqueeze(1))
 
 
 # fmt: off
-#                     grid, shells, values, vectors, tries, step, least, factor, counts, even, fits, again
+#               grid, shells, values, vectors, tries, step, least, factor, counts, even, fits, again
 IQ3_XXS = GridSearch("iq3_xxs", 2, 4, 8, 15, 0.2, 1e-8,  1.0125, squares,          True,  False, moved)
 IQ3_S   = GridSearch("iq3_s",   3, 4, 8,  9, 0.2, 1e-45, 1.033,  squares,          False, False, groups_of_moved)
 IQ2_XXS = GridSearch("iq2_xxs", 2, 8, 4,  6, 0.1, 1e-15, 1.0,    None,             True,  True,  all_vectors)
@@ -44,7 +44,7 @@ IQ2_S   = GridSearch("iq2_s",   1, 8, 2,  9, 0.1, 1e-8,  0.9875, squares_and_mea
 
 
 def sevens_and_scales(signs: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Returns words of 4 x 7 sign bits and a 4-bit scale: u8 [blocks, 32], [blocks, 8] -> int64 [blocks, 8]."""
+    """Returns words of 4 x 7 sign bits and a 4-bit scale as int64 [blocks, 8]."""
     seven = signs.to(torch.int64).reshape(len(signs), -1, 4) & 127
     return from_fields(seven, 7, 2) | scales.to(torch.int64) << 28
 
@@ -113,7 +113,7 @@ def to_iq1_s(weights: torch.Tensor, importance: torch.Tensor) -> Fields:
 
 
 def to_iq1_m(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """153 splits of 16 weights in three, each with four shifts. Last, d is fitted to all entries of the block."""
+    """153 splits of 16 weights in three, with four shifts each. Last, d is fitted to them."""
     best = IQ1_M(weights, importance)
     d = best.largest / 15
     scales = digits(best.scales, 1 / d, 7)

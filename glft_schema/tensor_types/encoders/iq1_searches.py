@@ -1,13 +1,17 @@
-"""Searches for scales and grid entries of i1-quants, whose values are -1, 0 and 1, all shifted by 1/8 up or down.
+"""Searches for scales and grid entries of i1-quants, whose values are -1, 0 and 1, all shifted by
+1/8 up or down.
 
-The search minimizes the same as `grid_searches`. With three values, weights in ascending order are best split in three: the
-first part becomes -1, the middle 0, the last 1. So all splits are tried, 561 of 32 weights and 153 of 16, each with all shifts.
-Each has a best scale, see `trials.by_fit`; a negative scale mirrors the values. Only then do vectors off the grid move to it.
+The search minimizes the same as `grid_searches`. With three values, weights in ascending order are
+best split in three: the first part becomes -1, the middle 0, the last 1. So all splits are tried,
+561 of 32 weights and 153 of 16, each with all shifts. Each has a best scale, see `trials.by_fit`; a
+negative scale mirrors the values. Only then do vectors off the grid move to it.
 
-C keeps a running best with rounded comparisons. We take the argmin, and replay C's loop only for groups with a near-tie.
+C keeps a running best with rounded comparisons. We take the argmin, and replay C's loop only for
+groups with a near-tie.
 
-Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit. C sorts equal weights in the order
-of the library's qsort; here the sort is stable, like glibc's merge sort.
+Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit. C
+sorts equal weights in the order of the library's qsort. Here the sort is stable, like glibc's merge
+sort.
 """
 
 from __future__ import annotations
@@ -31,26 +35,20 @@ DOWN = (-1 - DELTA, -DELTA, 1 - DELTA)
 
 
 class Sorted(NamedTuple):
-    """Groups in ascending order of their weights: [weights of a group, groups].
-
-    Attributes:
-        products: the counts times the weights.
-        weights: the weights.
-        counts: the counts.
-        places: the original positions.
-    """
+    """Groups [weights, groups] in ascending order of weights; products are counts times weights."""
 
     products: torch.Tensor
     weights: torch.Tensor
     counts: torch.Tensor
-    places: torch.Tensor
+    places: torch.Tensor  # the original positions
 
     def some(self, groups: slice | torch.Tensor) -> Sorted:
         return Sorted(*(part[:, groups] for part in self))
 
 
 def splits(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns all splits of `size` weights: the sizes of the first part, and of the first two parts, [splits] each.
+    """Returns all splits of `size` weights: the sizes of the first part, and of the first two
+    parts, [splits] each.
 
     They are sorted by the second number; C tries them sorted by the first one.
     """
@@ -58,13 +56,13 @@ def splits(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-# Groups -> the sums of count * weight * value and of count * value ** 2, for split w with shift s in row w * shifts + s:
-# [splits times shifts, groups] each.
+# Groups -> the sums of count * weight * value and of count * value ** 2, for split w with shift s
+# in row w * shifts + s: [splits times shifts, groups] each.
 Sums = Callable[[Sorted], "tuple[torch.Tensor, torch.Tensor]"]
 
 
 def sums_by_group(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uses one shift for the whole group. The sum of each part is the difference of two prefix sums."""
+    """Uses one shift per group. The sum of each part is the difference of two prefix sums."""
     size, count = groups.weights.shape
     out_shape = (size + 1) * (size + 2) // 2, 2, count  # splits, shifts, groups
     fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
@@ -85,7 +83,7 @@ def sums_by_group(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sums_by_half(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uses a shift for each half. The sum of a half is that of all its weights with the last value, corrected for the others."""
+    """Uses a shift per half, whose sum is that of the last value, corrected for the others."""
     size, count = groups.weights.shape
     out_shape = (size + 1) * (size + 2) // 2, 2, 2, count  # splits, shifts of the first half, of the second half, groups
     fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
@@ -121,13 +119,7 @@ def times(numbers: torch.Tensor, value: float, power: int) -> torch.Tensor:
 
 
 def best_split(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row of the best split and shift of each group, -1 if none is any good, and the scale: [groups] each.
-
-    Args:
-        groups: their weights.
-        sums: computes the sums.
-        shifts: rows per split.
-    """
+    """Returns the row of the best split and shift, or -1, and its scale: [groups] each."""
     count = groups.weights.shape[1]
     chosen = torch.empty(count, dtype=torch.int32, device=groups.weights.device)
     scales, tied = torch.empty_like(groups.weights[0]), torch.empty_like(chosen, dtype=torch.bool)
@@ -143,21 +135,20 @@ def best_split(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, t
 
 
 def _least(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the row with the least size / fit ** 2 of each group, its scale, and whether there is a near-tie: [groups] each."""
+    """Returns the row with the least size / fit ** 2, its scale, and the mask of near-ties."""
     errors = torch.div(size, fit * fit)
     limit = errors.amin(0) * CLOSE
     number = torch.arange(1, len(fit) + 1, dtype=torch.int32, device=fit.device).unsqueeze(1)
     last = is_less(errors, limit).bitwise_and_(number).amax(0) - 1
     chosen = last.to(torch.int64).clamp_(min=0).unsqueeze(0)
-    best_fit, best_size = (part.gather(0, chosen).squeeze(0) for part in (fit, size))
-    # normal numbers: none that matters underflowed or overflowed
-    normal = ((part.abs() > 1e-12) & (part.abs() < 1e12) for part in (best_fit, best_size))
+    best = torch.cat([part.gather(0, chosen) for part in (fit, size)])
+    normal = ((best.abs() > 1e-12) & (best.abs() < 1e12)).all(0)  # no number that matters underflowed or overflowed
     others = errors.scatter_(0, chosen, torch.inf).amin(0)
-    return chosen[0].to(torch.int32), best_fit / best_size, ~(next(normal) & next(normal) & (others > limit))
+    return chosen[0].to(torch.int32), best[0] / best[1], ~(normal & (others > limit))
 
 
 def _replay(fit: torch.Tensor, size: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs C's loop over the rows in `order`. Returns the best row of each group and its scale: [groups] each."""
+    """Runs C's loop over the rows in `order`. Returns the best row and its scale: [groups] each."""
     best = torch.full_like(fit[0], torch.finfo(torch.float32).min)
     scale, chosen = torch.zeros_like(best), torch.full_like(best, -1, dtype=torch.int32)
     number = torch.arange(len(fit), dtype=torch.int32, device=fit.device).unsqueeze(1)
@@ -166,41 +157,24 @@ def _replay(fit: torch.Tensor, size: torch.Tensor, order: torch.Tensor) -> tuple
 
 
 class Split(NamedTuple):
-    """The best split of each group, before vectors move to the grid.
+    """The best split of each group, before vectors move to the grid."""
 
-    Attributes:
-        digits: int32 [weights of a group, groups]: the part of each weight, 0, 1 or 2.
-        down: int32 [vectors, groups], 1 if values are shifted downwards.
-        scales: [groups], none negative.
-        exists: [groups], whether any split is better than none.
-    """
-
-    digits: torch.Tensor
-    down: torch.Tensor
-    scales: torch.Tensor
-    exists: torch.Tensor
+    digits: torch.Tensor  # int32 [weights of a group, groups]: the part of each weight, 0, 1 or 2
+    down: torch.Tensor  # int32 [vectors, groups], 1 if values are shifted downwards
+    scales: torch.Tensor  # [groups], none negative
+    exists: torch.Tensor  # [groups], whether any split is better than none
 
 
 class BestSplits(NamedTuple):
-    """The result of a search, [..., groups of a block, blocks].
+    """The result of a search, [..., groups of a block, blocks]."""
 
-    Attributes:
-        weights: as laid out by `cut`.
-        counts: of the weights.
-        scales: none negative.
-        largest: the largest scale of a block, [blocks]; infinite if sums overflow.
-        entries: int32 [vectors, ...], indices into the grid.
-        words: the entries as words.
-        down: int32 [vectors, ...], 1 if values are shifted downwards.
-    """
-
-    weights: torch.Tensor
+    weights: torch.Tensor  # as laid out by `cut`
     counts: torch.Tensor
-    scales: torch.Tensor
-    largest: torch.Tensor
-    entries: torch.Tensor
-    words: torch.Tensor
-    down: torch.Tensor
+    scales: torch.Tensor  # none negative
+    largest: torch.Tensor  # the largest scale of a block, [blocks]; infinite if sums overflow
+    entries: torch.Tensor  # int32 [vectors, ...], indices into the grid
+    words: torch.Tensor  # the entries as words
+    down: torch.Tensor  # int32 [vectors, ...], 1 if values are shifted downwards
 
 
 @dataclass(frozen=True)
@@ -220,7 +194,7 @@ class SplitSearch:
     sums: Sums
 
     def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> BestSplits:
-        """Searches for float32 [blocks, 256] with an importance of as many numbers; by default, an error counts w^2."""
+        """Searches for float32 [blocks, 256]. Without an importance, an error counts w^2."""
         counts = blocks * blocks if importance is None else counted(blocks, importance)
         weights, counts = (cut(part, self.vectors, 8) for part in (blocks, counts))
         parts = weights.flatten(2), counts.flatten(2)
@@ -271,13 +245,8 @@ def least_values(down: torch.Tensor) -> torch.Tensor:
 
 
 def on_grid(known: Neighbours, weights: torch.Tensor, counts: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Moves vectors to the grid, and fits the scales of their groups again.
-
-    Args:
-        known: of the grid.
-        weights: [8, vectors, groups].
-        counts: of the weights.
-        split: of these groups.
+    """Moves vectors of weights [8, vectors, groups] to the grid, and fits the scales of their
+    groups again.
 
     Returns:
         The words of the entries, int32 [vectors, groups], and the scales [groups].

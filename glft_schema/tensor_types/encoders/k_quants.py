@@ -2,8 +2,9 @@
 
 Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
 
-The encoders search for the scales of all groups, whose weights are columns [n, groups]; then for the scale of each block's
-scales, which are rows [groups of a block, blocks]. Last, codes are computed from the scales as stored.
+The encoders search for the scales of all groups, whose weights are columns [n, groups]; then for
+the scale of each block's scales, which are rows [groups of a block, blocks]. Last, codes are
+computed from the scales as stored.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from glft_schema.tensor_types.engine.scaled import Fields
 
 
 def to_q2_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales and minima of 16 weights, stored in 15 steps; by default, an error counts |w|."""
+    """Searches for scales and minima of 16 weights in 15 steps. By default, errors count |w|."""
     x = columns(weights, 16)
     if importance is None:
         best = scale_and_minimum(x, x.abs(), 3, tries(-0.5, 0.1, range(16), 3), absolute=True)
@@ -51,11 +52,11 @@ def to_q2_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
         best, stored = fit_and_steps(x, by_importance(weights, importance, 16, 256), 3, 15)
     codes = codes_above(x, best, stored, 3)
     scales = stored.scales | stored.minima << 4
-    return {"scales": scales.to(torch.uint8).t(), "qs": pack_planes(codes, 2), **stored.tops()}
+    return {"scales": scales.to(torch.uint8).t(), "qs": pack_planes(codes, 2), "d": stored.d, "dmin": stored.dmin}
 
 
 def to_q3_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 16 weights, stored in steps of d, such that the scale farthest from zero is -32."""
+    """Searches for scales of 16 weights, stored in steps of d; the farthest from zero is -32."""
     x = columns(weights, 16)
     if importance is None:
         best = scale_by_single_codes(x, 4)
@@ -89,18 +90,19 @@ def to_q5_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
 def _to_q4_k(
     weights: torch.Tensor, importance: torch.Tensor | None, top: int, parts: list[float]
 ) -> tuple[Fields, torch.Tensor]:
-    """Returns the fields except the codes, and the codes; by default, an error counts |w| plus the root mean square."""
+    """Returns all other fields, and the codes. By default, errors count |w| + sqrt(mean w^2)."""
     x = columns(weights, 32)
     if importance is None:
         best = scale_and_minimum(x, x.abs().add_(root(total(x * x) / 32)), top, parts)
         stored = in_steps(best, 8, 63)
     else:
         best, stored = fit_and_steps(x, by_importance(weights, importance, 32, 256, 2), top, 63)
-    return {**stored.tops(), "scales": in_six_bits(stored.scales, stored.minima)}, codes_above(x, best, stored, top)
+    scales = in_six_bits(stored.scales, stored.minima)
+    return {"d": stored.d, "dmin": stored.dmin, "scales": scales}, codes_above(x, best, stored, top)
 
 
 def to_q6_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """Searches for scales of 16 weights, stored in steps of d, such that the scale farthest from zero is -128."""
+    """Searches for scales of 16 weights, stored in steps of d; the farthest from zero is -128."""
     x = columns(weights, 16)
     best = scale_alone(x, x * x if importance is None else columns(importance, 16), 32)
     d, scales = in_signed_steps(best.scale, 128, TINY)
@@ -123,11 +125,7 @@ def to_q8_k(weights: torch.Tensor) -> Fields:
 class StoredScales(NamedTuple):
     """Scales and minima of groups as a block stores them: d * scales and dmin * minima.
 
-    Attributes:
-        d: float16 [blocks, 1].
-        scales: int32 [groups of a block, blocks].
-        dmin: like d.
-        minima: like scales.
+    d and dmin are float16 [blocks, 1], scales and minima int32 [groups of a block, blocks].
     """
 
     d: torch.Tensor
@@ -135,13 +133,9 @@ class StoredScales(NamedTuple):
     dmin: torch.Tensor
     minima: torch.Tensor
 
-    def tops(self) -> Fields:
-        """Returns d and dmin, by name."""
-        return {"d": self.d, "dmin": self.dmin}
-
 
 def in_steps(best: Affine, groups: int, last: int) -> StoredScales:
-    """Stores scales and minima, `groups` per block, such that the greatest of each is `last` steps."""
+    """Stores scales and minima, `groups` per block; the greatest of each is `last` steps."""
 
     def step(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rows = by_block(numbers, groups)
@@ -153,13 +147,10 @@ def in_steps(best: Affine, groups: int, last: int) -> StoredScales:
 
 
 def fit_and_steps(x: torch.Tensor, counts: torch.Tensor, top: int, last: int) -> tuple[Affine, StoredScales]:
-    """Searches for scales and minima, and then for the steps, at most `last`, that store them with the least error.
+    """Searches for scales and minima, and then for the steps, at most `last`, that store them with
+    the least error.
 
-    Args:
-        x: [n, groups].
-        counts: of each x; a scale or a minimum counts the sum of its group.
-        top: the largest code.
-        last: the largest scale and minimum.
+    The error of a scale or a minimum counts the sum of its group.
     """
     best = scale_and_minimum(x, counts, top, tries(-0.9, 0.05, range(37), top))
     groups = 256 // len(x)  # of a block
@@ -172,10 +163,9 @@ def fit_and_steps(x: torch.Tensor, counts: torch.Tensor, top: int, last: int) ->
 
 
 def in_signed_steps(scale: torch.Tensor, last: int, tiny: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Writes scales of 16 weights as d * code, such that the code of the scale farthest from zero is -last.
+    """Returns scales of 16 weights as float32 d [blocks] and codes, int32 [16, blocks].
 
-    Returns:
-        d [blocks], float32, 0 if all scales are at most `tiny`, and codes, int32 [16, blocks].
+    The scale farthest from zero is -last * d. If all scales are below `tiny`, d is 0.
     """
     rows = by_block(scale, 16)
     peak = farthest(rows).squeeze(0)

@@ -2,12 +2,13 @@
 
 Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
 
-The encoders compute in float32 with the scale before it is rounded to float16, like llama.cpp. Numbers become codes by conversion
-to int8, which truncates: in torch many times faster than `trunc`. If all weights of a block are so small that 1 / d is infinite,
-d is stored as 0, and the codes mean nothing.
+The encoders compute in float32 with the scale before it is rounded to float16, like llama.cpp.
+Numbers become codes by conversion to int8, which truncates: in torch many times faster than
+`trunc`. If all weights of a block are so small that 1 / d is infinite, d is stored as 0, and the
+codes mean nothing.
 
-With an importance, scales are searched for. An `importance` is [rows, in] of the tensor, because the mean of a row enters the
-counts; `weights` are the same numbers as blocks.
+With an importance, scales are searched for. An `importance` is [rows, in] of the tensor, because
+the mean of a row enters the counts; `weights` are the same numbers as blocks.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def to_q2_0(weights: torch.Tensor) -> Fields:
 
 
 def to_q4_0(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """d gives the weight farthest from zero code 0, which is -8; searched for with an importance."""
+    """d gives the weight farthest from zero code 0, which is -8. By importance, a search."""
     d, codes = _with_scale(weights, importance, 8)
     return {"d": d.to(torch.float16), "qs": pack_halves(codes)}
 
 
 def to_q4_1(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
-    """d and m give the least weight code 0 and the greatest code 15; searched for with an importance."""
+    """d and m give the least weight code 0 and the greatest code 15. By importance, a search."""
     d, m, codes = _with_minimum(weights, importance, 15)
     return {"d": d.to(torch.float16), "m": m.to(torch.float16), "qs": pack_halves(codes)}
 

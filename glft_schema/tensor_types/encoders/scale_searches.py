@@ -1,22 +1,24 @@
-"""Searches for the scale of a group of weights, or its scale and minimum, shared by the encoders of several types.
+"""Searches for the scale of a group of weights, or its scale and minimum, shared by the encoders of
+several types.
 
-Any scale gives codes, by division and rounding, and any codes give a scale that fits them best, by least squares. The best pair
-cannot be computed. So a few scales are tried: their codes give better scales, and the one that leaves the least error is kept,
-see `trials`. Some searches then change single codes, see `code_searches`.
+Any scale gives codes, by division and rounding, and any codes give a scale that fits them best, by
+least squares. The best pair cannot be computed. So a few scales are tried: their codes give better
+scales, and the one that leaves the least error is kept, see `trials`. Some searches then change
+single codes, see `code_searches`.
 
-All groups are searched at once. Weights are columns x [n, groups]: row i holds weight i of every group, so that a sum over a
-group adds up rows in order, as C does; float32 sums depend on their order. One number per group is [groups]. Counts
-[n, groups] are the weights of errors.
+All groups are searched at once. Weights are columns x [n, groups]: row i holds weight i of every
+group, so that a sum over a group adds up rows in order, as C does; float32 sums depend on their
+order. One number per group is [groups]. Counts [n, groups] are the weights of errors.
 
-Source: ggml-quants.c of llama.cpp, whose functions (named at each search) these follow operation by operation; the encoders
-that use them are checked against it bit by bit.
+Source: ggml-quants.c of llama.cpp, whose functions (named at each search) these follow operation by
+operation; the encoders that use them are checked against it bit by bit.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
@@ -32,7 +34,7 @@ def columns(weights: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def of_columns(codes: torch.Tensor, weights: int) -> torch.Tensor:
-    """The inverse of `columns`, for codes of at most eight bits: [n, groups] -> u8 [blocks, weights]."""
+    """The inverse of `columns` for codes of eight bits: [n, groups] -> u8 [blocks, weights]."""
     return codes.to(torch.int8).view(torch.uint8).t().reshape(-1, weights)
 
 
@@ -42,57 +44,37 @@ def by_block(numbers: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def mean_square(weights: torch.Tensor, row: int, factor: int = 1) -> torch.Tensor:
-    """Returns factor * the mean of w^2 in each row of `row` weights: [blocks, k row] -> [blocks k]."""
+    """Returns factor * the mean of w^2 per row of `row` weights: [blocks, k row] -> [blocks k]."""
     return over(total(columns(weights, row).square_()) * factor, row)
 
 
 def by_importance(weights: torch.Tensor, importance: torch.Tensor, n: int, row: int, factor: int = 1) -> torch.Tensor:
-    """Returns the counts importance * sqrt(factor * the mean of w^2 in its row + w^2) of each weight w.
+    """Returns the counts importance * sqrt(factor * the mean of w^2 in its row + w^2) of each
+    weight w.
 
-    Args:
-        weights: [blocks, k n].
-        importance: as many numbers in the same order, of any shape.
-        n: weights per group.
-        row: weights per mean.
-        factor: of the mean.
-
-    Returns:
-        Columns [n, blocks k].
+    Weights [blocks, k n] and an importance of as many numbers give columns [n, blocks k]. A row has
+    `row` weights.
     """
     mean = mean_square(weights, row, factor).repeat_interleave(row // n)
     return root(columns(weights, n).square_().add_(mean)).mul_(columns(importance, n))
 
 
 class Affine(NamedTuple):
-    """A scale and a minimum for each group, [groups]: weights are scale * code + minimum.
-
-    Attributes:
-        scale: of the codes.
-        minimum: at most 0.
-        codes: () -> the codes, int32 [n, groups].
-    """
+    """A scale and a minimum for each group, [groups], and their codes: () -> int32 [n, groups]."""
 
     scale: torch.Tensor
     minimum: torch.Tensor
     codes: Callable[[], torch.Tensor]
 
 
-def scale_and_minimum(
-    x: torch.Tensor, counts: torch.Tensor, top: int, parts: Sequence[float], absolute: bool = False
-) -> Affine:
+def scale_and_minimum(x: torch.Tensor, counts: torch.Tensor, top: int, parts: list[float], absolute: bool = False) -> Affine:
     """Searches for the scale and the minimum of each group.
 
-    Minimizes the sum over a group of ``count * error ** 2``, or of ``count * |error|`` if `absolute`. The first trial spans the
-    range from the least weight, or 0, to the greatest. Then the range is divided into a few more or fewer parts: that gives
-    codes, whose best scale and minimum solve two linear equations. The minimum of the best trial so far is the origin of the
-    range for the next one. A minimum is never above 0.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        top: the largest code.
-        parts: the number of parts of each trial.
-        absolute: whether to minimize absolute instead of squared errors.
+    Minimizes the sum over a group of ``count * error ** 2``, or of ``count * |error|`` if
+    `absolute`. The first trial spans the range from the least weight, or 0, to the greatest. Then
+    the range is divided into `parts`, a few more or fewer than `top`: that gives codes, whose best
+    scale and minimum solve two linear equations. The minimum of the best trial so far is the origin
+    of the range for the next one. A minimum is never above 0. Codes are 0 to `top`.
 
     Source: make_qkx2_quants and make_qkx3_quants.
     """
@@ -131,11 +113,9 @@ def scale_and_minimum(
 
 
 class Signed(NamedTuple):
-    """A scale for each group, [groups]: weights are scale * code.
+    """A scale for each group, [groups], and its codes plus `top`: () -> int32 [n, groups].
 
-    Attributes:
-        scale: 0 for a group of zeros.
-        codes: () -> the codes plus `top`, int32 [n, groups]; 0 for a group of zeros.
+    Both are 0 for a group of zeros.
     """
 
     scale: torch.Tensor
@@ -145,13 +125,8 @@ class Signed(NamedTuple):
 def scale_alone(x: torch.Tensor, counts: torch.Tensor, top: int) -> Signed:
     """Searches for the scale of each group. Codes are -top to top - 1.
 
-    The first trial gives the x farthest from zero the code -top, which has no positive counterpart; the others a little more or
-    less than -top, by tenths.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        top: the largest code plus 1.
+    The first trial gives the x farthest from zero the code -top, which has no positive counterpart;
+    the others a little more or less than -top, by tenths.
 
     Source: make_qx_quants.
     """
@@ -174,18 +149,14 @@ def scale_alone(x: torch.Tensor, counts: torch.Tensor, top: int) -> Signed:
 def scale_of_table(
     x: torch.Tensor, counts: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor], extreme: int
 ) -> torch.Tensor:
-    """Searches for the scale of each group, whose weights are scale * value, with values from a table.
+    """Searches for the scale of each group, whose weights are scale * value, with values from a
+    table.
 
-    As in `scale_alone`, the trials give the x farthest from zero the extreme value, or by whole numbers more or less.
+    As in `scale_alone`, the trials give the x farthest from zero the extreme value, or by whole
+    numbers more or less. Returns the scales, 0 for groups of zeros.
 
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        values: numbers -> the nearest values of the table; may overwrite its argument.
-        extreme: the value farthest from zero, which is negative.
-
-    Returns:
-        The scale of each group, 0 for a group of zeros.
+    `values` maps numbers to the nearest values of the table and may overwrite its argument.
+    `extreme` is the value farthest from zero, which is negative.
 
     Source: quantize_row_iq4_nl_impl.
     """
@@ -203,7 +174,7 @@ def scale_of_table(
 
 
 def peaks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the weight of each group farthest from zero, or 1 for a group of zeros, and the mask of these: [groups]."""
+    """Returns the weight farthest from zero, 1 for groups of zeros, and the mask of these."""
     peak = farthest(x).squeeze(0)
     zeros = ~(peak.abs() >= TINY)
     return peak.masked_fill_(zeros, 1), zeros
@@ -214,16 +185,13 @@ def above_zero(codes: torch.Tensor, top: int, zeros: torch.Tensor) -> torch.Tens
     return codes.to(torch.int32).add_(top).masked_fill_(zeros, 0)
 
 
-# The inverse of a scale -> the sums of count * x * code and of count * code ** 2 for its codes: [groups] each.
+# The inverse of a scale -> the sums of count * x * code and of count * code ** 2 for its codes:
+# [groups] each.
 Sums = Callable[["torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
 
 
 def _best_scale(sums: Sums, inverses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Searches for the best scale, given the inverses of scales to try.
-
-    Returns:
-        The scale, and the inverse that gave its codes.
-    """
+    """Tries scales by their inverses. Returns the best scale, and the inverse of its trial."""
     first, *others = inverses
     fit, size = sums(first)
     scale = (fit / size).masked_fill_(size == 0, 0)

@@ -1,4 +1,4 @@
-"""Encoders of GLFT's quantized types, which take rows of a matrix. torch.compile compiles each as one graph."""
+"""Encoders of GLFT's quantized types, each a single graph for torch.compile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
         scale_dtype: the dtype to which the scale is rounded before it is used.
 
     Returns:
-        codes int8 [rows, in] and scales [rows, in / group]. A scale that rounds to zero gives codes of zero.
+        codes int8 [rows, in] and scales [rows, in / group]. A scale that rounds to zero gives codes
+            of zero.
     """
     groups = weights.reshape(weights.shape[0], -1, group)
     peaks = torch.maximum(groups.amax(-1), groups.amin(-1).neg_()).abs_()  # max|w|, without writing each |w|
@@ -50,15 +51,15 @@ def symmetric_codes(weights: torch.Tensor, group: int, largest: int, scale_dtype
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
     """Packs int8 [rows, in] of [-8, 7] into u8 [rows, in / 2].
 
-    A pair of codes, read as one little-endian int16, is ``hhhhhhhh llllllll``. The low four bits of both codes move into one
-    byte: ``hhhh llll``, the even column low.
+    A pair of codes, read as one little-endian int16, is ``hhhhhhhh llllllll``. The low four bits of
+    both codes move into one byte: ``hhhh llll``, the even column low.
     """
     pairs = codes.view(torch.int16) & 0x0F0F
     return pairs.bitwise_or_(pairs >> 4).to(torch.uint8)
 
 
 def scale_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
-    """Finds NaN, infinities, scales that overflow, and non-zero weights whose scale underflows to zero."""
+    """Finds NaN, infinities, scales that overflow, and non-zero weights whose scale underflows."""
     scales = fields["scales"]
     low, high = (float(extreme) for extreme in scales.aminmax())  # NaN if there is any
     if low > 0 and high < float("inf"):

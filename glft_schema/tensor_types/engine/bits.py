@@ -1,8 +1,9 @@
 """Packing, unpacking and table lookups of numbers of one to eight bits. Lower bits come first.
 
-Most functions have two implementations with equal results. Uncompiled on a CPU, moving several bytes as one word is fastest
-(`by_words`). For torch.compile, every number must be the same expression, in one shape, so that the compiler generates one
-loop; reinterpreted words and concatenated parts prevent that.
+Most functions have two implementations with equal results. Uncompiled on a CPU, moving several
+bytes as one word is fastest (`by_words`). For torch.compile, every number must be the same
+expression, in one shape, so that the compiler generates one loop; reinterpreted words and
+concatenated parts prevent that.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ def by_words(tensor: torch.Tensor) -> bool:
 
 
 def unpack(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
-    """Unpacks bytes into their 8 / `width` fields of `width` bits, along a new `axis`: u8, or int32 if compiled.
+    """Unpacks bytes into their 8 / `width` fields of `width` bits, along a new `axis`: u8, or int32
+    if compiled.
 
-    For bytes [blocks, k], axis 2 lists the fields of each byte in turn, axis 1 all first fields, then all second fields.
+    For bytes [blocks, k], axis 2 lists the fields of each byte in turn, axis 1 all first fields,
+    then all second fields.
     """
     if not by_words(packed):
         return fields(packed.to(torch.int32), width, 8 // width, axis)
@@ -36,7 +39,7 @@ def unpack(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
 
 
 def pack(codes: torch.Tensor, width: int, axis: int) -> torch.Tensor:
-    """The inverse of `unpack`: packs the 8 / `width` codes along `axis`, of `width` bits each, into one byte."""
+    """The inverse of `unpack`: packs the 8 / `width` codes along `axis` into one byte."""
     return from_fields(codes.to(torch.uint8), width, axis)
 
 
@@ -66,7 +69,7 @@ def fields(word: torch.Tensor, width: int, count: int, axis: int) -> torch.Tenso
 
 
 def from_fields(parts: torch.Tensor, width: int, axis: int) -> torch.Tensor:
-    """The inverse of `fields`: integers of at most `width` bits along `axis` -> integers of the same type, without it."""
+    """The inverse of `fields`: joins integers of at most `width` bits along `axis`."""
     word, *others = parts.unbind(axis)
     for place, part in enumerate(others, 1):
         word = torch.add(word, part, alpha=1 << width * place)
@@ -74,7 +77,7 @@ def from_fields(parts: torch.Tensor, width: int, axis: int) -> torch.Tensor:
 
 
 def once(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns `numbers`, each of which several weights use, such that a compiler for CPUs computes none of them twice."""
+    """Keeps a compiler for CPUs from computing numbers again for each weight that uses them."""
     if by_words(numbers) or numbers.device.type != "cpu":
         return numbers
     return numbers.as_strided(numbers.shape, numbers.stride())
@@ -86,7 +89,7 @@ def along(axis: int, numbers: torch.Tensor, dims: int) -> torch.Tensor:
 
 
 def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns rows of a table of bytes [entries, k], with k of 1, 2, 4 or 8: [blocks, ..., k] for indices [blocks, ...]."""
+    """Returns rows of 1, 2, 4 or 8 bytes of a table: [blocks, ..., k] for indices [blocks, ...]."""
     if not by_words(index):
         return table[index.to(torch.int32)]
     word = getattr(torch, f"int{8 * table.shape[1]}")  # a row is one word
@@ -95,7 +98,8 @@ def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
 
 
 def looked_up_pairs(table: torch.Tensor, words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Returns pairs of rows of a table int8 [entries, 4] without negative numbers: [blocks, k, 8] for indices [blocks, 2 k].
+    """Returns pairs of rows of a table int8 [entries, 4] without negative numbers: [blocks, k, 8]
+    for indices [blocks, 2 k].
 
     `words` is the table as int32 [entries], which torch.compile cannot make.
     """
@@ -107,7 +111,7 @@ def looked_up_pairs(table: torch.Tensor, words: torch.Tensor, index: torch.Tenso
 
 
 def of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    """Returns the entries of a table for codes of four bits, in their shape: int8, or float32 if compiled."""
+    """Returns the entries of a table for codes of four bits: int8, or float32 if compiled."""
     if by_words(codes):
         return looked_up(_pairs(table), codes.contiguous().view(torch.int16)).flatten(-2)
     chosen = torch.tensor(table, dtype=torch.float32, device=codes.device).unbind()
@@ -119,7 +123,7 @@ def of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
 
 @lru_cache
 def _pairs(table: tuple[int, ...]) -> torch.Tensor:
-    """Returns the entries for two codes, each in a byte: int8 [256 * 16, 2], whose row 256 j + i is entries i and j."""
+    """Returns the entries of pairs of codes, i and j in row 256 j + i: int8 [256 * 16, 2]."""
     entries = torch.tensor(table, dtype=torch.int8, device="cpu")
     pairs = torch.zeros(16, 256, 2, dtype=torch.int8, device="cpu")
     pairs[:, :16] = torch.stack((entries.expand(16, 16), entries.unsqueeze(1).expand(16, 16)), 2)
@@ -127,7 +131,7 @@ def _pairs(table: tuple[int, ...]) -> torch.Tensor:
 
 
 def numbers_of_rows(rows: torch.Tensor, span: slice, dtype: torch.dtype, size: int) -> torch.Tensor:
-    """Returns a span of bytes of each row [blocks, bytes] as numbers of `size` bytes: a view if aligned and not compiled."""
+    """Returns a span of bytes of each row as numbers of `size` bytes: a view if possible."""
     if torch.compiler.is_compiling() or any(
         count % size for count in (span.start, span.stop, *rows.shape[1:], rows.stride(0), rows.storage_offset())
     ):
@@ -136,7 +140,7 @@ def numbers_of_rows(rows: torch.Tensor, span: slice, dtype: torch.dtype, size: i
 
 
 def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Concatenates the bytes of tensors: [blocks, numbers] of any dtype each -> u8 [blocks, bytes]."""
+    """Concatenates the bytes of tensors [blocks, numbers] of any dtypes: u8 [blocks, bytes]."""
     word = torch.uint8
     if by_words(parts[0]):  # the widest words that fit all parts
         size = math.gcd(4, *(part.shape[1] * part.itemsize for part in parts))
@@ -145,7 +149,7 @@ def side_by_side(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def words(fields: torch.Tensor, size: int) -> torch.Tensor:
-    """Reads little-endian integers of `size` bytes, 2 or 4: u8 [blocks, size k] -> int64 [blocks, k], none below 0."""
+    """Reads unsigned little-endian words: u8 [blocks, size k] -> int64 [blocks, k]."""
     if by_words(fields):
         copied = fields.clone(memory_format=torch.contiguous_format)  # the field of a single block may be unaligned
         return copied.view(getattr(torch, f"int{8 * size}")).to(torch.int64) & (1 << 8 * size) - 1

@@ -1,7 +1,8 @@
 """Runs a type's formula over a matrix in chunks of rows, which on a CPU fit into its cache.
 
-A formula makes several passes over its data. The passes over a chunk run in cache, so that the matrix is read and written
-once; docs/design.md has measurements. Compiled, a formula is a single pass, see `compiled`.
+A formula makes several passes over its data. The passes over a chunk run in cache, so that the
+matrix is read and written once; docs/design.md has measurements. Compiled, a formula is a single
+pass, see `compiled`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.compiled import Step, compiles_decoding, compiles_encoding, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.scaled import Encoder, Fields, Formula, Scaled
 
-# A loss of information: whether it is fatal, a description, and a mask of the affected elements of the chunk [rows, in].
+# A loss of information: whether it is fatal, a description, and a mask of the affected elements of
+# the chunk [rows, in].
 Fault = tuple[bool, str, "torch.Tensor"]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
@@ -26,7 +28,7 @@ LARGEST_KEPT = 31 << 20  # bytes of the largest block that glibc can be made to 
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
-    """Returns `dims` as [out, in]: the first dim and the product of the rest. Fewer than two dims are one row."""
+    """Returns `dims` as [out, in]: the first dim and the product of the rest, or one row."""
     return (dims[0], math.prod(dims[1:])) if len(dims) > 1 else (1, math.prod(dims))
 
 
@@ -74,10 +76,12 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) -> torch.Tensor:
-    """Expands an importance of columns to all numbers of a tensor: float32, a view [out, rows of each, in].
+    """Expands an importance of columns to all numbers of a tensor: float32, a view [out, rows of
+    each, in].
 
     Args:
-        importance: one number per index of the last dim, or for a stack of matrices as many for each matrix.
+        importance: one number per index of the last dim, or for a stack of matrices as many for
+            each matrix.
         dims: of the tensor.
         name: the tensor's name in errors.
 
@@ -105,14 +109,16 @@ def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) 
 def keep_freed_memory() -> None:
     """Makes the C library keep the memory that a chunk's passes free for the next chunk.
 
-    glibc returns large blocks to the system, which clears their pages before reuse; that takes longer than the passes. glibc
-    raises its threshold for large blocks to the size of any block that is freed, so this frees a large one, untouched.
+    glibc returns large blocks to the system, which clears their pages before reuse; that takes
+    longer than the passes. glibc raises its threshold for large blocks to the size of any block
+    that is freed, so this frees a large one, untouched.
     """
     torch.empty(LARGEST_KEPT, dtype=torch.uint8, device="cpu")
 
 
 def dequantize_chunks(formula: Formula, fields: Fields, out: torch.Tensor) -> None:
-    """Writes the weights of ``formula(**fields)`` into `out` [rows, in], contiguous, of any float dtype.
+    """Writes the weights of ``formula(**fields)`` into `out` [rows, in], contiguous, of any float
+    dtype.
 
     `fields` have as many rows as `out`.
     """
@@ -167,10 +173,12 @@ def as_matrix(weights: torch.Tensor) -> torch.Tensor:
 def in_chunks(
     step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int, compiles: bool
 ) -> Iterator[tuple[int, Fields, Fields]]:
-    """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes if it is compiled.
+    """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes
+    if it is compiled.
 
     Yields:
-        The first row of the chunk not yielded before, and the arguments and results of the rows from there on.
+        The first row of the chunk not yielded before, and the arguments and results of the rows
+            from there on.
     """
     if not rows or not columns:
         return
@@ -204,7 +212,8 @@ def quantize_chunks(
     shape: Sequence[int] | None = None,
     importance: torch.Tensor | None = None,
 ) -> Iterator[tuple[torch.Tensor, Fields]]:
-    """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a matrix [out, in].
+    """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a
+    matrix [out, in].
 
     Args:
         formula: numbers [rows, in] -> fields [rows, numbers per row].

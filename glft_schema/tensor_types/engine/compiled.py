@@ -1,19 +1,22 @@
 """Formulas compiled by torch.compile: always on a GPU, on a CPU after `compile_formulas`.
 
-Uncompiled, each operation of a formula is a pass over a GPU's memory or a CPU's cache. Compiled, the formula is one pass.
+Uncompiled, each operation of a formula is a pass over a GPU's memory or a CPU's cache. Compiled,
+the formula is one pass.
 
-A function compiled for one shape is several times faster than one for any shape. So a matrix is processed in chunks of few
-fixed sizes, the last of which may overlap the one before it. Smaller matrices are not compiled, nor are formulas of more than
-`OPERATIONS` operations, as searches are: compiling them would take minutes.
+A function compiled for one shape is several times faster than one for any shape. So a matrix is
+processed in chunks of few fixed sizes, the last of which may overlap the one before it. Smaller
+matrices are not compiled, nor are formulas of more than `OPERATIONS` operations, as searches are:
+compiling them would take minutes.
 
-Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types have two shapes. The logger
-``glft_schema`` reports the time. torch starts processes for it and caches the result in a folder, see its documentation. If
-compiling fails, as without Triton, a `RuntimeWarning` says so once, and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1``
-turns compiling off.
+Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types
+have two shapes. The logger ``glft_schema`` reports the time. torch starts processes for it and
+caches the result in a folder, see its documentation. If compiling fails, as without Triton, a
+`RuntimeWarning` says so once, and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1`` turns
+compiling off.
 
-Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact, so that a fused
-multiply-add rounds like two operations. Encoded codes may differ by one if a quotient is near half way between two codes,
-because a GPU divides less exactly.
+Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact,
+so that a fused multiply-add rounds like two operations. Encoded codes may differ by one if a
+quotient is near half way between two codes, because a GPU divides less exactly.
 """
 
 from __future__ import annotations
@@ -45,11 +48,13 @@ _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
 def compile_formulas(enabled: bool = True) -> None:
-    """Turns compiling of formulas for the CPU on or off, for this process. On a GPU, formulas are always compiled.
+    """Turns compiling of formulas for the CPU on or off, for this process. On a GPU, formulas are
+    always compiled.
 
-    Compiled formulas are several times faster and give bit for bit the same weights if they compute in float32. Compiling
-    requires a C++ compiler. It takes seconds at the first use of torch's code generator and one or two more for each type and
-    dtype; torch caches the result for the next process. Tensors of less than 2^22 weights are not affected.
+    Compiled formulas are several times faster and give bit for bit the same weights if they compute
+    in float32. Compiling requires a C++ compiler. It takes seconds at the first use of torch's code
+    generator and one or two more for each type and dtype; torch caches the result for the next
+    process. Tensors of less than 2^22 weights are not affected.
     """
     _ON_PROCESSORS[0] = enabled
 
@@ -62,12 +67,12 @@ def compiles_decoding(out: torch.Tensor) -> bool:
 
 
 def compiles_encoding(out: torch.Tensor) -> bool:
-    """Tells whether encoders that write into `out` are compiled. On a CPU, compiled encoders are slower."""
+    """Tells whether encoders that write into `out` are compiled; on a CPU they are slower."""
     return out.is_cuda
 
 
 def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
-    """Yields slices that cover all rows, and whether each has a fixed size; the last one may overlap the one before it."""
+    """Yields slices of all rows, and whether their size is fixed; the last one may overlap."""
     sizes = (size // columns for size in SIZES)
     steps = [step for size in sizes if 0 < (step := size - size % ALIGNED if size > ALIGNED else size) <= rows]
     if not steps:
@@ -112,7 +117,7 @@ def _operations(step: Step, formula: Any, given: Fields, out: Fields) -> int:
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:
-    """Returns the properties that a compiled function depends on; on a GPU, also whether the address is aligned."""
+    """Returns the properties that a compiled function depends on, on a GPU also the alignment."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.is_cuda or tensor.data_ptr() % 16 == 0
 
 
@@ -137,6 +142,6 @@ def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
 
 
 def _own(step: Step) -> Step:
-    """Returns a copy of a function with its own code object, by which torch caches and limits compilations."""
+    """Returns a copy of a function with its own code object, which torch caches compilations by."""
     assert isinstance(step, FunctionType)
     return FunctionType(step.__code__.replace(), step.__globals__, step.__name__)

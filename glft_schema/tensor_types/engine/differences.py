@@ -8,7 +8,7 @@ from glft_schema.lazy import torch
 
 
 def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Returns max |found - expected|. Two equal numbers, infinities included, or two NaN differ by 0."""
+    """Returns max |found - expected|. Equal infinities, or two NaN, differ by 0."""
     if not found.numel():
         return 0.0
     narrow = all(tensor.is_floating_point() and tensor.itemsize <= 4 for tensor in (found, expected))

@@ -32,14 +32,16 @@ def pack_halves(codes: torch.Tensor) -> torch.Tensor:
 
 
 def pack_neighbours(codes: torch.Tensor, width: int) -> torch.Tensor:
-    """[blocks, k] of `width` bits -> u8 [blocks, k width / 8], the lowest first: the inverse of `bits` and `crumbs`."""
+    """[blocks, k] of `width` bits -> u8 [blocks, k width / 8]: the inverse of `bits`, `crumbs`."""
     return pack(codes.reshape(codes.shape[0], -1, 8 // width), width, 2)
 
 
 def planes(qs: torch.Tensor, width: int) -> torch.Tensor:
-    """Unpacks bytes whose fields of `width` bits belong to weights 32 apart: u8 [blocks, 32 k] -> [blocks, 32 k f].
+    """Unpacks bytes whose fields of `width` bits belong to weights 32 apart: u8 [blocks, 32 k] ->
+    [blocks, 32 k f].
 
-    With f = 8 / `width` fields in a byte, weight 32 (f j + s) + l of a block is field s of byte 32 j + l.
+    With f = 8 / `width` fields in a byte, weight 32 (f j + s) + l of a block is field s of byte 32
+    j + l.
     """
     return unpack(qs.reshape(qs.shape[0], -1, 32), width, 2)
 
@@ -50,10 +52,11 @@ def pack_planes(codes: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """Unpacks `count` base-3 digits of each byte, the most significant first: u8 [blocks, k] -> [blocks, count, k].
+    """Unpacks `count` base-3 digits of each byte, the most significant first: u8 [blocks, k] ->
+    [blocks, count, k].
 
-    A byte is the number of its digits times 256 / 243, rounded up: a fixed-point fraction. Multiplying the fraction by 3
-    moves one digit after another above its point.
+    A byte is the number of its digits times 256 / 243, rounded up: a fixed-point fraction.
+    Multiplying the fraction by 3 moves one digit after another above its point.
     """
     if not by_words(packed):
         powers = along(1, torch.tensor([3**digit for digit in range(count)], dtype=torch.int32, device=packed.device), 3)
@@ -67,7 +70,7 @@ def trits(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def pack_trits(digits: torch.Tensor, count: int) -> torch.Tensor:
-    """[blocks, count, k] -> u8 [blocks, k], the inverse of `trits`; fewer than five digits are the most significant ones."""
+    """[blocks, count, k] -> u8 [blocks, k], the inverse of `trits`; missing digits are 0."""
     number = torch.zeros_like(digits[:, 0], dtype=torch.int32)
     for digit in range(5):
         number = number * 3 + (digits[:, digit] if digit < count else 0)

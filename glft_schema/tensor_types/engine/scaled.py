@@ -14,12 +14,13 @@ from glft_schema.tensor_types.engine.bits import by_words, once
 class Scaled(NamedTuple):
     """Weights as ``codes * scales + offsets``, computed in float32 in that order.
 
-    Formulas return codes and scales, so that one implementation computes the weights of all types in their destination. If
-    there are offsets, the product of code and scale is exact, so that a fused multiply-add gives the same result.
+    Formulas return codes and scales, so that one implementation computes the weights of all types
+    in their destination. If there are offsets, the product of code and scale is exact, so that a
+    fused multiply-add gives the same result.
 
     Attributes:
-        codes: [rows, ...], n per row in any dims, of any dtype whose numbers float32 holds. Keep the dims in which codes were
-            unpacked: a compiler turns each into a plain loop.
+        codes: [rows, ...], n per row in any dims, of any dtype whose numbers float32 holds. Keep
+            the dims in which codes were unpacked: a compiler turns each into a plain loop.
         scales: [rows, groups], one for each n / groups neighbours.
         offsets: like `scales`; None adds nothing.
     """
@@ -40,7 +41,7 @@ class Scaled(NamedTuple):
 
     @property
     def is_paired(self) -> bool:
-        """Whether the codes' innermost dim is two neighbours, unpacked from one byte, with one scale."""
+        """Whether the innermost dim of the codes is two neighbours of one byte and one scale."""
         *others, last = self.codes.shape[1:]
         return last == 2 and math.prod(others) % self.scales.shape[1] == 0
 
@@ -52,7 +53,8 @@ class Scaled(NamedTuple):
         return weights if self.offsets is None else weights + self._of_groups(self.offsets)
 
     def pairs(self) -> torch.Tensor:
-        """Returns the weights, if `is_paired`, as int64 of two float32 each, in memory order: [rows, n / 2] in any dims.
+        """Returns the weights, if `is_paired`, as int64 of two float32 each, in memory order:
+        [rows, n / 2] in any dims.
 
         A compiler would write float32 one by one.
         """
@@ -61,7 +63,7 @@ class Scaled(NamedTuple):
         return first & 0xFFFFFFFF | second << 32
 
     def write(self, out: torch.Tensor) -> None:
-        """Writes the weights into `out`, of any float dtype, or int64 for `pairs`, and any shape of equal size, in C order."""
+        """Writes the weights into `out`, of any shape and float dtype, or int64 for `pairs`."""
         if out.dtype == torch.int64:
             if not by_words(out):
                 out.copy_(self.pairs().view(out.shape))
@@ -90,8 +92,8 @@ class Scaled(NamedTuple):
 
 # The fields of a payload or block as keywords, each [rows, numbers] -> its weights, [rows, n].
 Formula = Callable[..., "torch.Tensor | Scaled"]
-# Numbers [rows, n], and by keyword their importance if the encoder has such a parameter -> the fields of a payload or block by
-# name, each [rows, numbers].
+# Numbers [rows, n], and by keyword their importance if the encoder has such a parameter -> the
+# fields of a payload or block by name, each [rows, numbers].
 Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
 
 Fields = Mapping[str, "torch.Tensor"]
