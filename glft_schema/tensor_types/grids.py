@@ -54,19 +54,15 @@ def cached_on_device(name: str, device: torch.device, make: Callable[[], torch.T
 
 def grid(name: str, device: torch.device) -> torch.Tensor:
     """Returns a grid as int8 [entries, values]."""
-    return cached_on_device(name, device, lambda: _values(name).to(device))
 
+    def make() -> torch.Tensor:
+        return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)].to(device)
 
-def _values(name: str) -> torch.Tensor:
-    return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)]
+    return cached_on_device(name, device, make)
 
 
 def levels(name: str) -> torch.Tensor:
     """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
-    return unpack(_packed_grids()[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
-
-
-def _packed_grids() -> Record:
     grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
     assert isinstance(grids, Record)
-    return grids
+    return unpack(grids[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)

@@ -81,11 +81,7 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
     """Returns the tables of a grid, computed on the CPU in 0.1 to 0.4 s at their first use on a
     device.
 
-    Args:
-        name: the grid's.
-        shells: the number of distances, from the least one on, at which entries are candidates.
-        device: of the tables.
-        odd: see `Neighbours`.
+    Entries at the `shells` least distances from a point are its candidates.
     """
     with torch.device("cpu"):
         grid = levels(name).to(torch.int32)

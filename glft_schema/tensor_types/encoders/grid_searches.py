@@ -126,38 +126,20 @@ def all_vectors(words: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GridSearch:
-    """The search of a type.
-
-    Attributes:
-        grid: its name.
-        shells: the number of distances of candidates, see `grid_neighbours.neighbours`.
-        values: per vector.
-        vectors: per group.
-        tries: the number of scales tried on either side of the first one.
-        step: between tries, in units of the grid's values.
-        least: groups whose weights are all smaller become zeros.
-        factor: d, the largest scale / 31, is stored times this factor.
-        counts: blocks [blocks, 256] -> their counts without an importance; None if the type
-            requires an importance.
-        even: whether the number of negative weights in each eight is even, so that seven signs
-            imply the eighth.
-        fits: whether the first scale is the one that fits integers best, as if there were no grid;
-            else it maps the largest weight to the largest value.
-        again: words -> the vectors whose entries are chosen again for the best scale.
-    """
+    """The search of a type."""
 
     grid: str
-    shells: int
-    values: int
-    vectors: int
-    tries: int
-    step: float
-    least: float
-    factor: float
-    counts: Callable[[torch.Tensor], torch.Tensor] | None
-    even: bool
-    fits: bool
-    again: Callable[[torch.Tensor], torch.Tensor]
+    shells: int  # the number of distances of candidates, see `neighbours`
+    values: int  # per vector
+    vectors: int  # per group
+    tries: int  # the number of scales tried on either side of the first one
+    step: float  # between tries, in units of the grid's values
+    least: float  # groups whose weights are all smaller become zeros
+    factor: float  # d, the largest scale / 31, is stored times this factor
+    counts: Callable[[torch.Tensor], torch.Tensor] | None  # the default; None if the type requires an importance
+    even: bool  # whether the number of negative weights in each eight is even: seven signs imply the eighth
+    fits: bool  # whether the first scale fits integers best; else it maps the largest weight to the largest value
+    again: Callable[[torch.Tensor], torch.Tensor]  # the vectors whose entries are chosen again for the best scale
 
     def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> BestEntries:
         """Searches for float32 [blocks, 256] with an importance of as many numbers."""
@@ -212,7 +194,8 @@ class GridSearch:
         largest = numbers.amax((0, 1))
         scale, reach = largest / top, largest  # the first trial maps a number as large as `reach` to the largest value
         if self.fits:
-            scale = scale_of_bytes(*(part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts)), known.base + 1)
+            rows, row_counts = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
+            scale = scale_of_bytes(rows, row_counts, known.base + 1)
             reach = scale * known.base
         zeros = (largest < self.least) | (reach <= 0)
         words = (known.lowest() | NO_GOOD).repeat(numbers.shape[1:])

@@ -179,19 +179,12 @@ class BestSplits(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitSearch:
-    """The search of a type.
+    """The search of a type."""
 
-    Attributes:
-        vectors: of eight weights, per group.
-        least: groups whose weights are all smaller become zeros.
-        shifts: of a group: two of a whole group or four of its halves.
-        sums: `sums_by_group` or `sums_by_half`.
-    """
-
-    vectors: int
-    least: float
-    shifts: int
-    sums: Sums
+    vectors: int  # of eight weights, per group
+    least: float  # groups whose weights are all smaller become zeros
+    shifts: int  # of a group: two of a whole group or four of its halves
+    sums: Sums  # `sums_by_group` or `sums_by_half`
 
     def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> BestSplits:
         """Searches for float32 [blocks, 256]. Without an importance, an error counts w^2."""

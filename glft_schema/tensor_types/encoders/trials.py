@@ -37,15 +37,13 @@ def by_fit(best: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, *values: t
 
     That scale leaves an error that is fit ** 2 / size less than without any codes. So the trial
     with the largest is the best.
+    Its values are fit ** 2 / size, of which `best` is the largest so far, the scale, and `values`.
 
     Args:
-        best: the largest fit ** 2 / size so far, [groups].
+        best: [groups].
         fit: the sum of count * x * code of each group.
         size: the sum of count * code ** 2 of each group.
-        values: more values to be kept.
-
-    Returns:
-        The trial. Its values are fit ** 2 / size, the scale, and `values`.
+        values: more values to keep, [..., groups] each.
     """
     scale, gain = fit / size, (fit * fit).sub_(best * size)
     return exceeds(torch.minimum(gain, size, out=gain), 0), (scale * fit, scale, *values)  # one comparison instead of two

@@ -34,17 +34,11 @@ def matrix(dims: Sequence[int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix of numbers stored elsewhere, read a few rows at a time by slicing.
+    """A matrix of numbers stored elsewhere, read a few rows at a time by slicing."""
 
-    Attributes:
-        dims: of the tensor.
-        dtype: of the numbers.
-        read: (the index of the first number, a shape) -> a tensor of the numbers from there on.
-    """
-
-    dims: tuple[int, ...]
+    dims: tuple[int, ...]  # of the tensor
     dtype: torch.dtype
-    read: Callable[[int, Sequence[int]], torch.Tensor]
+    read: Callable[[int, Sequence[int]], torch.Tensor]  # (the index of the first number, a shape) -> the numbers from there on
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -212,18 +206,17 @@ def quantize_chunks(
     shape: Sequence[int] | None = None,
     importance: torch.Tensor | None = None,
 ) -> Iterator[tuple[torch.Tensor, Fields]]:
-    """Writes ``formula(weights)`` into the fields `out`, for `weights` of any strides, seen as a
-    matrix [out, in].
+    """Writes ``formula(weights)`` into the fields `out`, for `weights` seen as a matrix [out, in].
 
     Args:
         formula: numbers [rows, in] -> fields [rows, numbers per row].
-        weights: a tensor of at least one dim, or a reader of its rows.
+        weights: a tensor of at least one dim and any strides, or a reader of its rows.
         out: the fields, by name.
         as_float32: whether chunks are converted to float32 for the formula.
         faults: finds what the formula loses of a chunk.
-        name: the tensor's, for errors and warnings.
-        shape: the tensor's, for errors, if `weights` has another one.
-        importance: [rows, ..., in], as many numbers as weights, if the formula uses one.
+        name: of the tensor, for errors and warnings.
+        shape: of the tensor, for errors, if `weights` has another one.
+        importance: [rows, ..., in], if the formula uses one.
 
     Yields:
         Some rows of the matrix and their fields, while they are in the CPU's cache.

@@ -105,7 +105,7 @@ def _operations(step: Step, formula: Any, given: Fields, out: Fields) -> int:
     """Runs a step and returns how many functions and attributes of torch it uses."""
     count = 0
 
-    class Counting(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    class Counting(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal count
             count += 1
