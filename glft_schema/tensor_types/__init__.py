@@ -1,7 +1,9 @@
-"""Every tensor type, declared once: its code, the Struct of its payload, and the formulas between codes and numbers.
+"""Tensor types, each declared once: its code, the Struct of its payload, and the formulas between
+codes and numbers.
 
-`unquantized` holds floats as they are, `symmetric` GLFT's Q8 and Q4. A new type is one declaration added to the table of its
-format; sizes, slices, documentation and tests follow from it.
+Each family of types is a page: its blocks first, then its formulas. `unquantized` has floats and
+integers, `symmetric` GLFT's Q8 and Q4, the others ggml's quantized types. Sizes, slices,
+documentation and tests follow from a declaration.
 """
 
 from glft_schema.tensor_types.tensor_type import TensorType

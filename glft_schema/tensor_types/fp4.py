@@ -1,12 +1,12 @@
-"""Types of four-bit floats: the OCP's MXFP4 and NVIDIA's NVFP4, as ggml stores them; and ggml's IQ4, four bits into a table.
+"""Types of four-bit floats: the OCP's MXFP4, NVIDIA's NVFP4, and ggml's IQ4, whose four bits index
+a table.
 
-Source: the block structs and tables of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them
-bit by bit. The formats of the scales: OCP Microscaling Formats v1.0 (E8M0), OCP 8-bit Floating Point v1.0 (E4M3).
+Sources: the block structs and tables of ggml-common.h and the formulas of ggml-quants.c, both of
+llama.cpp; checked bit by bit against both. The encoders are in `encoders.fp4`, the scales (E8M0,
+E4M3) and tables in `small_floats`.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 from glft_schema.codec.numbers import f16, u8, u16
 from glft_schema.codec.structs import Struct
@@ -14,77 +14,64 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.fp4 import to_iq4_nl, to_iq4_xs, to_mxfp4, to_nvfp4
 from glft_schema.tensor_types.engine.arithmetic import product
-from glft_schema.tensor_types.engine.bits import by_words, looked_up, unpack
+from glft_schema.tensor_types.engine.bits import of_table, unpack
 from glft_schema.tensor_types.engine.packing import halves, less
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.small_floats import E2M1_DOUBLED, IQ4_VALUES, e4m3_scale, e8m0, half_of_power, ue4m3
-from glft_schema.tensor_types.tensor_type import Reserved
-
-
-def of_table(codes: torch.Tensor, table: tuple[int, ...]) -> torch.Tensor:
-    """Returns the table's entries, int8 or for a compiler float32, for codes of four bits, of their shape."""
-    if by_words(codes):
-        return looked_up(_pairs(table), codes.contiguous().view(torch.int16)).flatten(-2)
-    chosen = torch.tensor(table, dtype=torch.float32, device=codes.device).unbind()
-    for bit in range(4):  # each bit halves the entries that are left: vectors choose faster than they look up
-        is_clear = codes & 1 << bit == 0
-        chosen = tuple(torch.where(is_clear, even, odd) for even, odd in zip(chosen[::2], chosen[1::2], strict=True))
-    return chosen[0]
-
-
-@lru_cache
-def _pairs(table: tuple[int, ...]) -> torch.Tensor:
-    """Returns the entries for two codes, each in a byte: int8 [256 * 16, 2], whose row 256 j + i is entries i and j."""
-    entries = torch.tensor(table, dtype=torch.int8, device="cpu")
-    pairs = torch.zeros(16, 256, 2, dtype=torch.int8, device="cpu")
-    pairs[:, :16] = torch.stack((entries.expand(16, 16), entries.unsqueeze(1).expand(16, 16)), 2)
-    return pairs.flatten(0, 1)
-
-
-def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """2^(e - 127) * value. No e is NaN: 255 stands for 2^128, too."""
-    return Scaled(of_table(halves(qs), E2M1_DOUBLED), half_of_power(e))
-
-
-def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group, high ones the second."""
-    codes = unpack(qs.reshape(qs.shape[0], 4, 8), 4, 2)
-    return Scaled(of_table(codes, E2M1_DOUBLED), ue4m3(d))
-
-
-def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * value."""
-    return Scaled(of_table(halves(qs), IQ4_VALUES), d)
-
-
-def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * value, for groups of 32; the low four bits of a scale from scales_l, the high two from scales_h."""
-    low, high = unpack(scales_l, 4, 2).flatten(1), unpack(scales_h, 2, 2).flatten(1)
-    codes = unpack(qs.reshape(qs.shape[0], 8, 16), 4, 2)
-    return Scaled(of_table(codes, IQ4_VALUES), product(d, less(low | high << 4, 32)))
-
+from glft_schema.tensor_types.tensor_type import Reserved, formula_of
 
 # fmt: off
 MXFP4 = block_type("MXFP4", 39, 32, Struct(
     "e"  / u8[1]   * "E8M0 scale: 2^(e - 127)",
     "qs" / u8[16]  * "E2M1: low nibbles are weights 0..15, high nibbles 16..31",
-), mxfp4, to_mxfp4, scales={"e": e8m0})
+), quantize=to_mxfp4, scales={"e": e8m0})
 
 NVFP4 = block_type("NVFP4", 40, 64, Struct(
     "d"  / u8[4]   * "unsigned E4M3 scale of 16 weights each",
     "qs" / u8[32]  * "E2M1, eight bytes a group: low nibbles are its first eight weights",
-), nvfp4, to_nvfp4, scales={"d": e4m3_scale},
+), quantize=to_nvfp4, scales={"d": e4m3_scale},
    reserved=[Reserved("d", "128 and more: bit 7 belongs to no unsigned scale", lambda d: d >= 128)])
 
 IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "indices: low nibbles are weights 0..15, high nibbles 16..31",
-), iq4_nl, to_iq4_nl, searches=True, weighted=to_iq4_nl)
+), quantize=to_iq4_nl)
 
 IQ4_XS = block_type("IQ4_XS", 23, 256, Struct(
     "d"        / f16[1]  * "scale of the scales",
     "scales_h" / u16[1]  * "the high two bits of eight 6-bit scales",
     "scales_l" / u8[4]   * "the low four bits of them; scale - 32",
     "qs"       / u8[128] * "indices: per 16 bytes, low nibbles are the first 16 weights",
-), iq4_xs, to_iq4_xs, searches=True, weighted=to_iq4_xs)
+), quantize=to_iq4_xs)
 # fmt: on
+
+
+@formula_of(MXFP4)
+def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """2^(e - 127) * value. No e is NaN: 255 is 2^128, too."""
+    return Scaled(of_table(halves(qs), E2M1_DOUBLED), half_of_power(e))
+
+
+@formula_of(NVFP4)
+def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group,
+    high ones the second.
+    """
+    codes = unpack(qs.reshape(qs.shape[0], 4, 8), 4, 2)
+    return Scaled(of_table(codes, E2M1_DOUBLED), ue4m3(d))
+
+
+@formula_of(IQ4_NL)
+def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * value."""
+    return Scaled(of_table(halves(qs), IQ4_VALUES), d)
+
+
+@formula_of(IQ4_XS)
+def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * (scale - 32) * value, for groups of 32;
+    the low four bits of a scale from scales_l, the high two from scales_h.
+    """
+    low, high = unpack(scales_l, 4, 2).flatten(1), unpack(scales_h, 2, 2).flatten(1)
+    codes = unpack(qs.reshape(qs.shape[0], 8, 16), 4, 2)
+    return Scaled(of_table(codes, IQ4_VALUES), product(d, less(low | high << 4, 32)))

@@ -1,4 +1,4 @@
-"""The types of ggml, as GGUF files number them: all that the modules of the families declare."""
+"""ggml's tensor types by their numbers in GGUF files: all types that the families declare."""
 
 from __future__ import annotations
 
@@ -26,31 +26,33 @@ def register_type(
     quantize: Encoder | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
-    searches: bool = False,
-    weighted: Encoder | None = None,
 ) -> TensorType:
-    """Adds a type of your own to those of GGUF, in this process: files with it can then be read, sliced, written, converted.
+    """Adds your type to those of GGUF, in this process. Files with it can then be read, sliced,
+    written and converted.
 
     Args:
-        name: such as ``Q4_X``; its lower-case form names it in schemes.
-        code: its number in a file.
-        weights: how many a block holds.
-        block: the fields of a block: a `Struct` of arrays of constant dims, in file order.
-        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks, weights].
-        quantize: float32 [blocks, weights] -> the block's fields by name; None where there is no encoder.
-        scales: the fields of integers that stand for floats, and for which, so that a check of values looks at them, too.
-        reserved: stored numbers that stand for nothing, so that a check of values finds them.
-        searches: whether `quantize` is so many operations that they should not be compiled for a GPU.
-        weighted: (weights, how much each of them matters, float32 [rows, in] of the tensor's rows) -> the block's fields.
+        name: such as ``Q4_X``; in lower case, the type's name in schemes.
+        code: the type's number in files.
+        weights: the number of weights in a block.
+        block: a `Struct` of the block's fields in file order, each an array of constant dims.
+        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks,
+            weights], or `Scaled`.
+        quantize: the encoder: float32 [blocks, weights] -> the block's fields by name. An encoder
+            that uses an importance has a parameter `importance`, float32 [rows, in] of the tensor's
+            rows, with the default None if it is optional. Without an encoder, files with the type
+            can be read and copied only.
+        scales: for each field of integers that encodes floats, the conversion to them, used by
+            checks of values.
+        reserved: bit patterns that no encoder writes, reported by checks of values.
 
     Raises:
-        ValueError: where the name or the code is taken.
+        ValueError: if the name or the code is in use, or the encoder has other parameters.
     """
     if not isinstance(code, int) or code < 0 or not isinstance(weights, int) or weights < 1:
         raise ValueError(f"expected a code from 0 on and at least 1 weight in a block, found {code!r} and {weights!r}")
     for known in GGML_TYPES:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")
-    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved, searches, weighted)
+    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
     GGML_TYPES.add(type_)
     return type_

@@ -1,6 +1,8 @@
-"""The fixed grids of ggml's i-quants: lists of short vectors, of which each vector of weights becomes one.
+"""The fixed grids of ggml's i-quants: lists of short vectors, one of which replaces each vector of
+weights.
 
-They lie in ``ggml_grids.bin``, which `Grids` declares: each entry as the numbers of its values in a short list.
+The grids are stored in ``ggml_grids.bin``, declared by `Grids`. An entry is stored as indices into
+the list of its grid's values.
 
 Source: ggml-common.h of llama.cpp; checked against gguf-py's.
 """
@@ -36,36 +38,31 @@ VALUES = {
 }
 # fmt: on
 
-
-_KEPT: dict[tuple[str, str], torch.Tensor] = {}
+_CACHE: dict[tuple[str, str], torch.Tensor] = {}
 
 
 def cached_on_device(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Returns what is made at its first use on a device.
+    """Returns a tensor that `make` makes once per device.
 
-    torch.compile cannot trace the making: call a formula once before compiling it.
+    torch.compile cannot trace `make`: call a formula once before compiling it.
     """
     key = name, str(device)
-    if key not in _KEPT:
-        _KEPT[key] = make()
-    return _KEPT[key]
+    if key not in _CACHE:
+        _CACHE[key] = make()
+    return _CACHE[key]
 
 
 def grid(name: str, device: torch.device) -> torch.Tensor:
     """Returns a grid as int8 [entries, values]."""
-    return cached_on_device(name, device, lambda: _values(name).to(device))
 
+    def make() -> torch.Tensor:
+        return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)].to(device)
 
-def _values(name: str) -> torch.Tensor:
-    return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)]
+    return cached_on_device(name, device, make)
 
 
 def levels(name: str) -> torch.Tensor:
-    """Returns a grid as u8 [entries, values], of each value its number in the list of values."""
-    return unpack(_packed_grids()[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
-
-
-def _packed_grids() -> Record:
+    """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
     grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
     assert isinstance(grids, Record)
-    return grids
+    return unpack(grids[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)

@@ -1,7 +1,9 @@
-"""ggml's k-quants: super-blocks of 256 weights with small integer scales, which one or two float16 scales multiply.
+"""ggml's k-quants: super-blocks of 256 weights with small integer scales, multiplied by one or two
+float16 scales.
 
-Source: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them bit by
-bit.
+Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
+checked bit by bit against both. The encoders are in `encoders.k_quants`, the layouts of codes in
+bytes in `engine.packing`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,118 @@ from glft_schema.tensor_types.engine.arithmetic import product
 from glft_schema.tensor_types.engine.bits import as_bytes, stack, unpack, words
 from glft_schema.tensor_types.engine.packing import less, planes
 from glft_schema.tensor_types.engine.scaled import Scaled
+from glft_schema.tensor_types.tensor_type import formula_of
+
+# fmt: off
+Q2_K = block_type("Q2_K", 10, 256, Struct(
+    "scales" / u8[16]  * "scale (low nibble) and minimum (high nibble) of 16 weights each",
+    "qs"     / u8[64]  * "two bits a weight",
+    "d"      / f16[1]  * "scale of the scales",
+    "dmin"   / f16[1]  * "scale of the minima",
+), quantize=to_q2_k)
+
+Q3_K = block_type("Q3_K", 11, 256, Struct(
+    "hmask"  / u8[32]  * "the third bit of each weight",
+    "qs"     / u8[64]  * "two bits a weight",
+    "scales" / u8[12]  * "sixteen 6-bit scales of 16 weights each; scale - 32",
+    "d"      / f16[1]  * "scale of the scales",
+), quantize=to_q3_k)
+
+Q4_K = block_type("Q4_K", 12, 256, Struct(
+    "d"      / f16[1]  * "scale of the scales",
+    "dmin"   / f16[1]  * "scale of the minima",
+    "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
+    "qs"     / u8[128] * "four bits a weight",
+), quantize=to_q4_k)
+
+Q5_K = block_type("Q5_K", 13, 256, Struct(
+    "d"      / f16[1]  * "scale of the scales",
+    "dmin"   / f16[1]  * "scale of the minima",
+    "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
+    "qh"     / u8[32]  * "the fifth bit of each weight",
+    "qs"     / u8[128] * "four bits a weight",
+), quantize=to_q5_k)
+
+Q6_K = block_type("Q6_K", 14, 256, Struct(
+    "ql"     / u8[128] * "the low four bits of each weight",
+    "qh"     / u8[64]  * "the high two bits of each weight; code - 32",
+    "scales" / i8[16]  * "scale of 16 weights each",
+    "d"      / f16[1]  * "scale of the scales",
+), quantize=to_q6_k)
+
+Q8_K = block_type("Q8_K", 15, 256, Struct(
+    "d"      / f32[1]  * "scale",
+    "qs"     / i8[256] * "signed codes",
+    "bsums"  / i16[16] * "sums of 16 codes each",
+), quantize=to_q8_k)
+# fmt: on
+
+
+@formula_of(Q2_K)
+def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> Scaled:
+    """d * scale * code - dmin * minimum, for groups of 16;
+    low nibbles of scales are scales, high ones minima.
+    """
+    return Scaled(planes(qs, 2), product(d, scales & 15), -product(dmin, scales >> 4))
+
+
+@formula_of(Q3_K)
+def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
+    """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of
+    hmask[l].
+
+    The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high
+    nibbles scales 8..15, and bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of
+    byte 8 + g % 4.
+    """
+    low, high = unpack(scales[:, :8], 4, 1).flatten(1), unpack(scales[:, 8:], 2, 1).flatten(1)
+    codes = planes(qs, 2)
+    codes = codes | planes(hmask, 1).view(codes.shape) << 2
+    return Scaled(less(codes, 4), product(d, less(low | high << 4, 32)))
+
+
+@formula_of(Q4_K)
+def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * scale * code - dmin * minimum, for groups of 32."""
+    return _with_minimum(planes(qs, 4), d, dmin, scales)
+
+
+@formula_of(Q5_K)
+def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K;
+    the fifth bit of weight 32 k + l is bit k of qh[l].
+    """
+    codes = planes(qs, 4)
+    return _with_minimum(codes | planes(qh, 1).view(codes.shape) << 4, d, dmin, scales)
+
+
+@formula_of(Q6_K)
+def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
+    """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two
+    from qh.
+
+    In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the
+    2-bit fields of byte l of 32 in qh are weights l, 32 + l, 64 + l and 96 + l.
+    """
+    high = planes(qh, 2)
+    low = unpack(ql.reshape(ql.shape[0], 2, 2, 32), 4, 2).view(high.shape)
+    return Scaled(less(low | high << 4, 32), product(d, scales))
+
+
+@formula_of(Q8_K)
+def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> Scaled:
+    """d * code; bsums are for dot products."""
+    return Scaled(qs, d)
+
+
+def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> Scaled:
+    scale, minimum = six_bits(scales)
+    return Scaled(codes, product(d, scale), -product(dmin, minimum))
 
 
 def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unpacks the 12 bytes of Q4_K and Q5_K into eight 6-bit scales and eight 6-bit minima, each u8 [blocks, 8].
+    """Unpacks the 12 bytes of Q4_K and Q5_K into eight 6-bit scales and eight 6-bit minima, each u8
+    [blocks, 8].
 
     With s and m for the bits of a scale and a minimum, g for one of the first four groups::
 
@@ -30,97 +140,3 @@ def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = stack((low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030), 1)
     minimum = stack((middle & 0x3F3F3F3F, high >> 4 & 0x0F0F0F0F | middle >> 2 & 0x30303030), 1)
     return as_bytes(scale, 4), as_bytes(minimum, 4)
-
-
-def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 16; low nibbles of scales are scales, high ones minima."""
-    return Scaled(planes(qs, 2), product(d, scales & 15), -product(dmin, scales >> 4))
-
-
-def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of hmask[l].
-
-    The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high nibbles scales 8..15, and
-    bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of byte 8 + g % 4.
-    """
-    low, high = unpack(scales[:, :8], 4, 1).flatten(1), unpack(scales[:, 8:], 2, 1).flatten(1)
-    codes = planes(qs, 2)
-    codes = codes | planes(hmask, 1).view(codes.shape) << 2
-    return Scaled(less(codes, 4), product(d, less(low | high << 4, 32)))
-
-
-def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 32."""
-    return _with_minimum(planes(qs, 4), d, dmin, scales)
-
-
-def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K; the fifth bit of weight 32 k + l is bit k of qh[l]."""
-    codes = planes(qs, 4)
-    return _with_minimum(codes | planes(qh, 1).view(codes.shape) << 4, d, dmin, scales)
-
-
-def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    scale, minimum = six_bits(scales)
-    return Scaled(codes, product(d, scale), -product(dmin, minimum))
-
-
-def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two from qh.
-
-    In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the 2-bit fields of byte l of
-    32 in qh are weights l, 32 + l, 64 + l and 96 + l.
-    """
-    high = planes(qh, 2)
-    low = unpack(ql.reshape(ql.shape[0], 2, 2, 32), 4, 2).view(high.shape)
-    return Scaled(less(low | high << 4, 32), product(d, scales))
-
-
-def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> Scaled:
-    """d * code; bsums are there for products."""
-    return Scaled(qs, d)
-
-
-# fmt: off
-Q2_K = block_type("Q2_K", 10, 256, Struct(
-    "scales" / u8[16]  * "scale (low nibble) and minimum (high nibble) of 16 weights each",
-    "qs"     / u8[64]  * "two bits a weight",
-    "d"      / f16[1]  * "scale of the scales",
-    "dmin"   / f16[1]  * "scale of the minima",
-), q2_k, to_q2_k, searches=True, weighted=to_q2_k)
-
-Q3_K = block_type("Q3_K", 11, 256, Struct(
-    "hmask"  / u8[32]  * "the third bit of each weight",
-    "qs"     / u8[64]  * "two bits a weight",
-    "scales" / u8[12]  * "sixteen 6-bit scales of 16 weights each; scale - 32",
-    "d"      / f16[1]  * "scale of the scales",
-), q3_k, to_q3_k, searches=True, weighted=to_q3_k)
-
-Q4_K = block_type("Q4_K", 12, 256, Struct(
-    "d"      / f16[1]  * "scale of the scales",
-    "dmin"   / f16[1]  * "scale of the minima",
-    "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
-    "qs"     / u8[128] * "four bits a weight",
-), q4_k, to_q4_k, searches=True, weighted=to_q4_k)
-
-Q5_K = block_type("Q5_K", 13, 256, Struct(
-    "d"      / f16[1]  * "scale of the scales",
-    "dmin"   / f16[1]  * "scale of the minima",
-    "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
-    "qh"     / u8[32]  * "the fifth bit of each weight",
-    "qs"     / u8[128] * "four bits a weight",
-), q5_k, to_q5_k, searches=True, weighted=to_q5_k)
-
-Q6_K = block_type("Q6_K", 14, 256, Struct(
-    "ql"     / u8[128] * "the low four bits of each weight",
-    "qh"     / u8[64]  * "the high two bits of each weight; code - 32",
-    "scales" / i8[16]  * "scale of 16 weights each",
-    "d"      / f16[1]  * "scale of the scales",
-), q6_k, to_q6_k, searches=True, weighted=to_q6_k)
-
-Q8_K = block_type("Q8_K", 15, 256, Struct(
-    "d"      / f32[1]  * "scale",
-    "qs"     / i8[256] * "signed codes",
-    "bsums"  / i16[16] * "sums of 16 codes each",
-), q8_k, to_q8_k)
-# fmt: on

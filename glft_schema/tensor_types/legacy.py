@@ -1,7 +1,8 @@
-"""ggml's first quantized types: one or two float16 scales a block. Little-endian.
+"""ggml's first quantized types: one or two float16 scales per block.
 
-Source: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp; checked against them bit by
-bit.
+Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
+checked bit by bit against both. The encoders are in `encoders.legacy`, the layouts of codes in
+bytes in `engine.packing`.
 """
 
 from __future__ import annotations
@@ -13,91 +14,99 @@ from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.legacy import to_q1_0, to_q2_0, to_q4_0, to_q4_1, to_q5_0, to_q5_1, to_q8_0, to_q8_1
 from glft_schema.tensor_types.engine.packing import bits, crumbs, halves, less
 from glft_schema.tensor_types.engine.scaled import Scaled
-
-
-def q1_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d where the bit is set, -d where not."""
-    return Scaled(less(bits(qs) << 1, 1), d)
-
-
-def q2_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 1)."""
-    return Scaled(less(crumbs(qs), 1), d)
-
-
-def q4_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 8)."""
-    return Scaled(less(halves(qs), 8), d)
-
-
-def q4_1(d: torch.Tensor, m: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code + m."""
-    return Scaled(halves(qs), d, m)
-
-
-def q5_0(d: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 16), the fifth bit of each code from qh."""
-    return Scaled(less(halves(qs) | bits(qh).view(-1, 2, 16) << 4, 16), d)
-
-
-def q5_1(d: torch.Tensor, m: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code + m, the fifth bit of each code from qh."""
-    return Scaled(halves(qs) | bits(qh).view(-1, 2, 16) << 4, d, m)
-
-
-def q8_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code."""
-    return Scaled(qs, d)
-
-
-def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code; s, which is d times the sum of the codes, is there for products."""
-    return Scaled(qs, d)
-
+from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 Q1_0 = block_type("Q1_0", 41, 128, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "a bit a weight, the lowest first",
-), q1_0, to_q1_0)
+), quantize=to_q1_0)
 
 Q2_0 = block_type("Q2_0", 42, 64, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "two bits a weight, the lowest first; code - 1",
-), q2_0, to_q2_0)
+), quantize=to_q2_0)
 
 Q4_0 = block_type("Q4_0", 2, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 8",
-), q4_0, to_q4_0, weighted=to_q4_0)
+), quantize=to_q4_0)
 
 Q4_1 = block_type("Q4_1", 3, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), q4_1, to_q4_1, weighted=to_q4_1)
+), quantize=to_q4_1)
 
 Q5_0 = block_type("Q5_0", 6, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31; code - 16",
-), q5_0, to_q5_0, weighted=to_q5_0)
+), quantize=to_q5_0)
 
 Q5_1 = block_type("Q5_1", 7, 32, Struct(
     "d"  / f16[1]  * "scale",
     "m"  / f16[1]  * "minimum",
     "qh" / u32[1]  * "bit i is the fifth bit of weight i",
     "qs" / u8[16]  * "low nibbles are weights 0..15, high nibbles 16..31",
-), q5_1, to_q5_1, weighted=to_q5_1)
+), quantize=to_q5_1)
 
 Q8_0 = block_type("Q8_0", 8, 32, Struct(
     "d"  / f16[1]  * "scale",
     "qs" / i8[32]  * "signed codes",
-), q8_0, to_q8_0)
+), quantize=to_q8_0)
 
 Q8_1 = block_type("Q8_1", 9, 32, Struct(
     "d"  / f16[1]  * "scale",
     "s"  / f16[1]  * "d times the sum of the codes",
     "qs" / i8[32]  * "signed codes",
-), q8_1, to_q8_1)
+), quantize=to_q8_1)
 # fmt: on
+
+
+@formula_of(Q1_0)
+def q1_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d if the bit is set, else -d."""
+    return Scaled(less(bits(qs) << 1, 1), d)
+
+
+@formula_of(Q2_0)
+def q2_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * (code - 1)."""
+    return Scaled(less(crumbs(qs), 1), d)
+
+
+@formula_of(Q4_0)
+def q4_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * (code - 8)."""
+    return Scaled(less(halves(qs), 8), d)
+
+
+@formula_of(Q4_1)
+def q4_1(d: torch.Tensor, m: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * code + m."""
+    return Scaled(halves(qs), d, m)
+
+
+@formula_of(Q5_0)
+def q5_0(d: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * (code - 16), the fifth bit of each code from qh."""
+    return Scaled(less(halves(qs) | bits(qh).view(-1, 2, 16) << 4, 16), d)
+
+
+@formula_of(Q5_1)
+def q5_1(d: torch.Tensor, m: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * code + m, the fifth bit of each code from qh."""
+    return Scaled(halves(qs) | bits(qh).view(-1, 2, 16) << 4, d, m)
+
+
+@formula_of(Q8_0)
+def q8_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * code."""
+    return Scaled(qs, d)
+
+
+@formula_of(Q8_1)
+def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> Scaled:
+    """d * code; s, which is d times the sum of the codes, is for dot products."""
+    return Scaled(qs, d)

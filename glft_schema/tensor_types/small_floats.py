@@ -1,6 +1,7 @@
 """Floats of four and eight bits: E2M1, E8M0 and E4M3, and the values of ggml's IQ4.
 
-Source: OCP Microscaling Formats v1.0 (E2M1, E8M0), OCP 8-bit Floating Point v1.0 (E4M3), ggml-common.h of llama.cpp.
+Source: OCP Microscaling Formats v1.0 (E2M1, E8M0), OCP 8-bit Floating Point v1.0 (E4M3),
+ggml-common.h of llama.cpp.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 8
 
 
 def half_of_power(e: torch.Tensor) -> torch.Tensor:
-    """E8M0 u8 -> float32 2^(e - 128), half of what the code says, since E2M1_DOUBLED holds twice its numbers.
+    """E8M0 u8 -> float32 2^(e - 128): half of the value, since E2M1_DOUBLED has doubled values.
 
-    Built bit by bit: exponent e - 1, or a subnormal number where that is below 1.
+    Built from bits: exponent e - 1, or a subnormal number if e < 2.
     """
     e = e.to(torch.int32)
     return torch.where(e < 2, 0x00200000 << e, (e - 1) << 23).view(torch.float32)
 
 
 def e8m0(e: torch.Tensor) -> torch.Tensor:
-    """E8M0 u8 -> float64 2^(e - 127), NaN for 255, as the OCP has it; the formula takes that for 2^128."""
+    """E8M0 u8 -> float64 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
     e = e.to(torch.float64)
     return torch.where(e == 255, float("nan"), (e - 127).exp2())
 
 
 def e4m3_scale(d: torch.Tensor) -> torch.Tensor:
-    """Unsigned E4M3 u8 -> float32, NaN where the OCP's format has it; the formula takes that for 0."""
+    """Unsigned E4M3 u8 -> float32. 127 is NaN, as the OCP specifies; the formula reads it as 0."""
     return torch.where(d == 127, float("nan"), 2 * ue4m3(d))
 
 
 def ue4m3(d: torch.Tensor) -> torch.Tensor:
-    """Unsigned E4M3 u8 -> float32, halved; bit 7 is not looked at, but for 0x7F, which would be NaN and is 0 (0xFF is 240)."""
+    """Unsigned E4M3 u8 -> float32, halved. Bit 7 is ignored. 0x7F, a NaN, is 0; 0xFF is 240."""
     exponent, mantissa = (d >> 3 & 15).to(torch.int32), (d & 7).to(torch.float32)
     normal = (1 + mantissa / 8) * ((exponent + 120) << 23).view(torch.float32)
     value = torch.where(exponent == 0, mantissa * 2.0**-9, normal)
@@ -40,7 +41,7 @@ def ue4m3(d: torch.Tensor) -> torch.Tensor:
 
 
 def to_ue4m3(numbers: torch.Tensor) -> torch.Tensor:
-    """Rounds float32 to unsigned E4M3, halves up. From 240 on everything becomes 448, as in the reference."""
+    """Rounds float32 to unsigned E4M3, halves up, from 240 on to 448, as in llama.cpp."""
     bits = numbers.clamp(max=448).view(torch.int32)
     exponent, mantissa = (bits >> 23 & 255) - 120, (bits >> 20 & 7) + (bits >> 19 & 1)
     normal = (exponent << 3) + mantissa

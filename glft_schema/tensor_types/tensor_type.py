@@ -1,17 +1,18 @@
-"""What a tensor type is: a code on disk, a payload Struct, and the formulas between its fields and numbers."""
+"""Tensor types: a code on disk, a payload Struct, and the formulas between fields and numbers."""
 
 from __future__ import annotations
 
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from inspect import Parameter, signature
+from typing import Any, NamedTuple, TypeVar
 
 from construct import this
 
-from glft_schema.codec.context import LITTLE, ByteOrder, Context, new_context
+from glft_schema.codec.context import LITTLE, ByteOrder, new_context
 from glft_schema.codec.numbers import TensorField
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
@@ -24,21 +25,20 @@ from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.engine.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 
-# What a payload's fields and rules may refer to: the sizes in torch's order, and the tensor seen as a matrix.
+# The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
+# the matrix.
 DIMS = this._params.dims
 OUT = this._params.out
 IN = this._params["in"]
 
-
-# The torch dtypes that hold one number an element, and float32 or float64 holds exactly.
+# The torch dtypes with one number per element, each of which float32 or float64 holds exactly.
 FLOATS = (
     *("float64", "float32", "float16", "bfloat16"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
 )
-
-
-_NAMES: set[str] = set()  # of all types: equal names are equal types
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+
+_NAMES: set[str] = set()  # of all types: types with equal names are equal
 
 
 def is_float(dtype: torch.dtype) -> bool:
@@ -52,17 +52,22 @@ def is_integer(dtype: torch.dtype) -> bool:
 
 
 def no_faults(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
-    """For formulas that keep every number."""
+    """The faults of an encoder that keeps every number."""
     return ()
 
 
+def no_formula(**fields: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+
 class Reserved(NamedTuple):
-    """Stored numbers that stand for nothing, so that no encoder gives them.
+    """Reserved bit patterns of a field, which no encoder writes.
 
     Attributes:
-        field: where they are stored.
-        numbers: what they are, as a sentence's end.
-        found: the field [rows, numbers], of words their bytes -> a mask of the same shape.
+        field: the name of the field.
+        numbers: the patterns in words, for errors and documentation.
+        found: the field [rows, numbers] -> a mask of the same shape. Unsigned words are given as
+            their bytes.
     """
 
     field: str
@@ -70,7 +75,8 @@ class Reserved(NamedTuple):
     found: Callable[[torch.Tensor], torch.Tensor]
 
 
-# The floats that a field of integers stands for: the field [blocks, numbers], of words their bytes -> floats [blocks, k].
+# Converts a field of integers to the floats that it encodes: [blocks, numbers] -> [blocks, k].
+# Unsigned words are given as their bytes.
 Floats = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
@@ -78,50 +84,54 @@ Floats = Callable[["torch.Tensor"], "torch.Tensor"]
 class TensorType:
     """How the numbers of a tensor are stored.
 
-    The formulas see a tensor as a matrix [out, in] and work on any number of its rows: they take and give each field with
-    one row per row, as [rows, numbers per row].
+    The formulas see a tensor as a matrix [out, in] and work on any number of its rows. They take
+    and return each field as [rows, numbers per row].
 
     Attributes:
         name: as in the format's specification.
         code: the number on disk.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        formula: the payload's fields as keywords -> numbers [rows, in], or codes and what scales them.
-        quantize: numbers [rows, in] (float32, where the type is quantized) -> the payload's fields by name; None where there is
-            no encoder, or none that does without an importance.
-        faults: (numbers, the fields made of them) -> what was lost.
-        exact: the torch dtype, float or integer, by name, that the payload holds unchanged; None for quantized types.
-        block: the fields of a block, where the payload is one block after another.
-        scales: the fields of integers that are scales in a float format of their own, or hold one, and what they stand for.
-        reserved: stored numbers that stand for nothing.
-        searches: whether `quantize` searches, as `weighted` always does: then it is thousands of operations, which are not
-            compiled.
-        weighted: as `quantize`, of numbers and how much each of them matters, both float32 [rows, in]; None where that makes no
-            difference.
+        formula: the payload's fields as keywords -> numbers [rows, in], or `Scaled`. A type may be
+            declared without, and `formula_of` adds the formula.
+        quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
+            payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
+            is optional if it has a default. None if the type has no encoder.
+        faults: (numbers, the fields that encode them) -> the numbers that were lost.
+        exact: the name of the torch dtype that the payload stores unchanged; None for quantized
+            types.
+        block: the fields of a block, if the payload is a sequence of blocks.
+        scales: for each field of integers that encodes floats, the conversion to them.
+        reserved: bit patterns that no encoder writes.
+        takes_importance: whether the encoder uses an importance.
+        needs_importance: whether the encoder requires an importance.
     """
 
     name: str
     code: int
     payload: Struct
-    formula: Formula
-    quantize: Encoder | None
+    formula: Formula = no_formula
+    quantize: Encoder | None = None
     faults: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], Iterable[Fault]] = no_faults
     _: KW_ONLY
     exact: str | None = None
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
     reserved: tuple[Reserved, ...] = ()
-    searches: bool = False
-    weighted: Encoder | None = None
+    takes_importance: bool = field(init=False, default=False)
+    needs_importance: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.name in _NAMES:
             raise ValueError(f"expected a name that no other type has, found {self.name!r}")
+        if self.quantize and (parameter := _importance(self.quantize)):
+            object.__setattr__(self, "takes_importance", True)
+            object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
         _NAMES.add(self.name)
 
     def __repr__(self) -> str:
         return self.name
 
-    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+    def __str__(self) -> str:  # torch.compile would fold an inherited one into a constant
         return self.name
 
     def __eq__(self, other: object) -> bool:  # by name, which torch.compile guards: names are unique
@@ -136,64 +146,59 @@ class TensorType:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorType:
-        return self  # nothing in it changes
+        return self
 
     @property
     def scheme(self) -> str:
-        """Its name in schemes and on the command line."""
+        """The type's name in schemes and on the command line."""
         return self.name.lower()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch dtype that it dequantizes to unless asked otherwise."""
+        """The torch dtype that `decode` returns by default."""
         dtype = getattr(torch, self.exact or "float32")
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     @property
     def is_known(self) -> bool:
-        """Whether it is declared: of another one only the code is known."""
+        """Whether the type is declared. Only the code of other types is known."""
         return True
 
     @property
     def is_integer(self) -> bool:
-        """Whether it holds integers."""
+        """Whether the type stores integers."""
         return self.exact in INTEGERS
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it can be made, if need be with an importance."""
-        return bool(self.quantize or self.weighted)
-
-    @property
-    def needs_importance(self) -> bool:
-        """Whether it can be made only where it is known how much each column matters."""
-        return self.quantize is None and self.weighted is not None
+        """Whether the type has an encoder, which may require an importance."""
+        return self.quantize is not None
 
     def takes(self, dtype: torch.dtype) -> bool:
-        """Tells whether `encode` takes tensors of `dtype`."""
+        """Tells whether `encode` accepts tensors of `dtype`."""
         return is_integer(dtype) if self.is_integer else is_float(dtype)
 
     def dtype_refusal(self, dtype: torch.dtype) -> str:
-        """Returns why `encode` does not take tensors of `dtype`."""
+        """Returns why `encode` does not accept tensors of `dtype`."""
         kind = "a signed integer dtype, uint8 or bool" if self.is_integer else "a float dtype"
         return f"expected {kind}, found {dtype}: exclude or convert it"
 
     @property
     def least_row(self) -> int:
-        """The fewest numbers that a row can have: those of a block or group, or one."""
+        """The length of the shortest row: a block, a group, or one number."""
         return next(length for length in range(1, 1 << 16) if self.refusal([1, length]) is None)
 
     def nbytes(self, dims: Sequence[int]) -> int:
-        """Returns the bytes that a tensor of `dims`, sizes in torch's order, takes.
+        """Returns the size in bytes of a tensor of `dims`, in torch's order.
 
         Raises:
-            FormatError: where the type cannot hold such dims; the text says why.
+            FormatError: if the type cannot store such dims; the text says why.
         """
         return _nbytes(self, tuple(dims))
 
     def refusal(self, dims: Sequence[int]) -> str | None:
-        """Returns why the type cannot hold a tensor of `dims`, or None where it can."""
+        """Returns why the type cannot store a tensor of `dims`, or None if it can."""
         try:
             self.nbytes(dims)
         except FormatError as error:
@@ -207,7 +212,7 @@ class TensorType:
         return record
 
     def build(self, fields: Mapping[str, torch.Tensor], dims: Sequence[int]) -> bytes:
-        """Returns the payload's bytes. Raises FormatError where a field is not of its declared type and shape."""
+        """Returns the payload's bytes. Raises FormatError if a field has another type or shape."""
         stream = io.BytesIO()
         self.write(fields, stream, dims)
         return stream.getvalue()
@@ -220,13 +225,13 @@ class TensorType:
         path: str = "(building)",
         order: ByteOrder = LITTLE,
     ) -> None:
-        """Writes the payload field by field. Raises FormatError as `build`."""
+        """Writes the payload field by field. Raises FormatError like `build`."""
         self.payload._build(fields, stream, _context(dims, order), path)
 
     def pieces(self, fields: Mapping[str, torch.Tensor], order: ByteOrder = LITTLE) -> Iterator[memoryview]:
-        """Yields the bytes of fields as `encode` gives them, in the payload's order."""
-        for name, field in self.fields():
-            yield tensor_bytes(fields[name] if order == LITTLE else field.swapped(fields[name]))
+        """Yields the bytes of fields that `encode` returned, in the payload's order."""
+        for name, part in self.fields():
+            yield tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
 
     @outside_graphs
     def encode(
@@ -237,18 +242,22 @@ class TensorType:
         importance: torch.Tensor | None = None,
         watch: Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None] | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its device.
+        """Returns the payload's fields, [out, numbers per row], for a tensor of any strides, on its
+        device.
 
         Args:
-            tensor: the numbers; or what gives its rows, some at a time.
-            name: how errors and warnings call it.
-            importance: how much an error in each column matters: as many numbers as the last dim has, or for a stack of
-                matrices as many for each; see `glft_schema.read_importance`. Types that make no use of it pass it over.
-            watch: called with some rows [rows, in] at a time, as they came, and the fields made of them.
+            tensor: the numbers, or a reader of their rows.
+            name: the tensor's name in errors and warnings.
+            importance: the weight of an error in each column: one number per index of the last dim,
+                or for a stack of matrices as many for each matrix; see
+                `glft_schema.read_importance`. Ignored by types that do not use it.
+            watch: called with each chunk of rows [rows, in], as given, and the fields that encode
+                them.
 
         Raises:
-            FormatError: where the type cannot hold a tensor of its dims.
-            TensorError: where its numbers would lose their meaning, and where the importance is none or is missing.
+            FormatError: if the type cannot store a tensor of these dims.
+            TensorError: if the numbers would lose their meaning, or the importance is invalid or
+                missing.
         """
         if not self.takes(tensor.dtype):
             raise TensorError(self.dtype_refusal(tensor.dtype), name)
@@ -256,20 +265,19 @@ class TensorType:
         if isinstance(tensor, torch.Tensor):
             device, rows = tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
-        encoder = self.quantize if importance is None else self.weighted or self.quantize
-        if encoder is None:
-            missing = f"{self} needs the importance of its columns" if self.weighted else f"there is no encoder for {self}"
-            raise TensorError(missing, name)
+        if self.quantize is None:
+            raise TensorError(f"there is no encoder for {self}", name)
+        if importance is None and self.needs_importance:
+            raise TensorError(f"{self} needs the importance of its columns", name)
         spread = None if importance is None else spread_importance(importance, dims, name).to(device)
-        spread = spread if encoder is self.weighted else None  # others have no use for it
         fields = {
-            key: torch.empty(matrix(dims)[0], pitch, dtype=field.number.dtype, device=device)
-            for key, field, _, pitch in _layout(self, dims)
+            key: torch.empty(matrix(dims)[0], pitch, dtype=part.number.dtype, device=device)
+            for key, part, _, pitch in _layout(self, dims)
         }
-        done = quantize_chunks(encoder, rows, fields, not self.exact, self.faults, name, dims, spread, self.searches)
-        for chunk, made in done:
+        used = spread if self.takes_importance else None
+        for chunk, encoded in quantize_chunks(self.quantize, rows, fields, not self.exact, self.faults, name, dims, used):
             if watch:
-                watch(chunk, made)
+                watch(chunk, encoded)
         return fields
 
     def decode(
@@ -283,55 +291,59 @@ class TensorType:
         """Returns the numbers [rows, columns] of fields [rows, numbers per row], on their device.
 
         Args:
-            fields: as `cut` and `encode` give them.
-            columns: numbers in a row.
-            dtype: a float dtype; the type's own unless given. Numbers that keep their dtype are the stored ones, not a copy.
-            out: where to write them, contiguous, of this shape, dtype and device; new memory unless given.
+            fields: as `cut` and `encode` return them.
+            columns: numbers per row.
+            dtype: a float dtype; the type's own by default. Numbers that keep their dtype are not
+                copied.
+            out: the destination, contiguous, of this shape, dtype and device; new memory by
+                default.
         """
         if self.exact and out is None:
-            made, wanted = self.dequantize(**fields), dtype or self.dtype
-            return made if made.dtype == wanted else made.to(wanted)
+            numbers, dtype = self.dequantize(**fields), dtype or self.dtype
+            return numbers if numbers.dtype == dtype else numbers.to(dtype)
         if out is None:
             first = next(iter(fields.values()))
             out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
         if self.exact:
             out.copy_(self.dequantize(**fields))
         elif out.numel():
-            cell = columns if any(_per_row(field) for _, field in self.fields()) else self.unit([1, columns])
-            cells = {name: field.reshape(-1, field.shape[1] * cell // columns) for name, field in fields.items()}
+            cell = columns if any(_per_row(part) for _, part in self.fields()) else self.unit([1, columns])
+            cells = {name: part.reshape(-1, part.shape[1] * cell // columns) for name, part in fields.items()}
             dequantize_chunks(self.formula, self.columns(cells), out.view(-1, cell))
         return out
 
     def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers [rows, in] of fields [rows, numbers per row], all at once: plain torch, on any device."""
-        made = self.formula(**self.columns(fields))
-        weights, rows = made if isinstance(made, torch.Tensor) else made.weights(), len(next(iter(fields.values())))
-        return weights.flatten(1) if len(weights) == rows else weights.reshape(rows, -1)  # which has an answer for no rows, too
+        """Returns the numbers [rows, in] of fields [rows, numbers per row], in plain torch."""
+        result = self.formula(**self.columns(fields))
+        weights, rows = result if isinstance(result, torch.Tensor) else result.weights(), len(next(iter(fields.values())))
+        return weights.flatten(1) if len(weights) == rows else weights.reshape(rows, -1)  # flatten also handles zero rows
 
     def columns(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns what the formula takes: the payload's fields, and for one of blocks each field of these, [blocks, numbers].
+        """Returns the formula's arguments: the payload's fields, or the fields of a block, each
+        [blocks, numbers].
 
-        Unsigned words of blocks come as their bytes, the lowest first: torch computes with neither u16 nor u32.
+        Unsigned words of blocks are returned as their bytes, the lowest first: torch computes with
+        neither u16 nor u32.
         """
         columns: dict[str, torch.Tensor] = {}
-        for name, field in self.fields():
-            columns.update(field.columns(name, fields[name]))  # torch 2.6 does not trace |=
+        for name, part in self.fields():
+            columns.update(part.columns(name, fields[name]))  # torch 2.6 does not trace |=
         return columns
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """Returns what a file gives back of `tensor`: its numbers after encoding and decoding. Raises as `encode` does."""
+        """Returns `tensor` as a file gives it back, encoded and decoded. Raises like `encode`."""
         return self.decode(self.encode(tensor, name), matrix(tensor.shape)[1]).reshape(tensor.shape)
 
     def field_spans(self, dims: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Returns where each field of a payload lies: its first byte, counted from the payload's, and its bytes."""
-        context, start, places = _context(dims), 0, {}
-        for name, field in self.fields():
-            places[name] = (start, field._sizeof(context, ""))
-            start += places[name][1]
-        return places
+        """Returns the offset of each field from the payload's first byte, and its size in bytes."""
+        context, start, spans = _context(dims), 0, {}
+        for name, part in self.fields():
+            spans[name] = (start, part._sizeof(context, ""))
+            start += spans[name][1]
+        return spans
 
     def unit(self, dims: Sequence[int]) -> int:
-        """Returns how many neighbours in a row share a stored number: a cut may begin only at a multiple of it."""
+        """Returns how many neighbours share a stored number: slices begin at a multiple of it."""
         return _unit(self, tuple(dims))
 
     def cut(
@@ -339,29 +351,60 @@ class TensorType:
     ) -> dict[str, torch.Tensor]:
         """Returns the payload's fields [rows, numbers per row] for a part of the matrix.
 
-        Reads, of each row that is asked for, the bytes from the first number to the last. Of a mapped little-endian file they
-        are views.
+        Reads, of each requested row, the bytes from the first requested number to the last. The
+        fields of a mapped little-endian file are views.
 
         Args:
-            source: where the payload lies.
-            start: its first byte.
+            source: the file.
+            start: the first byte of the payload.
             dims: of the whole tensor.
             rows: in any steps.
-            columns: in steps of 1, from a multiple of `unit` to one.
-            order: the byte order of the numbers there.
+            columns: in steps of 1; both ends are multiples of `unit`.
+            order: the byte order of the stored numbers.
         """
         width, fields = matrix(dims)[1], {}
-        for name, field, first, pitch in _layout(self, tuple(dims)):
-            part = range(pitch)
-            if not _per_row(field) and width:
-                part = range(columns.start * pitch // width, columns.stop * pitch // width)
-            read = _read_rows(source, start + first, field, rows, pitch, part)
-            fields[name] = read if order == LITTLE else field.swapped(read)
+        for name, part, first, pitch in _layout(self, tuple(dims)):
+            span = range(pitch)
+            if not _per_row(part) and width:
+                span = range(columns.start * pitch // width, columns.stop * pitch // width)
+            numbers = _read_rows(source, start + first, part, rows, pitch, span)
+            fields[name] = numbers if order == LITTLE else part.swapped(numbers)
         return fields
 
     def fields(self) -> Iterator[tuple[str, TensorField]]:
         """Yields the payload's fields by name, in its order."""
-        return ((field.name, field.subcon) for field in self.payload.subcons if field.name)
+        return ((part.name, part.subcon) for part in self.payload.subcons if part.name)
+
+
+Declared = TypeVar("Declared", bound=Formula)
+
+
+def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
+    """Adds the decorated formula to a type declared without one, so that a page can list its blocks
+    before its formulas.
+
+    Raises:
+        ValueError: if the type has a formula.
+    """
+
+    def add(formula: Declared) -> Declared:
+        if type_.formula is not no_formula:
+            raise ValueError(f"expected a type without a formula, found {type_}")
+        object.__setattr__(type_, "formula", formula)
+        return formula
+
+    return add
+
+
+def _importance(encoder: Encoder) -> Parameter | None:
+    """Returns the parameter `importance` or None. Raises ValueError for other parameters."""
+    declared = signature(encoder)
+    parameter = declared.parameters.get("importance")
+    try:
+        declared.bind("weights", **{"importance": None} if parameter else {})
+    except TypeError:
+        raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
+    return parameter
 
 
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
@@ -372,40 +415,36 @@ def _nbytes(type_: TensorType, dims: tuple[int, ...]) -> int:
 @lru_cache(maxsize=1 << 12)
 def _unit(type_: TensorType, dims: tuple[int, ...]) -> int:
     columns, context = matrix(dims)[1], _context(dims)
-    across = [field.shape(context)[1] for _, field in type_.fields() if len(field.dims) > 1]
+    across = [part.shape(context)[1] for _, part in type_.fields() if len(part.dims) > 1]
     return math.lcm(*(columns // parts for parts in across if parts)) or 1
 
 
 @lru_cache(maxsize=1 << 12)
 def _layout(type_: TensorType, dims: tuple[int, ...]) -> list[tuple[str, TensorField, int, int]]:
-    """Returns the fields of a payload: name, field, first byte, and how many numbers of it belong to each row."""
-    context, places = _context(dims), type_.field_spans(dims)
-    return [(name, field, places[name][0], _pitch(field, context)) for name, field in type_.fields()]
+    """Returns the fields of a payload: name, field, first byte, and numbers per row."""
+    context, spans = _context(dims), type_.field_spans(dims)
+    rows = max(int(context["out"]), 1)
+    return [(name, part, spans[name][0], math.prod(part.shape(context)) // rows) for name, part in type_.fields()]
 
 
-def _per_row(field: TensorField) -> bool:
-    """Tells whether the field has numbers for a row as a whole, so that no cut within the row divides them."""
-    return len(field.dims) == 1 and field.dims[0] is OUT
+def _per_row(part: TensorField) -> bool:
+    """Tells whether the field has numbers for whole rows, which no slice of a row divides."""
+    return len(part.dims) == 1 and part.dims[0] is OUT
 
 
-def _pitch(field: TensorField, context: Context) -> int:
-    """Returns how many numbers of the field belong to each row."""
-    return math.prod(field.shape(context)) // max(int(context["out"]), 1)
-
-
-def _read_rows(source: Source, start: int, field: TensorField, rows: range, pitch: int, part: range) -> torch.Tensor:
-    """Returns the numbers `part` of each of `rows`, of a field that begins at byte `start` and has `pitch` numbers a row."""
-    dtype, size = field.number.dtype, field.number.itemsize
+def _read_rows(source: Source, start: int, part: TensorField, rows: range, pitch: int, span: range) -> torch.Tensor:
+    """Returns the numbers `span` of rows of a field that begins at `start`, `pitch` per row."""
+    dtype, size = part.number.dtype, part.number.itemsize
 
     def numbers(first: int, last: int) -> torch.Tensor:
         return tensor_over(source.private(start + first * size, (last - first) * size), dtype, [last - first])
 
-    if not rows or not part:
-        return torch.empty(len(rows), len(part), dtype=dtype)
-    if source.mapped or len(rows) == 1 or (rows.step == 1 and len(part) == pitch):
-        span = numbers(rows[0] * pitch + part.start, rows[-1] * pitch + part.stop)
-        return span.as_strided((len(rows), len(part)), (rows.step * pitch, 1))
-    return torch.stack([numbers(row * pitch + part.start, row * pitch + part.stop) for row in rows])
+    if not rows or not span:
+        return torch.empty(len(rows), len(span), dtype=dtype)
+    if source.mapped or len(rows) == 1 or (rows.step == 1 and len(span) == pitch):
+        whole = numbers(rows[0] * pitch + span.start, rows[-1] * pitch + span.stop)
+        return whole.as_strided((len(rows), len(span)), (rows.step * pitch, 1))
+    return torch.stack([numbers(row * pitch + span.start, row * pitch + span.stop) for row in rows])
 
 
 def _params(dims: Sequence[int]) -> dict[str, Any]:
@@ -419,19 +458,19 @@ def _context(dims: Sequence[int], order: ByteOrder = LITTLE) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OpaqueType(TensorType):
-    """A type of which nothing is known but its code: its payload is bytes, up to the next payload."""
+    """A type of which only the code is known. Its payload is bytes, up to the next payload."""
 
     @classmethod
     def of(cls, code: int) -> OpaqueType:
-        """Returns the one for `code`."""
-        return cls(f"type {code}", code, Struct(), _no_formula, None)
+        """Returns the type for `code`."""
+        return cls(f"type {code}", code, Struct())
 
     @property
     def is_known(self) -> bool:
         return False
 
     def __post_init__(self) -> None:
-        """Is in no table of names: it is handed on by its code."""
+        """Reserves no name: the type is identified by its code."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OpaqueType) and self.code == other.code
@@ -447,7 +486,3 @@ class OpaqueType(TensorType):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpaqueType.of, (self.code,)
-
-
-def _no_formula() -> torch.Tensor:
-    raise NotImplementedError

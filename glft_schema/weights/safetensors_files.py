@@ -29,8 +29,9 @@ from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.tensor_bytes import tensor_over, write_all
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import Rows
+from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensor_types.tensor_type import DIMS
-from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64, as_stored
+from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor, payloads_of
 from glft_schema.weights.schemes import choose_types

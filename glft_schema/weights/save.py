@@ -126,6 +126,6 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
 def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
     """Returns whether two tied tensors get the same payload."""
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
-    if type_ != choices[other].type or type_.weighted is None or first is second:
+    if type_ != choices[other].type or not type_.takes_importance or first is second:
         return type_ == choices[other].type
     return first is not None and second is not None and torch.equal(first, second)

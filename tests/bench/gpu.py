@@ -39,7 +39,7 @@ def formulas() -> Iterator[Row]:
         if type_.exact:
             continue
         packed = type_.nbytes([ROWS, COLUMNS])
-        if type_.quantize:
+        if not type_.needs_importance:
             fields = type_.encode(weights, "w")
         else:
             fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}

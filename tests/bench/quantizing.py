@@ -19,13 +19,14 @@ SEARCHED_ROWS = 512  # a search takes a hundred times longer
 
 def rows() -> Iterator[Row]:
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    legacy = [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")]  # which search only by importance
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
         what = f"quantize {type_}, {threads} threads"
-        for importance in [None] * bool(type_.quantize) + [columns] * bool(type_.weighted):
-            searches = type_.searches or importance is not None
+        for importance in [None] * (not type_.needs_importance) + [columns] * type_.takes_importance:
+            searches = importance is not None or (type_.takes_importance and type_ not in legacy)
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
             runs: dict[str, Callable[[], object]] = {"ours": partial(type_.encode, weights, "w", importance=importance)}

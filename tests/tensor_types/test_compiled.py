@@ -1,9 +1,7 @@
-"""How formulas are compiled for a GPU: what does not need one, on the processor; the rest where there is one."""
+"""How formulas are compiled for a GPU: tested on a CPU as far as possible, the rest on a GPU."""
 
 from __future__ import annotations
 
-import logging
-import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -44,6 +42,11 @@ def test_chunks_of_fixed_sizes_cover_all_rows(rows: int, columns: int, sizes: tu
     else:
         assert parts == [(slice(0, rows), False)]
         assert not any(step <= rows for step in allowed)
+
+
+SEARCHING = {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
+QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+DIRECT = [type_ for type_ in QUANTIZED if type_.name not in SEARCHING and not type_.name.startswith(("IQ1", "IQ2", "IQ3"))]
 
 
 def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Tensor]:
@@ -106,7 +109,7 @@ def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int
 
 @pytest.mark.slow
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last chunk begins at any row, where its fields are aligned otherwise; faults are counted once."""
+    """The last chunk begins at any row, with another alignment; faults are counted once."""
     for name in ("compiles_decoding", "compiles_encoding"):
         monkeypatch.setattr(chunks, name, lambda tensor: True)
     weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
@@ -123,9 +126,7 @@ def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if type_.quantize and not (type_.exact or type_.searches)], ids=str
-)
+@pytest.mark.parametrize("type_", DIRECT, ids=str)
 def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
     weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
     fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
@@ -135,11 +136,12 @@ def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
 
 
 def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
-    expected = {name: GGML_TYPES[name].encode(weights, "w")["blocks"] for name in ("Q3_K", "Q4_K", "IQ4_XS")}
+    weights, importance = torch.randn(43, 256, generator=torch.Generator().manual_seed(0)), torch.rand(256)
+    cases = [*((GGML_TYPES[name], None) for name in SEARCHING), *((GGML_TYPES[name], importance) for name in ("Q4_0", "Q6_K"))]
+    expected = [type_.encode(weights, "w", importance=counts)["blocks"] for type_, counts in cases]
     monkeypatch.setattr(chunks, "compiles_encoding", lambda tensor: True)
-    for name, blocks in expected.items():
-        assert torch.equal(GGML_TYPES[name].encode(weights, "w")["blocks"], blocks)
+    for (type_, counts), blocks in zip(cases, expected, strict=True):
+        assert torch.equal(type_.encode(weights, "w", importance=counts)["blocks"], blocks)
     assert not backend
 
 
@@ -179,30 +181,12 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
         compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": torch.empty(4, 64)})
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
-@pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiles_with_a_real_code_generator(
-    type_: TensorType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fields = fields_of(type_, 40, 256)
-    expected = type_.decode(fields, 256, dtype=dtype)
-    monkeypatch.setattr(compiled, "SIZES", (32 * 256,))
-    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
-    monkeypatch.setattr(compiled, "_COMPILED", {})
-    with caplog.at_level(logging.INFO, "glft_schema"):
-        assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
-    (message,) = (record.message for record in caplog.records if record.name == "glft_schema")
-    assert message.startswith("compiled a formula for {'scales': [")
-
-
 @on_gpu
-@pytest.mark.parametrize("type_", [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact], ids=str)
+@pytest.mark.parametrize("type_", QUANTIZED, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_on_a_gpu(type_: TensorType, dtype: torch.dtype) -> None:
     rows, columns = 5001, 1024  # in the last chunk scales begin at odd places
-    if type_.quantize:
+    if not type_.needs_importance:
         fields = fields_of(type_, rows, columns)
     else:
         size = type_.nbytes([rows, columns]) // rows

@@ -1,4 +1,4 @@
-"""The encoders of ggml's i-quants against llama.cpp's own, bit by bit, with and without an importance matrix."""
+"""The encoders of ggml's i-quants against llama.cpp, bit by bit, with and without an importance."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from tests.oracles import llama_cpp
 from tests.tools.real_files import downloaded
 
 CPU = torch.device("cpu")
-FREE = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # that take weights without an importance matrix
-TOLD = ["IQ2_XXS", "IQ2_XS", "IQ1_S"]  # that must have one
+FREE = ["IQ3_XXS", "IQ3_S", "IQ2_S", "IQ1_M"]  # which do not require an importance
 
 
 def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row] and how important each column is."""
+    """Returns u8 [rows, bytes of a row] for float32 [rows, weights of a row]."""
     rows, type_ = torch.from_numpy(weights), GGML_TYPES[name]
-    if importance is None:
-        return type_.quantize(rows)["blocks"].numpy()
-    return type_.weighted(rows, torch.from_numpy(importance).expand_as(rows))["blocks"].numpy()
+    counts = {} if importance is None else {"importance": torch.from_numpy(importance).expand_as(rows)}
+    return type_.quantize(rows, **counts)["blocks"].numpy()
 
 
 def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
@@ -32,7 +30,7 @@ def quantized_by_c(name: str, weights: np.ndarray, importance: np.ndarray | None
 
 
 def weights_of_all_kinds() -> dict[str, np.ndarray]:
-    """Returns float32 [rows, 512] each: ordinary and awkward, but without groups of zeros before other weights."""
+    """Returns float32 [rows, 512] each. Groups of zeros come after all other weights."""
     random = np.random.default_rng(0)
     shape = (40, 512)
     normal = random.standard_normal(shape)
@@ -69,7 +67,7 @@ def importances() -> dict[str, np.ndarray]:
     }
 
 
-# C makes the table of a grid once a process, which takes it seconds: what needs one table is one test.
+# C makes the table of a grid once per process, in seconds: one test per table.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [["IQ3_XXS"], ["IQ3_S"], ["IQ2_S"], ["IQ2_XXS"], ["IQ2_XS"], ["IQ1_S", "IQ1_M"]], ids="-".join
@@ -85,7 +83,7 @@ def test_quantizes_as_llama_cpp(names: list[str]) -> None:
 
 
 def test_iq3_s_keeps_groups_of_zeros_in_their_places() -> None:
-    """C leaves them out, so that what comes after them is moved to the front: its weights are others than were given."""
+    """C drops them and moves the weights after them to the front, so that its result is wrong."""
     weights = np.random.default_rng(2).standard_normal((20, 256)).astype(np.float32)
     weights[:, 32:64] = 0
     ours, theirs = (llama_cpp.dequantize("IQ3_S", make("IQ3_S", weights), 256) for make in (encoded, quantized_by_c))

@@ -188,7 +188,7 @@ def test_sums_that_overflow_are_no_zeros() -> None:
     weights = torch.ones(1, 512)
     weights[0, -1] = -1e30
     for type_ in GGML_TYPES:
-        if type_.weighted:
+        if type_.takes_importance:
             with pytest.raises(TensorError, match="weights are too large for the scale of their block"):
                 type_.encode(weights, "w", importance=torch.ones(512))
 
@@ -273,7 +273,7 @@ def test_what_is_searched_needs_no_gradient(mode: type) -> None:
         assert torch.equal(GGML_TYPES["Q4_K"].encode(given, "w")["blocks"], expected)
         importance = torch.rand(512).requires_grad_(mode is torch.enable_grad)
         weighted = GGML_TYPES["Q4_K"].encode(given, "w", importance=importance)["blocks"]
-    assert torch.equal(weighted, GGML_TYPES["Q4_K"].weighted(weights, importance.detach().expand(7, 512))["blocks"])
+    assert torch.equal(weighted, GGML_TYPES["Q4_K"].quantize(weights, importance=importance.detach().expand(7, 512))["blocks"])
 
 
 def test_a_fault_is_told_with_its_index(monkeypatch: pytest.MonkeyPatch) -> None:

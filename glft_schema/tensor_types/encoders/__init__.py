@@ -1,1 +1,1 @@
-"""Searches for scales and codes, and the encoders built on them."""
+"""Encoders of quantized types: a module per family, and the searches that they share."""

@@ -1,6 +1,7 @@
-"""Searches that end with single codes: each is changed if less error is left then, by the scale that fits all of its group.
+"""Searches that end with single codes: each is changed if that leaves less error, by the scale that
+fits its whole group.
 
-Tensors are those of `scale_searches`: x and counts [n, groups], row by row, and one number a group, [groups].
+Tensors are those of `scale_searches`: x and counts [n, groups], and one number per group, [groups].
 
 Source: ggml-quants.c of llama.cpp; the encoders that use these are checked against it bit by bit.
 """
@@ -10,32 +11,30 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.scale_searches import TINY, Found, above_zero, divided, peaks, tries
-from glft_schema.tensor_types.engine.arithmetic import exceeds, nearest, pick, total
+from glft_schema.tensor_types.encoders.scale_searches import TINY, Signed, above_zero, peaks
+from glft_schema.tensor_types.encoders.trials import by_error, keep_better, tries
+from glft_schema.tensor_types.engine.arithmetic import divided, exceeds, nearest, total
 
 
-def scale_by_single_codes(x: torch.Tensor, top: int) -> Found:
-    """As `scale_alone` where the error of each x counts x^2; but by changing single codes, see `improve`.
+def scale_by_single_codes(x: torch.Tensor, top: int) -> Signed:
+    """Searches like `scale_alone` with the counts x^2, but by changing single codes, see `improve`.
 
     Source: make_q3_quants.
     """
     peak, zeros = peaks(x)
     codes = (x * divided(-top, peak)).round_().clamp_(-top, top - 1)
     scale = improve(x, x * x, codes, -top, top - 1)
-    return Found(scale.masked_fill_(zeros, 0), lambda: above_zero(codes, top, zeros))
+    return Signed(scale.masked_fill_(zeros, 0), lambda: above_zero(codes, top, zeros))
 
 
 def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Searches, for each group, the scale that brings ``scale * code`` nearest to its numbers x, which should not be below 0.
+    """Searches for the scale of each group, of numbers x that should not be negative. Codes are 0
+    to `top`.
 
-    Codes are 0 to `top`. The best of nine scales gives them, then single ones are changed, see `improve`. x are scales
-    themselves, and noise may bring one below 0 where a single weight of its group counts. Its code is 0: in that this differs
-    from `scale_of_bytes`, and from the reference, whose 255 spoils all scales of the block.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        top: the largest code.
+    The best of nine scales gives the codes, then single ones are changed, see `improve`. The
+    numbers x are scales themselves, and noise may make one negative if a single weight of its group
+    counts. Its code is 0. In that this differs from `scale_of_bytes` and from llama.cpp, which
+    stores 255 and so spoils all scales of the block.
 
     Returns:
         The scales [groups], 0 for groups of zeros, and the codes, int32 [n, groups].
@@ -55,110 +54,89 @@ def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple
 
 
 def scale_of_bytes(x: torch.Tensor, counts: torch.Tensor, top: int) -> torch.Tensor:
-    """As `scale_of_positives`, but with codes below 0, kept in bytes as the reference keeps them: -1 is 255 when it is read.
+    """Searches like `scale_of_positives`, but stores negative codes in bytes, as llama.cpp does: -1
+    is read as 255.
 
-    x are weights without signs, below 0 where a sign was flipped. A code is added to the sums as it is made, and taken off as
-    it is read. So what `improve` leaves out cannot be left out here: a group may change though its sum is not above 0.
-
-    Returns:
-        The scales [groups], which mean nothing for groups of zeros.
+    The numbers x are absolute weights, negative if a sign was flipped. A code is added to the sums
+    as it is computed, and subtracted as it is read. So a group may change although its sum is not
+    above 0, and `improve` does not apply. The scale of a group of zeros is meaningless.
 
     Source: make_qp_quants.
     """
 
     def encode(inverse: torch.Tensor, first: bool = False) -> torch.Tensor:
         codes = nearest(x * inverse)
-        return codes & 255 if first else codes.clamp_(max=top)  # the other trials keep none
+        return codes & 255 if first else codes.clamp_(max=top)  # C stores the codes of the first trial only
 
     codes = encode(_best_of_nine(x, counts, x.amax(0), top, encode))
     products = counts * x
-    sum_xl, sum_l2 = total(products * codes), total((counts * codes).mul_(codes))
+    fit, size = total(products * codes), total((counts * codes).mul_(codes))
     codes &= 255
     for _ in range(5):
         for number, count, product, code in zip(x, counts, products, codes, strict=True):
-            other_xl, other_l2 = sum_xl - product * code, sum_l2 - count * code * code
-            new = nearest(number * other_l2 / other_xl).clamp_(max=top)
-            changed = (other_xl > 0) & (other_l2 > 0) & (new != code)
-            new_xl, new_l2 = (product * new).add_(other_xl), (count * new).mul_(new).add_(other_l2)
-            changed &= new_xl * new_xl * sum_l2 > sum_xl * sum_xl * new_l2
-            sum_xl, sum_l2 = torch.where(changed, new_xl, sum_xl), torch.where(changed, new_l2, sum_l2)
-            code.copy_(torch.where(changed, new & 255, code))
-    return torch.where(sum_l2 > 0, sum_xl / sum_l2, 0.0)
+            other_fit, other_size = fit - product * code, size - count * code * code
+            new = nearest(number * other_size / other_fit).clamp_(max=top)
+            new_fit, new_size = (product * new).add_(other_fit), (count * new).mul_(new).add_(other_size)
+            better = (other_fit > 0) & (other_size > 0) & (new != code) & (new_fit * new_fit * size > fit * fit * new_size)
+            keep_better((fit, size, code), [(better.to(torch.int32).neg_(), (new_fit, new_size, new & 255))])
+    return torch.where(size > 0, fit / size, 0.0)
 
 
 def _best_of_nine(
     x: torch.Tensor, counts: torch.Tensor, peak: torch.Tensor, top: int, encode: Callable[[torch.Tensor, bool], torch.Tensor]
 ) -> torch.Tensor:
-    """Returns the inverse of a scale: of nine that give peak the code top, or by tenths more or less, the best one.
+    """Returns the best of nine inverses of scales, which give the peak, the largest x, the code
+    top, or by tenths more or less.
 
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        peak: the largest x, [groups].
-        top: the largest code.
-        encode: (the inverse of a scale, whether it is the first of the nine) -> codes [n, groups].
+    `encode` takes the inverse of a scale, and whether it is the first of the nine, and returns the
+    codes [n, groups].
     """
 
     def error(inverse: torch.Tensor, first: bool = False) -> torch.Tensor:
         wrong = x - encode(inverse, first) * (1 / inverse)
         return total((counts * wrong).mul_(wrong))
 
-    kept, *trials = (divided(number, peak) for number in tries(0, 0.1, (0, -4, -3, -2, -1, 1, 2, 3, 4), top))
-    best = error(kept, first=True)
-    for trial in trials:
-        new = error(trial)
-        better = exceeds(best, new)
-        pick(better, new, best)
-        pick(better, trial, kept)
-    return kept
+    best, *others = (divided(number, peak) for number in tries(0, 0.1, (0, -4, -3, -2, -1, 1, 2, 3, 4), top))
+    least = error(best, first=True)
+    keep_better((least, best), (by_error(least, error(inverse), inverse) for inverse in others))
+    return best
 
 
 def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: int, top: int) -> torch.Tensor:
-    """Improves the codes of each group, in place, one after another, and returns the scales that fit them: [groups].
+    """Improves the codes of each group, in place, one after another, and returns the scales that
+    fit them: [groups].
 
-    Each code in turn is made anew, of its x and the scale that fits all other codes, and that is kept where it leaves less
-    error: one code moves two sums, of count * x * code and of count * code^2, which say both. All codes are gone through until
-    none changes, but five times at most.
-
-    Args:
-        x: [n, groups].
-        counts: [n, groups].
-        codes: whole numbers from `least` to `top`, float32 [n, groups], none of another sign than its x.
-        least: the least code that there is.
-        top: the greatest.
+    Each code is recomputed from its x and the scale that fits all other codes, and changed if that
+    leaves less error. A code enters two sums, `fit` and `size` of `by_fit`, from which the scale
+    and the error follow. At most five passes are made over all codes, fewer if none changes. Codes
+    are integers from `least` to `top`, in float32, 0 or of the sign of their x.
     """
-    sum_xl = total(torch.mul(counts, x).mul_(codes))
-    sum_l2 = total(torch.mul(counts, codes).mul_(codes))
-    groups = (sum_xl > 0).nonzero().squeeze(1)  # where it is not, it is the sum of no positive numbers, and so are parts of it
+    fit = total(torch.mul(counts, x).mul_(codes))
+    size = total(torch.mul(counts, codes).mul_(codes))
+    groups = (fit > 0).nonzero().squeeze(1)  # no term of the sum is negative, so that no other group can change
     for _ in range(5):
-        xs, ns, some, some_xl, some_l2 = (rows.index_select(-1, groups) for rows in (x, counts, codes, sum_xl, sum_l2))
-        changed = _change(xs, ns, some, some_xl, some_l2, least, top)
-        for rows, new in ((codes, some), (sum_xl, some_xl), (sum_l2, some_l2)):
+        xs, some_counts, *parts = (rows.index_select(-1, groups) for rows in (x, counts, codes, fit, size))
+        changed = _change(xs, some_counts, (parts[0], parts[1], parts[2]), least, top)
+        for rows, new in zip((codes, fit, size), parts, strict=True):
             rows.index_copy_(-1, groups, new)
         groups = groups[changed != 0]
-    return (sum_xl / sum_l2).masked_fill_(~(sum_l2 > 0), 0)
+    return (fit / size).masked_fill_(~(size > 0), 0)
 
 
 def _change(
-    x: torch.Tensor,
-    counts: torch.Tensor,
-    codes: torch.Tensor,
-    sum_xl: torch.Tensor,
-    sum_l2: torch.Tensor,
-    least: int,
-    top: int,
+    x: torch.Tensor, counts: torch.Tensor, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], least: int, top: int
 ) -> torch.Tensor:
-    """Tries to change each code once, in place, as the sums, and returns, as a mask, in which groups some did: [groups]."""
-    some = torch.zeros_like(sum_xl, dtype=torch.int32)
+    """Tries to change each code once, in place, with fit and size. Returns the mask of changes."""
+    codes, fit, size = parts
+    changed = torch.zeros_like(fit, dtype=torch.int32)
     for number, count, product, code in zip(x, counts, counts * x, codes, strict=True):
-        other_xl, other_l2 = sum_xl - product * code, sum_l2 - (count * code).mul_(code)
-        new = nearest((number * other_l2).div_(other_xl)).clamp_(least, top).to(torch.float32)
-        new_xl, new_l2 = (product * new).add_(other_xl), (count * new).mul_(new).add_(other_l2)
-        gain = (new_xl * new_xl).mul_(sum_l2).sub_((sum_xl * sum_xl).mul_(new_l2))
-        for positive in (other_xl, new_l2, (new - code).abs_()):  # so that one comparison does for four
+        other_fit, other_size = fit - product * code, size - (count * code).mul_(code)
+        new = nearest((number * other_size).div_(other_fit)).clamp_(least, top).to(torch.float32)
+        new_fit, new_size = (product * new).add_(other_fit), (count * new).mul_(new).add_(other_size)
+        gain = (new_fit * new_fit).mul_(size).sub_((fit * fit).mul_(new_size))
+        for positive in (other_fit, new_size, (new - code).abs_()):  # one comparison instead of four
             torch.minimum(gain, positive, out=gain)
-        changed = exceeds(gain, 0)
-        some |= changed
-        for found, kept in ((new_xl, sum_xl), (new_l2, sum_l2), (new, code)):
-            pick(changed, found, kept)
-    return some
+        better = exceeds(gain, 0)
+        changed |= better
+        keep_better((fit, size, code), [(better, (new_fit, new_size, new))])
+    return changed

@@ -1,80 +1,61 @@
-"""Finds, for vectors of weights, the entries of a grid that stand for them best.
+"""Searches for the best grid entry for each vector of weights.
 
-A vector, divided by a scale and rounded number by number, is a point of which a grid has few: of the 4096 points of four
-numbers from 0 to 7 it holds 256 or 512, of the 6561 of eight numbers from 0 to 2 it holds 256 to 2048. A point that is not on
-the grid stands for all entries that are nearly as close to it as the closest one: its candidates. Which of them is best depends
-on where the weights lie around the point, and on how much each of them counts.
+A vector divided by a scale and rounded is a point. A grid has few points: 256 or 512 of the 4096
+points of four numbers from 0 to 7, 256 to 2048 of the 6561 points of eight numbers from 0 to 2. The
+candidates of a point off the grid are all entries nearly as close to it as the closest one. Which
+one is best depends on the weights around the point and on their counts.
 
-Points have from 1 to 292 candidates, most of them few. So vectors are sorted by how many their points have: then the first
-candidates of all vectors are tried at once, then the second ones of those that have two, and so on, each time a shorter piece
-from the front.
+Points have 1 to 292 candidates, most of them few. So vectors are sorted by the number of candidates
+of their points: the first candidates of all vectors are tried at once, then the second ones of the
+vectors that have two, and so on, each time a shorter prefix.
 
 Source: the tables and searches of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import is_less, pick, total
+from glft_schema.tensor_types.engine.chunks import cache_slices
 from glft_schema.tensor_types.grids import VALUES, levels
 
-TILE = 1 << 16  # entries that are tried at once
-OFF_GRID = 1 << 30  # the bit of a word that says that its entry was chosen for a point that is not on the grid
+TILE = 1 << 16  # entries tried at once
+OFF_GRID = 1 << 30  # the bit of a word whose entry was chosen for a point off the grid
 
 
 class Candidates(NamedTuple):
-    """The candidates of some ranks: the seventh to the ninth of each point, say.
-
-    Attributes:
-        ranks: how many.
-        points: how many points have at least the first of them.
-        rows: int32 [ranks, 1], where the words of each rank begin.
-        words: int32 [ranks * points], for these points; those that have not all of them
-            have their first candidate again.
-    """
+    """The candidates of some consecutive ranks, say the seventh to the ninth of each point."""
 
     ranks: int
-    points: int
-    rows: torch.Tensor
-    words: torch.Tensor
+    points: int  # that have at least the first of these ranks
+    rows: torch.Tensor  # int32 [ranks, 1], the index of each rank's first word
+    words: torch.Tensor  # int32 [ranks * points]; a missing candidate is replaced by the point's first one
 
 
 class Neighbours(NamedTuple):
-    """What a search knows of a grid.
+    """A grid's entries and candidates, as tables for the search.
 
-    Points are numbered, value 0 having the lowest digit, and have places: those with most candidates come first, those with
-    a single one, as the points on the grid have, last.
-
-    Attributes:
-        base: how many numbers a digit may be.
-        values: how many values an entry has.
-        width: bits of a word's field.
-        odd: whether fields are twice the digit and 1, or the digit itself.
-        shifts: int32 [values], where the fields begin.
-        place: int16 [base ** values], of each point.
-        first: int32 [base ** values], the first candidate of the point in each place; of a point on the grid its entry.
-        others: the next candidates, in steps that grow.
-        ends: int16 [steps], how many points each of these has.
-        entry: int16 [base ** values], the number of each entry in the grid; what it is for other points means nothing.
+    A word is an entry: a field per value, its digit or 2 * digit + 1. Points are numbers in base
+    `base`, value 0 being the lowest digit. They are sorted into places: points with most candidates
+    first, points with one, as on the grid, last.
     """
 
-    base: int
-    values: int
-    width: int
-    odd: bool
-    shifts: torch.Tensor
-    place: torch.Tensor
-    first: torch.Tensor
-    others: list[Candidates]
-    ends: torch.Tensor
-    entry: torch.Tensor
+    base: int  # the number of digits
+    values: int  # per entry
+    width: int  # bits of a word's field
+    odd: bool  # whether a field is 2 * digit + 1
+    shifts: torch.Tensor  # int32 [values], the first bit of each field
+    place: torch.Tensor  # int16 [base ** values], of each point
+    first: torch.Tensor  # int32 [base ** values], the first candidate of the point in each place
+    others: list[Candidates]  # the next candidates, in steps of increasing size
+    ends: torch.Tensor  # int16 [steps], the number of points in each step
+    entry: torch.Tensor  # int16 [base ** values], the index of each entry in the grid; undefined for other points
 
     def points(self, digits: torch.Tensor) -> torch.Tensor:
-        """Numbers points: integers [values, ...] from 0 on -> [...]."""
+        """Returns the numbers of points: digits [values, ...] -> [...]."""
         *others, number = digits.unbind()
         for digit in reversed(others):
             number = torch.add(digit, number, alpha=self.base)
@@ -89,7 +70,7 @@ class Neighbours(NamedTuple):
         return self.first[self.place[0].to(torch.int32)]
 
     def entries(self, words: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers of entries in the grid, int32, of words of any shape."""
+        """Returns the indices of entries in the grid, int32, for words of any shape."""
         digits = self.fields(words)
         digits = digits >> 1 if self.odd else digits
         return self.entry.index_select(0, self.points(digits).flatten()).reshape(words.shape).to(torch.int32)
@@ -97,13 +78,10 @@ class Neighbours(NamedTuple):
 
 @cache
 def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -> Neighbours:
-    """Returns what is known of a grid, made at its first use on a device: in 0.1 to 0.4 s, on a processor.
+    """Returns the tables of a grid, computed on the CPU in 0.1 to 0.4 s at their first use on a
+    device.
 
-    Args:
-        name: the grid's.
-        shells: the candidates of a point are the entries at its least distance, at the next one, and so on: how many.
-        device: where it is used.
-        odd: as in `Neighbours`.
+    Entries at the `shells` least distances from a point are its candidates.
     """
     with torch.device("cpu"):
         grid = levels(name).to(torch.int32)
@@ -144,11 +122,11 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
 
 
 def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns all pairs of a point and a candidate of it, as their numbers, and the squares of the distances between them."""
+    """Returns all pairs of a point and its candidate, as numbers, and their squared distances."""
     every = torch.arange(base ** grid.shape[1])
     digits = torch.stack([every // base**i % base for i in range(grid.shape[1])], 1).to(torch.float32)
     entries = grid.to(torch.float32)
-    found = []
+    pairs = []
     for begin in range(0, len(digits), 1024):
         part = digits[begin : begin + 1024]  # products of small integers are exact
         squares = (part * part).sum(1, keepdim=True) + (entries * entries).sum(1) - 2 * part @ entries.T
@@ -156,10 +134,10 @@ def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, to
         on_grid = shell == 0
         for _ in range(shells - 1):
             shell = squares.masked_fill(squares <= shell, torch.inf).amin(1, keepdim=True)
-        within = squares <= shell.masked_fill_(on_grid, 0)  # an entry itself has no other candidates
+        within = squares <= shell.masked_fill_(on_grid, 0)  # an entry is its only candidate
         point, near = within.nonzero(as_tuple=True)
-        found.append(torch.stack((point + begin, near, squares[within].to(torch.int64))))
-    point, near, distance = torch.cat(found, 1)
+        pairs.append(torch.stack((point + begin, near, squares[within].to(torch.int64))))
+    point, near, distance = torch.cat(pairs, 1)
     return point, near, distance
 
 
@@ -173,35 +151,29 @@ def best_entries(
 ) -> torch.Tensor:
     """Returns the best entry for each of n vectors, as words, int32 [n].
 
-    It is the one of the candidates whose values q make the sum of ``count * (scale * q - weight) ** 2`` least, and the first
-    one of several that do. A point that is on the grid is its own entry.
-
-    Args:
-        known: of the grid.
-        digits: the vectors' points, int32 [values, n].
-        weights: float32 [values, n].
-        counts: how much each of them counts, float32 [values, n], none below 0.
-        scales: float32 [n].
-        shifts: what is added to the values of entries, float32 [n].
+    The best entry is the candidate whose values q minimize the sum of ``count * (scale * q -
+    weight) ** 2``, the first one of several. A point on the grid is its own entry. The digits of
+    points, int32, and the weights and counts, float32, are [values, n]; scales, and shifts, which
+    are added to the values, are float32 [n].
     """
     place, order = known.place.index_select(0, known.points(digits)).sort()
     words = known.first.index_select(0, place.to(torch.int32))
-    ends = torch.searchsorted(place, known.ends).tolist()  # how many vectors each step has
+    ends = torch.searchsorted(place, known.ends).tolist()  # the number of vectors in each step
     if ends and ends[0]:
         chosen = order[: ends[0]]
-        taken = _Vectors(
+        vectors = _Vectors(
             known,
             torch.stack([row.index_select(0, chosen) for row in weights]),
             torch.stack([row.index_select(0, chosen) for row in counts]),
             scales.index_select(0, chosen),
             None if shifts is None else shifts.index_select(0, chosen),
         )
-        _choose(taken, words[: ends[0]], place[: ends[0]].to(torch.int32), ends)
+        _choose(vectors, words[: ends[0]], place[: ends[0]].to(torch.int32), ends)
     return torch.empty_like(words).scatter_(0, order, words)
 
 
 class _Vectors(NamedTuple):
-    """Vectors that are sorted by place, value by value."""
+    """Vectors sorted by place: [values, n]."""
 
     known: Neighbours
     weights: torch.Tensor
@@ -210,7 +182,7 @@ class _Vectors(NamedTuple):
     shifts: torch.Tensor | None
 
     def distances(self, words: torch.Tensor, part: slice) -> torch.Tensor:
-        """Returns how badly entries [ranks, n] stand for n of the vectors."""
+        """Returns the errors of entries [ranks, n] for n of the vectors."""
         values = self.known.fields(words).to(torch.float32)
         if self.shifts is not None:
             values.add_(self.shifts[part])
@@ -218,28 +190,22 @@ class _Vectors(NamedTuple):
         return total((values * self.counts[:, part].unsqueeze(1)).mul_(values))
 
 
-def _choose(taken: _Vectors, words: torch.Tensor, place: torch.Tensor, ends: list[int]) -> None:
+def _choose(vectors: _Vectors, words: torch.Tensor, place: torch.Tensor, ends: list[int]) -> None:
     """Replaces words, which are the first candidates, by better ones."""
     least = torch.empty(len(words), device=words.device)
-    for part in _tiles(len(words), 1, words):
-        least[part] = taken.distances(words[part].unsqueeze(0), part).squeeze(0)
-    for step, n in zip(taken.known.others, ends, strict=True):
-        for part in _tiles(n, step.ranks, words):
+    for part in cache_slices(len(words), TILE, words.device, len(words)):
+        least[part] = vectors.distances(words[part].unsqueeze(0), part).squeeze(0)
+    for step, n in zip(vectors.known.others, ends, strict=True):
+        for part in cache_slices(n, TILE // step.ranks, words.device, n):
             every = step.words.index_select(0, (step.rows + place[part]).flatten()).view(step.ranks, -1)
-            keep_less(least[part], words[part], *least_of(taken.distances(every, part), every))
-
-
-def _tiles(n: int, ranks: int, like: torch.Tensor) -> Iterator[slice]:
-    """Cuts n vectors, of which some ranks are tried at once, into pieces that stay in a processor's cache."""
-    step = max(TILE // ranks, 1) if like.device.type == "cpu" else n
-    for begin in range(0, n, step):
-        yield slice(begin, min(begin + step, n))
+            keep_less(least[part], words[part], *least_of(vectors.distances(every, part), every))
 
 
 def least_of(numbers: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the least of the numbers in each column, and the first of the words that belong to it: [k, n] -> [n].
+    """Returns the least number of each column and the word of the first one: [k, n] -> [n],
+    overwriting both.
 
-    Each two neighbouring rows play, then the winners; in place. torch's own search for a least number is slow.
+    A knockout of neighbouring rows: torch's argmin is slow.
     """
     while len(numbers) > 1:
         pairs = len(numbers) // 2
@@ -249,6 +215,6 @@ def least_of(numbers: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def keep_less(least: torch.Tensor, words: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> None:
-    """Puts numbers in the place of greater ones, and their words in the place of the words of those."""
+    """Replaces numbers by smaller ones, and their words by the others, in place."""
     pick(is_less(numbers, least), others, words)
     torch.minimum(least, numbers, out=least)

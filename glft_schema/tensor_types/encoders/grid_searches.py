@@ -1,14 +1,14 @@
-"""Finds scales and entries of a grid for groups of 16 or 32 weights, so that ``scale * entry`` is near the weights.
+"""Searches for scales and grid entries of groups of 16 or 32 weights.
 
-What is minimized is the sum of ``count * (weight - scale * value) ** 2`` over a group, where `count` says how much a weight
-counts. For given entries the best scale is known: the sum of ``count * weight * value`` divided by that of
-``count * value ** 2``; and the error is the less, the larger the first sum, squared, is against the second. For a given scale
-good entries are known, too: weights are divided by it and rounded, and what is not on the grid moves to a neighbour on it. So
-scales are tried, of those that bring the largest weight near the largest value of the grid: each gives entries, and these give
-a better scale, of which the best is kept. At last some entries, of each type others, are chosen once more, for that scale.
+The search minimizes the sum of ``count * (weight - scale * value) ** 2`` over a group. Given
+entries, the best scale follows by least squares, see `trials.by_fit`. Given a scale, so do good
+entries: weights are divided by it and rounded, and points off the grid move to a neighbour on it.
+So scales are tried that bring the largest weight near the grid's largest value; their entries give
+better scales, and the best one is kept. Last, some entries, depending on the type, are chosen again
+for that scale.
 
-All groups are searched at once, a number [group] where C has a variable; tensors of weights are [values, vectors, groups], so
-that the values of a vector are added up one after another, as C does it, by adding whole rows.
+All groups are searched at once: one number per group, [groups], where C has a variable. Weights are
+[values, vectors, groups], so that the sum over a vector adds up whole rows in order, as C does.
 
 Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """
@@ -22,57 +22,53 @@ from typing import NamedTuple
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.code_searches import scale_of_bytes
 from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
-from glft_schema.tensor_types.encoders.scale_searches import by_importance, divided, tries
-from glft_schema.tensor_types.engine.arithmetic import is_less, nearest, pick, root, total
+from glft_schema.tensor_types.encoders.scale_searches import by_importance
+from glft_schema.tensor_types.encoders.trials import Trial, by_fit, keep_better, tries
+from glft_schema.tensor_types.engine.arithmetic import divided, is_less, nearest, pick, root, total
+from glft_schema.tensor_types.engine.chunks import cache_slices
 
 BLOCK = 256  # weights in a block
-NO_GOOD = 1 << 29  # the bit of a word that says that no try for its group was any good
-PIECE = 1 << 16  # vectors that are searched at once: torch sorts fewer many times more slowly, and more leave the cache
+NO_GOOD = 1 << 29  # the bit of a word that marks a group for which no trial was any good
+PIECE = 1 << 16  # vectors searched at once: torch sorts fewer many times more slowly, and more leave the cache
 
 
 def cut(blocks: torch.Tensor, vectors: int, values: int) -> torch.Tensor:
-    """Lays out weights for a search: [blocks, 256] -> contiguous [values, vectors, groups of a block, blocks]."""
+    """Lays out weights [blocks, 256] as contiguous [values, vectors, groups of a block, blocks]."""
     return blocks.reshape(len(blocks), -1, vectors, values).permute(3, 2, 1, 0).contiguous()
 
 
+def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
+    """[vectors, groups of a block, blocks] -> [blocks, vectors of a block]."""
+    return numbers.permute(2, 1, 0).flatten(1)
+
+
 def counted(blocks: torch.Tensor, importance: torch.Tensor, factor: int = 2) -> torch.Tensor:
-    """Returns how much weights count that are more or less important, see `by_importance`: [blocks, 256] each -> as many."""
+    """Returns the counts of weights [blocks, 256] with an importance, see `by_importance`."""
     return by_importance(blocks, importance, BLOCK, BLOCK, factor).t()
 
 
 def overflows(weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Tells in which blocks the errors are too large for float32, so that no search finds anything: [blocks].
-
-    Args:
-        weights: as `cut` has them.
-        counts: how much they count.
-    """
+    """Returns the mask [blocks] of blocks whose errors overflow, so that every trial fails."""
     return (counts * weights * weights).sum((0, 1, 2)).isfinite().logical_not_()
 
 
 def digits(weights: torch.Tensor, inverse: torch.Tensor, most: int) -> torch.Tensor:
-    """Returns (n - 1) / 2 for the odd number n nearest to each weight * inverse, of any shape: int32 from 0 to `most`."""
+    """Returns (n - 1) / 2 for the odd n nearest to weight * inverse: int32 from 0 to `most`."""
     return nearest((weights * inverse).sub_(1).mul_(0.5)).clamp_(0, most)
 
 
-def without_signs(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Takes the signs from weights of any shape: returns what is left, and int32 that is 1 where one is below 0 (-0 is not)."""
-    return weights.abs(), (weights < 0).to(torch.int32)
-
-
 def eight(numbers: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the first of each eight weights, the second, and so on: [values, vectors, groups] -> 8 views [eights, groups]."""
-    halves = numbers.view(len(numbers), -1, 8 // len(numbers), numbers.shape[2])  # or wholes, where a vector has eight
+    """Returns the first of each eight weights, the second, and so on: 8 views [eights, groups]."""
+    halves = numbers.view(len(numbers), -1, 8 // len(numbers), numbers.shape[2])  # one half if a vector has eight values
     return [value for half in halves.unbind(2) for value in half]
 
 
 def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tensor) -> None:
-    """Makes even how many of each eight weights are negative, in place, by the other sign for the one that matters least.
+    """Makes the number of negative weights in each eight even, in place, by flipping the sign that
+    matters least.
 
-    Args:
-        numbers: the weights without signs, [values, vectors, groups]; the one whose sign is now wrong gets below 0.
-        negative: their signs.
-        counts: how much they count.
+    `numbers` are absolute weights [values, vectors, groups], in which a weight with a flipped sign
+    becomes negative, and `negative` is 1 for negative weights, else 0.
     """
     signs, errors = eight(negative), eight(counts * numbers * numbers)
     least, at = errors[0].clone(), torch.zeros_like(signs[0])
@@ -87,13 +83,11 @@ def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tens
 
 
 def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of count * weight * value and of count * value ** 2 of each group: [2, groups].
+    """Returns the sums of count * weight * value and of count * value ** 2 of each group: [2,
+    groups].
 
-    Args:
-        known: of the grid.
-        words: the entries, int32 [vectors, groups].
-        counts: [values, vectors, groups].
-        products: the counts times the weights.
+    The words are int32 [vectors, groups]. The products are the counts [values, vectors, groups]
+    times the weights.
     """
     parts = torch.empty((*counts.shape[:2], 2, counts.shape[2]), dtype=torch.float32, device=words.device)
     values = known.fields(words).to(torch.float32)
@@ -102,87 +96,72 @@ def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products:
     return total(parts.transpose(0, 1).flatten(0, 1))
 
 
-class FoundEntries(NamedTuple):
-    """What a search found.
+class BestEntries(NamedTuple):
+    """The result of a search."""
 
-    Attributes:
-        d: float16 [blocks, 1].
-        scales: u8 [blocks, groups of a block], of four bits.
-        entries: int32 [blocks, vectors of a block], their numbers in the grid.
-        signs: u8 [blocks, 32], a bit for each weight.
-    """
-
-    d: torch.Tensor
-    scales: torch.Tensor
-    entries: torch.Tensor
-    signs: torch.Tensor
+    d: torch.Tensor  # float16 [blocks, 1]
+    scales: torch.Tensor  # u8 [blocks, groups of a block], of four bits
+    entries: torch.Tensor  # int32 [blocks, vectors of a block], indices into the grid
+    signs: torch.Tensor  # u8 [blocks, 32], a bit per weight
 
 
-# Words [vectors, groups] -> which vectors get an entry once more, as much: one of these three.
+# The vectors whose entries are chosen again, as a mask: words [vectors, groups] -> the same shape.
+# One of these three.
 
 
 def moved(words: torch.Tensor) -> torch.Tensor:
-    """Those that were moved to the grid."""
+    """Vectors that were moved to the grid."""
     return words & OFF_GRID != 0
 
 
 def groups_of_moved(words: torch.Tensor) -> torch.Tensor:
-    """All of groups in which some were moved, or no try was any good."""
+    """All vectors of groups in which one was moved, or for which no trial was any good."""
     return (words & (OFF_GRID | NO_GOOD) != 0).any(0).expand_as(words)
 
 
-def all_of_them(words: torch.Tensor) -> torch.Tensor:
-    """All, since what is on the grid for one scale need not be for another."""
+def all_vectors(words: torch.Tensor) -> torch.Tensor:
+    """All vectors, since a point on the grid for one scale may be off the grid for another."""
     return torch.ones_like(words, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
 class GridSearch:
-    """A search, as each type has its own.
-
-    Attributes:
-        grid: its name.
-        shells: how many distances candidates may have, see `grid_neighbours.neighbours`.
-        values: in a vector.
-        vectors: in a group.
-        tries: how many scales are tried below the first one, and above it.
-        step: from one try to the next, as a part of a value's 1.
-        least: a group without a weight as large as this becomes zeros.
-        factor: what d, which is the largest scale / 31, is stored times.
-        counts: blocks [blocks, 256] -> how much their weights count, where nobody says how important they are;
-            None where somebody must.
-        even: whether an even number of each eight weights is negative, so that seven signs say the eighth.
-        fits: whether the first scale is the one with which integers fit best, were there no grid; else it is the one that
-            brings the largest weight to the largest value.
-        again: words -> which vectors get the best entry for the scale that was found, once more.
-    """
+    """The search of a type."""
 
     grid: str
-    shells: int
-    values: int
-    vectors: int
-    tries: int
-    step: float
-    least: float
-    factor: float
-    counts: Callable[[torch.Tensor], torch.Tensor] | None
-    even: bool
-    fits: bool
-    again: Callable[[torch.Tensor], torch.Tensor]
+    shells: int  # the number of distances of candidates, see `neighbours`
+    values: int  # per vector
+    vectors: int  # per group
+    tries: int  # the number of scales tried on either side of the first one
+    step: float  # between tries, in units of the grid's values
+    least: float  # groups whose weights are all smaller become zeros
+    factor: float  # d, the largest scale / 31, is stored times this factor
+    counts: Callable[[torch.Tensor], torch.Tensor] | None  # the default; None if the type requires an importance
+    even: bool  # whether the number of negative weights in each eight is even: seven signs imply the eighth
+    fits: bool  # whether the first scale fits integers best; else it maps the largest weight to the largest value
+    again: Callable[[torch.Tensor], torch.Tensor]  # the vectors whose entries are chosen again for the best scale
 
-    def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> FoundEntries:
-        """Searches for float32 [blocks, 256], and how important each weight is, as many."""
-        piece = PIECE if blocks.device.type == "cpu" else 16 * PIECE
-        pieces = max(len(blocks) * BLOCK // (piece * self.values), 1)
-        importances = [None] * pieces if importance is None else importance.reshape(blocks.shape).tensor_split(pieces)
-        found = [self._search(*piece) for piece in zip(blocks.tensor_split(pieces), importances, strict=True)]
-        return FoundEntries(*map(torch.cat, zip(*found, strict=True)))
+    def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> BestEntries:
+        """Searches for float32 [blocks, 256] with an importance of as many numbers."""
+        importance = None if importance is None else importance.reshape(blocks.shape)
+        size = PIECE * self.values // BLOCK
+        parts = [
+            self._search(blocks[part], None if importance is None else importance[part])
+            for part in cache_slices(len(blocks), size, blocks.device, 16 * size)
+        ]
+        return BestEntries(*map(torch.cat, zip(*parts, strict=True)))
 
-    def _search(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> FoundEntries:
-        weights, counts = (cut(part, self.vectors, self.values) for part in (blocks, self._counts(blocks, importance)))
+    def _search(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> BestEntries:
+        if importance is not None:
+            counts = counted(blocks, importance, 1 if self.counts is None else 2)
+        else:
+            assert self.counts
+            counts = self.counts(blocks)
+        weights, counts = (cut(part, self.vectors, self.values) for part in (blocks, counts))
         shape, lost = weights.shape[2:], overflows(weights, counts)
         counts = counts.flatten(2)
-        numbers, negative = without_signs(weights.flatten(2))
+        signed = weights.flatten(2)
+        numbers, negative = signed.abs(), (signed < 0).to(torch.int32)  # -0 is not negative
         if self.even:
             flip_least(numbers, negative, counts)
         known = neighbours(self.grid, self.shells, blocks.device)
@@ -193,38 +172,30 @@ class GridSearch:
         entries, signs = ((part * ~zeros).view(-1, *shape) for part in (known.entries(words), signs))
         scale = scale.abs().view(shape)
         largest = scale.amax(0).masked_fill_(lost, torch.inf)
-        if self.even:  # then nothing is left of a block without a scale
+        if self.even:  # a block without a scale is all zeros
             entries, signs = entries * (largest > 0), signs * (largest > 0)
         d = largest / 31
-        return FoundEntries(
+        return BestEntries(
             (d * self.factor).to(torch.float16).unsqueeze(1),
             digits(scale, 1 / d, 15).T.to(torch.uint8),
             by_blocks(entries),
             by_blocks(signs).to(torch.uint8),
         )
 
-    def _counts(self, blocks: torch.Tensor, importance: torch.Tensor | None) -> torch.Tensor:
-        """Returns how much each weight counts: [blocks, 256]."""
-        if importance is not None:
-            return counted(blocks, importance, 1 if self.counts is None else 2)
-        assert self.counts
-        return self.counts(blocks)
-
     def _fitted(
         self, known: Neighbours, numbers: torch.Tensor, counts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Searches words [vectors, groups] and scales [groups] for numbers [values, vectors, groups], which count so much.
+        """Searches for numbers and counts [values, vectors, groups].
 
-        Returns:
-            The words, the scales, and which groups become zeros.
+        Returns words [vectors, groups], scales [groups], and the mask of groups that become zeros.
         """
         top = 2 * known.base - 1
         products, roots = counts * numbers, root(counts)
         largest = numbers.amax((0, 1))
-        scale, reach = largest / top, largest  # the first try brings a number that is as large as `reach` to the largest value
+        scale, reach = largest / top, largest  # the first trial maps a number as large as `reach` to the largest value
         if self.fits:
-            rows, their = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
-            scale = scale_of_bytes(rows, their, known.base + 1)
+            rows, row_counts = (part.transpose(0, 1).flatten(0, 1) for part in (numbers, counts))
+            scale = scale_of_bytes(rows, row_counts, known.base + 1)
             reach = scale * known.base
         zeros = (largest < self.least) | (reach <= 0)
         words = (known.lowest() | NO_GOOD).repeat(numbers.shape[1:])
@@ -235,21 +206,14 @@ class GridSearch:
             scales = scale.expand(numbers.shape[1:]).flatten()
             return best_entries(known, points, numbers.flatten(1), roots.flatten(1), scales).view(words.shape)
 
-        for number in tries(0, self.step, range(-self.tries, self.tries + 1), top):
+        def trial(number: float) -> Trial:
             inverse = divided(number, reach)
-            other = entries(inverse, 1 / inverse)
-            fit, size = sums(known, other, counts, products)
-            better = (size > 0) & (fit * fit > best * size)
-            scale = torch.where(better, fit / size, scale)
-            best = torch.where(better, scale * fit, best)
-            pick(-better.to(torch.int32), other, words)
+            tried = entries(inverse, 1 / inverse)
+            return by_fit(best, *sums(known, tried, counts, products), tried)
+
+        keep_better((best, scale, words), map(trial, tries(0, self.step, range(-self.tries, self.tries + 1), top)))
 
         again = self.again(words) & (scale > 0)
         pick(-again.to(torch.int32), entries(1 / scale, scale), words)
         fit, size = sums(known, words, counts, products)
         return words, torch.where(again.any(0) & (size > 0), fit / size, scale), zeros
-
-
-def by_blocks(numbers: torch.Tensor) -> torch.Tensor:
-    """[vectors, groups of a block, blocks] -> [blocks, vectors of a block]."""
-    return numbers.permute(2, 1, 0).flatten(1)

@@ -1,15 +1,17 @@
-"""Finds scales and entries of the grid of i1-quants, whose values are -1, 0 and 1, all shifted by 1/8 up or down.
+"""Searches for scales and grid entries of i1-quants, whose values are -1, 0 and 1, all shifted by
+1/8 up or down.
 
-What is minimized is the same as in `grid_searches`. But with three values, weights in ascending order are best cut in three:
-the first ones become -1, those in the middle 0, the last ones 1. So all ways to cut them are tried, 561 of 32 weights and 153
-of 16, each with all shifts; each has a best scale, and the best way is the one whose first sum, squared, is largest against the
-second. (With a scale below 0 all is turned round.) Only then are vectors moved to the grid, if they are not on it.
+The search minimizes the same as `grid_searches`. With three values, weights in ascending order are
+best split in three: the first part becomes -1, the middle 0, the last 1. So all splits are tried,
+561 of 32 weights and 153 of 16, each with all shifts. Each has a best scale, see `trials.by_fit`; a
+negative scale mirrors the values. Only then do vectors off the grid move to it.
 
-C takes the ways in turn, and one that is better than the best so far by a comparison of rounded numbers. Here the best is taken
-at once, where no other is as good but for rounding; groups in which one is go through all ways in turn, as in C.
+C keeps a running best with rounded comparisons. We take the argmin, and replay C's loop only for
+groups with a near-tie.
 
-Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit. Weights that are equal are there
-in the order in which the C library's qsort leaves them; here they stay in theirs, as with glibc's merge sort.
+Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit. C
+sorts equal weights in the order of the library's qsort. Here the sort is stable, like glibc's merge
+sort.
 """
 
 from __future__ import annotations
@@ -21,52 +23,48 @@ from typing import NamedTuple
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
 from glft_schema.tensor_types.encoders.grid_searches import counted, cut, overflows
+from glft_schema.tensor_types.encoders.trials import by_fit, keep_better
 from glft_schema.tensor_types.engine.arithmetic import is_less, total
+from glft_schema.tensor_types.engine.chunks import slices
 
-GROUPS = 1 << 11  # of which all ways are tried at once
-CLOSE = 1 + 2.0**-19  # the quotient up to which rounding may decide which of two ways is better
+GROUPS = 1 << 11  # whose splits are all tried at once
+CLOSE = 1 + 2.0**-19  # two splits are nearly tied if the quotient of their errors is less: rounding may decide
 DELTA = 0.125
 UP = (-1 + DELTA, DELTA, 1 + DELTA)  # the values with the shift upwards
 DOWN = (-1 - DELTA, -DELTA, 1 - DELTA)
 
 
 class Sorted(NamedTuple):
-    """Groups in ascending order of their weights: [weights of a group, groups].
-
-    Attributes:
-        products: how much weights count, times the weights.
-        weights: these.
-        counts: how much they count.
-        places: where they were.
-    """
+    """Groups [weights, groups] in ascending order of weights; products are counts times weights."""
 
     products: torch.Tensor
     weights: torch.Tensor
     counts: torch.Tensor
-    places: torch.Tensor
+    places: torch.Tensor  # the original positions
 
     def some(self, groups: slice | torch.Tensor) -> Sorted:
         return Sorted(*(part[:, groups] for part in self))
 
 
-def ways(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns all ways to cut so many weights, as how many are in the first part, and in the first two: [ways] each.
+def splits(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns all splits of `size` weights: the sizes of the first part, and of the first two
+    parts, [splits] each.
 
-    They are sorted by the second number; C goes through them sorted by the first one.
+    They are sorted by the second number; C tries them sorted by the first one.
     """
     second, first = torch.tril_indices(size + 1, size + 1, device="cpu")
     return first, second
 
 
-# Groups -> the sums of count * weight * value and of count * value ** 2, of way w with shift s in row w * shifts + s: [ways
-# times shifts, groups] each.
+# Groups -> the sums of count * weight * value and of count * value ** 2, for split w with shift s
+# in row w * shifts + s: [splits times shifts, groups] each.
 Sums = Callable[[Sorted], "tuple[torch.Tensor, torch.Tensor]"]
 
 
 def sums_by_group(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
-    """With one shift for the whole group: each part's sum is the difference of two of those from the first weight on."""
+    """Uses one shift per group. The sum of each part is the difference of two prefix sums."""
     size, count = groups.weights.shape
-    out_shape = (size + 1) * (size + 2) // 2, 2, count  # ways, shifts, groups
+    out_shape = (size + 1) * (size + 2) // 2, 2, count  # splits, shifts, groups
     fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
     for numbers, out, power in ((groups.products, fits, 1), (groups.counts, sizes, 2)):
         so_far = prefixes(numbers)
@@ -85,9 +83,9 @@ def sums_by_group(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sums_by_half(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
-    """With a shift for each half: each half's sum is that of all its weights with the last value, and what others add to it."""
+    """Uses a shift per half, whose sum is that of the last value, corrected for the others."""
     size, count = groups.weights.shape
-    out_shape = (size + 1) * (size + 2) // 2, 2, 2, count  # ways, shifts of the first half, of the second one, groups
+    out_shape = (size + 1) * (size + 2) // 2, 2, 2, count  # splits, shifts of the first half, of the second half, groups
     fits, sizes = (torch.empty(out_shape, device=groups.weights.device) for _ in range(2))
     in_first = (groups.places < size // 2).to(torch.float32)
     for numbers, out, power in ((groups.products, fits, 1), (groups.counts, sizes, 2)):
@@ -108,7 +106,7 @@ def sums_by_half(groups: Sorted) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def prefixes(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of the first 0, 1, 2 ... rows, added up one after another."""
+    """Returns the sums of the first 0, 1, 2 ... rows, added up in order."""
     sums = torch.zeros(len(rows) + 1, rows.shape[1], device=rows.device)
     for i, row in enumerate(rows):
         torch.add(sums[i], row, out=sums[i + 1])
@@ -120,120 +118,76 @@ def times(numbers: torch.Tensor, value: float, power: int) -> torch.Tensor:
     return numbers * value if power == 1 else numbers * value * value
 
 
-def best_way(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row of the best way and shift of each group, -1 where none is any good, and the scale: [groups] each.
-
-    Args:
-        groups: their weights.
-        sums: what makes the sums.
-        shifts: how many rows of these a way has.
-    """
+def best_split(groups: Sorted, sums: Sums, shifts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the row of the best split and shift, or -1, and its scale: [groups] each."""
     count = groups.weights.shape[1]
-    chosen = torch.empty(count, dtype=torch.int64, device=groups.weights.device)
-    scales, doubtful = torch.empty_like(groups.weights[0]), torch.empty_like(chosen, dtype=torch.bool)
-    for begin in range(0, count, GROUPS):
-        piece = slice(begin, begin + GROUPS)
-        fit, size = sums(groups.some(piece))
-        chosen[piece], doubtful[piece] = _least(fit, size)
-        scales[piece] = _scale(fit, size, chosen[piece])
-    first, second = ways(len(groups.weights))
-    turns = (first * len(first) + second).argsort().unsqueeze(1) * shifts + torch.arange(shifts, device="cpu")
-    left = doubtful.nonzero().squeeze(1)
-    for begin in range(0, len(left), GROUPS):
-        some = left[begin : begin + GROUPS]
-        fit, size = sums(groups.some(some))
-        chosen[some] = _taken_in_turn(fit, size, turns.flatten())
-        scales[some] = _scale(fit, size, chosen[some])
+    chosen = torch.empty(count, dtype=torch.int32, device=groups.weights.device)
+    scales, tied = torch.empty_like(groups.weights[0]), torch.empty_like(chosen, dtype=torch.bool)
+    for part in slices(count, GROUPS):
+        chosen[part], scales[part], tied[part] = _least(*sums(groups.some(part)))
+    first, second = splits(len(groups.weights))
+    order = (first * len(first) + second).argsort().unsqueeze(1) * shifts + torch.arange(shifts, device="cpu")
+    replayed = tied.nonzero().squeeze(1)
+    for part in slices(len(replayed), GROUPS):
+        some = replayed[part]
+        chosen[some], scales[some] = _replay(*sums(groups.some(some)), order.flatten())
     return chosen, scales
 
 
-def _least(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the row with the least size / fit ** 2 of each group, and where rounding may decide: [groups] each."""
+def _least(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns the row with the least size / fit ** 2, its scale, and the mask of near-ties."""
     errors = torch.div(size, fit * fit)
     limit = errors.amin(0) * CLOSE
     number = torch.arange(1, len(fit) + 1, dtype=torch.int32, device=fit.device).unsqueeze(1)
     last = is_less(errors, limit).bitwise_and_(number).amax(0) - 1
     chosen = last.to(torch.int64).clamp_(min=0).unsqueeze(0)
-    of_best = torch.cat([part.gather(0, chosen) for part in (fit, size)])
-    ordinary = ((of_best.abs() > 1e-12) & (of_best.abs() < 1e12)).all(0)  # nothing that matters became 0 or infinite
+    best = torch.cat([part.gather(0, chosen) for part in (fit, size)])
+    normal = ((best.abs() > 1e-12) & (best.abs() < 1e12)).all(0)  # no number that matters underflowed or overflowed
     others = errors.scatter_(0, chosen, torch.inf).amin(0)
-    return chosen[0], ~(ordinary & (others > limit))
+    return chosen[0].to(torch.int32), best[0] / best[1], ~(normal & (others > limit))
 
 
-def _taken_in_turn(fit: torch.Tensor, size: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Returns the last row of those in turns that is better than the best before it, of each group: [groups]."""
+def _replay(fit: torch.Tensor, size: torch.Tensor, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Runs C's loop over the rows in `order`. Returns the best row and its scale: [groups] each."""
     best = torch.full_like(fit[0], torch.finfo(torch.float32).min)
-    chosen = torch.full_like(fit[0], -1, dtype=torch.int64)
-    squares, scores = fit * fit, fit / size * fit
-    for number in turns.tolist():
-        better = (size[number] > 0) & (squares[number] > best * size[number])
-        best = torch.where(better, scores[number], best)
-        chosen = torch.where(better, number, chosen)
-    return chosen
-
-
-def _scale(fit: torch.Tensor, size: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Returns the scale that fits best in a row of each group: [groups]."""
-    at = row.clamp(min=0).unsqueeze(0)
-    return (fit.gather(0, at) / size.gather(0, at)).squeeze(0)
+    scale, chosen = torch.zeros_like(best), torch.full_like(best, -1, dtype=torch.int32)
+    number = torch.arange(len(fit), dtype=torch.int32, device=fit.device).unsqueeze(1)
+    keep_better((best, scale, chosen), (by_fit(best, fit[row], size[row], number[row]) for row in order.tolist()))
+    return chosen, scale
 
 
 class Split(NamedTuple):
-    """The best way to cut each group, before anything is moved to the grid.
+    """The best split of each group, before vectors move to the grid."""
 
-    Attributes:
-        digits: int32 [weights of a group, groups]: 0, 1 or 2, the part in which each weight is.
-        down: int32 [vectors, groups], 1 where values are shifted downwards.
-        scales: [groups], none below 0.
-        exists: [groups], whether there is any that is better than none.
-    """
-
-    digits: torch.Tensor
-    down: torch.Tensor
-    scales: torch.Tensor
-    exists: torch.Tensor
+    digits: torch.Tensor  # int32 [weights of a group, groups]: the part of each weight, 0, 1 or 2
+    down: torch.Tensor  # int32 [vectors, groups], 1 if values are shifted downwards
+    scales: torch.Tensor  # [groups], none negative
+    exists: torch.Tensor  # [groups], whether any split is better than none
 
 
-class FoundSplits(NamedTuple):
-    """What a search found, [..., groups of a block, blocks].
+class BestSplits(NamedTuple):
+    """The result of a search, [..., groups of a block, blocks]."""
 
-    Attributes:
-        weights: as `cut` has them.
-        counts: how much they count.
-        scales: none below 0.
-        largest: the largest of a block, [blocks]; infinite where sums overflow.
-        entries: int32 [vectors, ...], their numbers in the grid.
-        words: the same as words.
-        down: int32 [vectors, ...], 1 where values are shifted downwards.
-    """
-
-    weights: torch.Tensor
+    weights: torch.Tensor  # as laid out by `cut`
     counts: torch.Tensor
-    scales: torch.Tensor
-    largest: torch.Tensor
-    entries: torch.Tensor
-    words: torch.Tensor
-    down: torch.Tensor
+    scales: torch.Tensor  # none negative
+    largest: torch.Tensor  # the largest scale of a block, [blocks]; infinite if sums overflow
+    entries: torch.Tensor  # int32 [vectors, ...], indices into the grid
+    words: torch.Tensor  # the entries as words
+    down: torch.Tensor  # int32 [vectors, ...], 1 if values are shifted downwards
 
 
 @dataclass(frozen=True)
 class SplitSearch:
-    """A search, as each type has its own.
+    """The search of a type."""
 
-    Attributes:
-        vectors: of eight weights, in a group.
-        least: a group without a weight as large as this becomes zeros.
-        shifts: of the vectors of a group, together; two of a whole group or four of its halves.
-        sums: `sums_by_group` or `sums_by_half`.
-    """
+    vectors: int  # of eight weights, per group
+    least: float  # groups whose weights are all smaller become zeros
+    shifts: int  # of a group: two of a whole group or four of its halves
+    sums: Sums  # `sums_by_group` or `sums_by_half`
 
-    vectors: int
-    least: float
-    shifts: int
-    sums: Sums
-
-    def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> FoundSplits:
-        """Searches for float32 [blocks, 256], and how important each weight is, as many; by their squares without."""
+    def __call__(self, blocks: torch.Tensor, importance: torch.Tensor | None = None) -> BestSplits:
+        """Searches for float32 [blocks, 256]. Without an importance, an error counts w^2."""
         counts = blocks * blocks if importance is None else counted(blocks, importance)
         weights, counts = (cut(part, self.vectors, 8) for part in (blocks, counts))
         parts = weights.flatten(2), counts.flatten(2)
@@ -246,51 +200,46 @@ class SplitSearch:
         scales = torch.where(zeros, 0.0, scales).view(shape)
         largest = scales.amax(0).masked_fill_(overflows(weights, counts), torch.inf)
         words, down = torch.where(zeros, known.lowest(), words).view(-1, *shape), (split.down * ~zeros).view(-1, *shape)
-        return FoundSplits(weights, counts, scales, largest, known.entries(words), words, down)
+        return BestSplits(weights, counts, scales, largest, known.entries(words), words, down)
 
     def _split(self, weights: torch.Tensor, counts: torch.Tensor) -> Split:
-        """Searches the best way to cut each group: [8, vectors, groups] each."""
+        """Searches for the best split of each group of weights and counts [8, vectors, groups]."""
         weights, counts = (part.transpose(0, 1).flatten(0, 1) for part in (weights, counts))
         ascending, order = weights.T.contiguous().sort(dim=1, stable=True)
         places, ascending = order.T.contiguous(), ascending.T.contiguous()
         counts = counts.gather(0, places)
-        row, scales = best_way(Sorted(counts * ascending, ascending, counts, places), self.sums, self.shifts)
+        row, scales = best_split(Sorted(counts * ascending, ascending, counts, places), self.sums, self.shifts)
         exists, row = row >= 0, row.clamp(min=0)
 
-        first, second = (part.to(row.device)[row // self.shifts] for part in ways(len(places)))
+        first, second = (part.to(row.device)[row // self.shifts] for part in splits(len(places)))
         rank = torch.empty_like(order).scatter_(1, order, torch.arange(len(places), device=order.device).expand_as(order)).T
         digits = rank.ge(first).to(torch.int32) + rank.ge(second).to(torch.int32)
         shift, turned = row % self.shifts, scales < 0
         digits = torch.where(turned, 2 - digits, digits)
         shift = torch.where(turned, self.shifts - 1 - shift, shift).to(torch.int32)
-        # of two shifts, one is for all vectors; of four, a bit for each half, the first half's above
+        # a shift is one bit for all vectors, or a bit for each half, the first half's above
         bits = [self.vectors - 1 - vector if self.shifts == 4 else 0 for vector in range(self.vectors)]
         return Split(digits, torch.stack([shift >> bit & 1 for bit in bits]), scales.abs(), exists)
 
 
 def ternary(device: torch.device) -> Neighbours:
-    """Returns what is known of the grid of both types."""
+    """Returns the tables of the grid of both types."""
     return neighbours("iq1_s", 3, device, odd=False)
 
 
 def shifted(known: Neighbours, words: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    """Returns the values of entries, shifted: float32 [8, ...] of words, and whether they are shifted downwards, [...]."""
+    """Returns the shifted values of entries: float32 [8, ...] for words and `down` [...]."""
     return known.fields(words).to(torch.float32).add_(least_values(down))
 
 
 def least_values(down: torch.Tensor) -> torch.Tensor:
-    """Returns the value of the digit 0 where values are shifted downwards, or upwards: float32, of any shape."""
+    """Returns the shifted value of the digit 0: float32, for `down` of any shape."""
     return -1 + DELTA - 2 * DELTA * down.to(torch.float32)
 
 
 def on_grid(known: Neighbours, weights: torch.Tensor, counts: torch.Tensor, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Moves vectors to the grid, which gives their groups other scales.
-
-    Args:
-        known: of the grid.
-        weights: [8, vectors, groups].
-        counts: how much they count.
-        split: of these groups.
+    """Moves vectors of weights [8, vectors, groups] to the grid, and fits the scales of their
+    groups again.
 
     Returns:
         The words of the entries, int32 [vectors, groups], and the scales [groups].

@@ -1,1 +1,1 @@
-"""How formulas of tensor types are run: in chunks, compiled, over packed bits."""
+"""Runs the formulas of tensor types: in chunks, compiled, on packed bits."""

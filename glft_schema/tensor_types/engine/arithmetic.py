@@ -1,63 +1,65 @@
-"""float32 arithmetic bit for bit as C does it, and what else searches do over and over, in the quickest way that torch has.
+"""float32 arithmetic bit for bit as in C, in the fastest form that torch has.
 
-Masks are int32 of all bits or none, for `pick`.
+Masks are int32 with all bits set or none, for `pick`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.bits import by_words
 
-MAGIC = 3.0 * 2**22  # what is added to it has no bits behind the point: it is rounded, half to even
+MAGIC = 3.0 * 2**22  # a sum with it has no fraction bits: adding rounds half to even
 
 
 def total(rows: torch.Tensor) -> torch.Tensor:
-    """Adds up rows, one after another: [n, groups] -> [groups]."""
+    """Adds up rows in order: [n, groups] -> [groups]."""
     first, *others = rows.unbind(0)
-    result = first + 0.0  # a sum that begins with 0 is never -0
+    result = first + 0.0  # a C sum starts with 0, so it is never -0
     for row in others:
         result += row
     return result
 
 
 def nearest(numbers: torch.Tensor) -> torch.Tensor:
-    """Rounds to int32, half to even, in place; beyond 2^22, and for NaN, it is as wrong as the reference."""
+    """Rounds to int32, half to even, in place. Wrong beyond 2^22 and for NaN, as in llama.cpp."""
     return numbers.add_(MAGIC).view(torch.int32).bitwise_and_(0x7FFFFF).sub_(0x400000)
 
 
 def root(numbers: torch.Tensor) -> torch.Tensor:
-    """Returns the square root of float32, correctly rounded, as torch's own is not on every processor."""
+    """Returns the square root of float32, correctly rounded; torch's own is not on every CPU."""
     return numbers.to(torch.float64).sqrt_().to(torch.float32)
 
 
 def exceeds(numbers: torch.Tensor, others: torch.Tensor | float) -> torch.Tensor:
-    """Tells where a number is greater than the other: a mask."""
+    """Returns the mask of numbers that exceed the others."""
     return torch.gt(numbers, others, out=torch.empty_like(numbers, dtype=torch.int32)).neg_()
 
 
 def is_less(numbers: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Tells where a float32 number is less than the other: a mask. Neither is below 0: their bits are ordered as they are."""
+    """Returns the mask of float32 numbers less than the others, by bits: none is negative."""
     return numbers.view(torch.int32).sub(others.view(torch.int32)).bitwise_right_shift_(31)
 
 
 def pick(mask: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Writes `new` over `old` where the mask says so: `where`, which on a processor takes ten times longer."""
+    """Replaces `old` by `new` where the mask is set, in place. Ten times as fast as `where`."""
     bits = old.view(torch.int32)
     bits.bitwise_xor_(torch.bitwise_xor(new.view(torch.int32), bits).bitwise_and_(mask))
     return old
 
 
 def reciprocal(d: torch.Tensor) -> torch.Tensor:
-    """1 / d, and 0 where d is 0."""
+    """1 / d, or 0 if d is 0."""
     return torch.where(d == 0, 0.0, 1 / d)
 
 
-BELOW_HALF = 0.5 - 2.0**-25  # the largest float32 below a half: its sum with 0.5 rounds up to 1, with any less it does not
+BELOW_HALF = 0.5 - 2.0**-25  # the largest float32 below a half
 
 
 def away_from_zero(numbers: torch.Tensor) -> torch.Tensor:
-    """Rounds to int8, halves away from zero, as C's roundf does."""
+    """Rounds to int8, halves away from zero, like C's roundf."""
     return torch.add(numbers, numbers.sign(), alpha=BELOW_HALF).to(torch.int8)
 
 
@@ -67,6 +69,37 @@ def product(d: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def float16(d: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns d [blocks] of the scales of groups; infinite if one is not finite, which would pass for a block of zeros."""
+    """Returns d as float16 [blocks, 1]; infinite if a scale of the block is not finite."""
     finite = scale.view(len(d), -1).isfinite().all(1)
     return d.masked_fill(~finite, math.inf).to(torch.float16).unsqueeze(1)
+
+
+def divided(number: float, divisor: torch.Tensor) -> torch.Tensor:
+    """Returns number / divisor, correctly rounded: torch would multiply by the inverse."""
+    return torch.full_like(divisor, number).div_(divisor)
+
+
+def over(numbers: torch.Tensor, divisor: float) -> torch.Tensor:
+    """Returns numbers / divisor, correctly rounded: a GPU would multiply by the inverse."""
+    return numbers / torch.full_like(numbers, divisor)
+
+
+def farthest(numbers: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """Returns the (first) number farthest from zero along an axis, which is kept with length 1."""
+    if not by_words(numbers):
+        return numbers.gather(axis, numbers.abs().argmax(axis, keepdim=True))
+    low, high = numbers.amin(axis, keepdim=True), numbers.amax(axis, keepdim=True)
+    peak = torch.maximum(high, -low).copysign_(high + low)
+    tied = (high == -low).squeeze(axis)
+    if bool(tied.any()):  # the sign of the first one decides
+        some = numbers.movedim(axis, 0)[:, tied]
+        peak.movedim(axis, 0)[:, tied] = some.gather(0, some.abs().argmax(0, keepdim=True))
+    return peak
+
+
+def codes_unless_zero(scale: torch.Tensor, codes: torch.Tensor, searched: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Replaces int32 codes, in place, by those of a search if rounding has made their scale 0."""
+    zero = scale == 0
+    if not by_words(scale) or bool(zero.any()):  # on other devices, reading a bool back would cost more
+        pick(zero.to(torch.int32).neg_(), searched(), codes)
+    return codes

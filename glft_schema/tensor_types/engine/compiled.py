@@ -1,17 +1,22 @@
-"""Formulas made one pass by torch.compile: on a GPU always, on a processor where `compile_formulas` asks for it.
+"""Formulas compiled by torch.compile: always on a GPU, on a CPU after `compile_formulas`.
 
-Uncompiled, each operation of a formula is a pass of its own: over a GPU's memory, or over a processor's cache.
+Uncompiled, each operation of a formula is a pass over a GPU's memory or a CPU's cache. Compiled,
+the formula is one pass.
 
-A function compiled for one shape is several times faster than one for any shape. So a matrix is taken in chunks of few fixed
-sizes, of which the last goes back over rows that are done already; what is smaller than all of them is not compiled.
+A function compiled for one shape is several times faster than one for any shape. So a matrix is
+processed in chunks of few fixed sizes, the last of which may overlap the one before it. Smaller
+matrices are not compiled, nor are formulas of more than `OPERATIONS` operations, as searches are:
+compiling them would take minutes.
 
-Compiling takes seconds, once a process for each formula, dtype and shape of a chunk, of which a type of blocks has two: the
-logger ``glft_schema`` says how long. torch starts processes for it and keeps what it made in a folder of its own, as its
-documentation says. Where it is not possible, as without Triton, a `RuntimeWarning` says so once, and formulas are run operation
-by operation; ``TORCH_COMPILE_DISABLE=1`` asks for that.
+Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types
+have two shapes. The logger ``glft_schema`` reports the time. torch starts processes for it and
+caches the result in a folder, see its documentation. If compiling fails, as without Triton, a
+`RuntimeWarning` says so once, and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1`` turns
+compiling off.
 
-What is decoded is bit for bit what a processor decodes: products of codes and scales are exact, so that a GPU's fused addition
-rounds as two steps do. Codes made on a GPU may differ by one where a quotient lies half way, as it divides less exactly.
+Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact,
+so that a fused multiply-add rounds like two operations. Encoded codes may differ by one if a
+quotient is near half way between two codes, because a GPU divides less exactly.
 """
 
 from __future__ import annotations
@@ -28,46 +33,48 @@ from typing import Any
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.scaled import Fields
 
-Step = Callable[[Any, Fields, Fields], None]  # formula, what it takes, where its results go
+Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
 
-SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: a large one pays for the call, a small one for tensors that are no larger
-ALIGNED = 16  # rows of which a chunk has a multiple, so that it begins where vectors of any of its fields may begin
+SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, small ones serve small tensors
+ALIGNED = 16  # a chunk is a multiple of so many rows, so that vector loads of all its fields are aligned
+OPERATIONS = 500  # the limit for compiling; the formulas of this package have at most 170, searches at least 1,400
 BACKEND = "inductor"
 LOG = logging.getLogger("glft_schema")
 
 _COMPILED: dict[Hashable, Step] = {}
-_FAILED: dict[str, Exception] = {}  # why nothing is compiled in this process, by type of device
+_FAILED: dict[str, Exception] = {}  # why nothing is compiled in this process, by device type
 _ON_PROCESSORS: list[bool] = [False]
 _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
 def compile_formulas(enabled: bool = True) -> None:
-    """Has formulas compiled for the processor too, from now on in this process, or no longer.
+    """Turns compiling of formulas for the CPU on or off, for this process. On a GPU, formulas are
+    always compiled.
 
-    Compiled, weights come several times faster, and are bit for bit the same, as long as formulas compute in float32. It takes
-    a C++ compiler, seconds for torch's code generator at its first use, and one or two more for each type and dtype, of which
-    torch keeps the result for the next process. Tensors below 2^22 weights are dequantized as before. On a GPU formulas are
-    compiled anyhow.
+    Compiled formulas are several times faster and give bit for bit the same weights if they compute
+    in float32. Compiling requires a C++ compiler. It takes seconds at the first use of torch's code
+    generator and one or two more for each type and dtype; torch caches the result for the next
+    process. Tensors of less than 2^22 weights are not affected.
     """
     _ON_PROCESSORS[0] = enabled
 
 
 def compiles_decoding(out: torch.Tensor) -> bool:
-    """Tells whether what makes such weights is compiled."""
+    """Tells whether formulas that write into `out` are compiled."""
     if out.device.type != "cpu":
         return out.is_cuda
     return _ON_PROCESSORS[0] and "cpu" not in _FAILED and os.environ.get("TORCH_COMPILE_DISABLE") != "1"
 
 
 def compiles_encoding(out: torch.Tensor) -> bool:
-    """Tells whether what makes such a field of weights is compiled. For processors the code generator makes it slower."""
+    """Tells whether encoders that write into `out` are compiled; on a CPU they are slower."""
     return out.is_cuda
 
 
 def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
-    """Yields slices that cover all rows, and whether each is of a fixed size; a last one may begin in the one before."""
-    wanted = (size // columns for size in SIZES)
-    steps = [step for size in wanted if 0 < (step := size - size % ALIGNED if size > ALIGNED else size) <= rows]
+    """Yields slices of all rows, and whether their size is fixed; the last one may overlap."""
+    sizes = (size // columns for size in SIZES)
+    steps = [step for size in sizes if 0 < (step := size - size % ALIGNED if size > ALIGNED else size) <= rows]
     if not steps:
         yield slice(0, rows), False
         return
@@ -79,47 +86,62 @@ def fixed_chunks(rows: int, columns: int) -> Iterator[tuple[slice, bool]]:
         done = first + step
 
 
-def run_compiled(step: Step, formula: Any, taken: Fields, made: Fields) -> None:
-    """Runs ``step(formula, taken, made)``, compiled for exactly such tensors."""
-    tensors = [*taken.values(), *made.values()]
+def run_compiled(step: Step, formula: Any, given: Fields, out: Fields) -> None:
+    """Runs ``step(formula, given, out)``, compiled for tensors of exactly this kind."""
+    tensors = [*given.values(), *out.values()]
     key = step, formula, *(_kind(tensor) for tensor in tensors)
     with torch.no_grad():
         if key not in _COMPILED:
             with _LOCK:
                 if key not in _COMPILED:
-                    first = [{name: tensor[:1] for name, tensor in given.items()} for given in (taken, made)]
-                    step(formula, *first)  # what is made once, as grids are, cannot be made while compiling
-                    failed = tensors[0].device.type in _FAILED
-                    _COMPILED[key] = step if failed else _compile(step, formula, taken, made)
-        _COMPILED[key](formula, taken, made)
+                    rows = [{name: tensor[:1] for name, tensor in fields.items()} for fields in (given, out)]
+                    operations = _operations(step, formula, *rows)  # also makes grids, which cannot be made while compiling
+                    uncompiled = operations > OPERATIONS or tensors[0].device.type in _FAILED
+                    _COMPILED[key] = step if uncompiled else _compile(step, formula, given, out)
+        _COMPILED[key](formula, given, out)
+
+
+def _operations(step: Step, formula: Any, given: Fields, out: Fields) -> int:
+    """Runs a step and returns how many functions and attributes of torch it uses."""
+    count = 0
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal count
+            count += 1
+            return function(*args, **(kwargs or {}))
+
+    with Counting():
+        step(formula, given, out)
+    return count
 
 
 def _kind(tensor: torch.Tensor) -> Hashable:
-    """Returns what a compiled function is made for; on a GPU of the address, too, whether vectors may be loaded from it."""
+    """Returns the properties that a compiled function depends on, on a GPU also the alignment."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, not tensor.is_cuda or tensor.data_ptr() % 16 == 0
 
 
-def _compile(step: Step, formula: Any, taken: Fields, made: Fields) -> Step:
-    """Returns the step compiled, after a first run; or as it is where that is not possible."""
+def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
+    """Returns the step compiled, after a first run, or uncompiled if compiling fails."""
     start = time.perf_counter()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the code generator's, of what it imports and of halves beside bfloat16
+            warnings.simplefilter("ignore")  # the code generator's own
             compiled: Step = torch.compile(_own(step), dynamic=False, backend=BACKEND)
-            compiled(formula, taken, made)
+            compiled(formula, given, out)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # of torch, of the code generator, of the compilers that it starts
-        _FAILED[next(iter(made.values())).device.type] = error
-        reason = " ".join(str(error).split("\n")[:2])  # torch's own words, and what the code generator said
+    except Exception as error:  # from torch, the code generator, or the compilers that it starts
+        _FAILED[next(iter(out.values())).device.type] = error
+        reason = " ".join(str(error).split("\n")[:2])  # torch's message and the code generator's
         warnings.warn(f"formulas are not compiled, and slower for it: {reason}", RuntimeWarning, stacklevel=3)
         return step
-    shapes = {name: list(tensor.shape) for name, tensor in {**taken, **made}.items()}
+    shapes = {name: list(tensor.shape) for name, tensor in {**given, **out}.items()}
     LOG.info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)
     return compiled
 
 
 def _own(step: Step) -> Step:
-    """Returns a copy of a function with code of its own: torch keeps what it compiled, and a limit of how often, by code."""
+    """Returns a copy of a function with its own code object, which torch caches compilations by."""
     assert isinstance(step, FunctionType)
     return FunctionType(step.__code__.replace(), step.__globals__, step.__name__)

@@ -1,4 +1,4 @@
-"""What the formulas of quantized types give: codes, and the scales that make weights of them."""
+"""The results of formulas of quantized types: codes and their scales."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from glft_schema.tensor_types.engine.bits import by_words, once
 class Scaled(NamedTuple):
     """Weights as ``codes * scales + offsets``, computed in float32 in that order.
 
-    Formulas stop here, so that the weights are computed where they are to stand, and in one place for all types. Where there
-    are offsets, codes and scales have so few bits that their product is exact: what adds to it without rounding it first gives
-    the same.
+    Formulas return codes and scales, so that one implementation computes the weights of all types
+    in their destination. If there are offsets, the product of code and scale is exact, so that a
+    fused multiply-add gives the same result.
 
     Attributes:
-        codes: [rows, ...], n a row in any dims, of any dtype whose numbers float32 holds. Dims in which they were unpacked are
-            best kept: a compiler makes a plain loop of each.
-        scales: [rows, groups]: one for each n / groups neighbours.
-        offsets: as `scales`; None adds nothing.
+        codes: [rows, ...], n per row in any dims, of any dtype whose numbers float32 holds. Keep
+            the dims in which codes were unpacked: a compiler turns each into a plain loop.
+        scales: [rows, groups], one for each n / groups neighbours.
+        offsets: like `scales`; None adds nothing.
     """
 
     codes: torch.Tensor
@@ -31,17 +31,17 @@ class Scaled(NamedTuple):
 
     @property
     def shape(self) -> list[int]:
-        """That of the codes, with those dims cut in which a group ends."""
+        """The shape of the codes; a dim in which a group ends is split there."""
         return self._sizes()
 
-    def _sizes(self) -> list[int]:  # torch 2.6 traces methods of a tuple, but not its properties
+    def _sizes(self) -> list[int]:  # torch 2.6 traces methods of a tuple but not its properties
         sizes = self.codes.shape[1:]
         ends = {math.prod(sizes[dim:]) for dim in range(len(sizes) + 1)} | {math.prod(sizes) // self.scales.shape[1]}
         return [len(self.codes), *reversed([outer // inner for inner, outer in pairwise(sorted(ends))])]
 
     @property
     def is_paired(self) -> bool:
-        """Whether the codes' innermost dim is that of two neighbours, unpacked from one byte, with one scale."""
+        """Whether the innermost dim of the codes is two neighbours of one byte and one scale."""
         *others, last = self.codes.shape[1:]
         return last == 2 and math.prod(others) % self.scales.shape[1] == 0
 
@@ -53,16 +53,17 @@ class Scaled(NamedTuple):
         return weights if self.offsets is None else weights + self._of_groups(self.offsets)
 
     def pairs(self) -> torch.Tensor:
-        """Returns the weights of what `is_paired`, as int64 of two float32 each, in memory's order: [rows, n / 2] in any dims.
+        """Returns the weights, if `is_paired`, as int64 of two float32 each, in memory order:
+        [rows, n / 2] in any dims.
 
-        As they are, a compiler would write number by number.
+        A compiler would write float32 one by one.
         """
         parts = [Scaled(self.codes[..., which], self.scales, self.offsets).weights() for which in range(2)]
         first, second = [part.view(torch.int32).to(torch.int64) for part in parts]
         return first & 0xFFFFFFFF | second << 32
 
     def write(self, out: torch.Tensor) -> None:
-        """Writes the weights into `out`, of any shape of as many numbers in C order, and any float dtype; or as `pairs`."""
+        """Writes the weights into `out`, of any shape and float dtype, or int64 for `pairs`."""
         if out.dtype == torch.int64:
             if not by_words(out):
                 out.copy_(self.pairs().view(out.shape))
@@ -74,7 +75,7 @@ class Scaled(NamedTuple):
             out.copy_(self.weights().view(out.shape))
 
     def _scale(self, weights: torch.Tensor) -> torch.Tensor:
-        """Makes weights of codes in place."""
+        """Turns codes into weights in place."""
         groups = weights.view(*self.scales.shape, -1)
         groups.mul_(self.scales.to(torch.float32).unsqueeze(-1))
         if self.offsets is not None:
@@ -82,17 +83,17 @@ class Scaled(NamedTuple):
         return weights
 
     def _of_groups(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Returns scales or offsets in as many dims as `shape` has."""
+        """Returns scales or offsets with as many dims as `shape`."""
         numbers = once(numbers)
         shape, group = self._sizes(), math.prod(self.codes.shape[1:]) // numbers.shape[1]
         outer = next(dims for dims in range(1, len(shape) + 1) if math.prod(shape[dims:]) == group)
         return numbers.to(torch.float32).view(*shape[:outer], *[1] * (len(shape) - outer))
 
 
-# The fields of a payload or block as keywords, each [rows, numbers] -> what its weights are, [rows, n].
+# The fields of a payload or block as keywords, each [rows, numbers] -> its weights, [rows, n].
 Formula = Callable[..., "torch.Tensor | Scaled"]
-# Numbers [rows, n], and how much each of them matters, if it takes that -> the fields of a payload or block by name, each
-# [rows, numbers].
+# Numbers [rows, n], and by keyword their importance if the encoder has such a parameter -> the
+# fields of a payload or block by name, each [rows, numbers].
 Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
 
 Fields = Mapping[str, "torch.Tensor"]
