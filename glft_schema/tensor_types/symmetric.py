@@ -22,7 +22,6 @@ from glft_schema.tensor_types.engine.bits import signed, unpack
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, formula_of
 
-
 matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
 AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)
 
