@@ -1,12 +1,13 @@
-"""The promise of the project: what is added to a declaration is everywhere, with no other edit.
+"""The promise of the project: an addition to a declaration is everywhere, with no other edit.
 
-A copy of the package gets made-up fields and made-up tensor types in its declarations alone; then it is asked for all that is
-derived from them.
+A copy of the package gets made-up fields and tensor types in its declarations alone. Everything
+that is derived from declarations must have them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.tools.browser import started
 
 ROOT = Path(__file__).parents[2]
 
-# The edits: (file, the line that the addition follows, the addition).
+# The edits: (file, the beginning of the line that the addition follows, the addition).
 HEADER_FIELD = """    "flags" / Default(u16, 7) * "made-up bits about the whole file",
     Rule("made-up-flags", this.flags, differs_from(59999, "another number than 59999")),
 """
@@ -44,6 +45,7 @@ QX_32 = block_type("QX_32", 177, 32, Struct(
 EDITS = [
     ("formats/glft.py", '    "version"      / Default', HEADER_FIELD),
     ("formats/glft.py", '    "offset" / u64', ROW_FIELD),
+    ("formats/glft.py", "TYPES = TypeTable", "from ..tensor_types.symmetric import QX_PER_ROW; TYPES.add(QX_PER_ROW)\n"),
     ("tensor_types/symmetric.py", None, GLFT_TYPE),
     ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD),
     ("formats/gguf.py", '    "offset" / u64', ROW_FIELD),
@@ -56,26 +58,15 @@ WORDS = ["made-up bits about the whole file", "made-up sum of the payload", "mad
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the edited copy of the package, and a small file of each format made by it."""
+    """Returns a folder with the edited copy of the package, and a small file of each format."""
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, after, addition in EDITS:
+    for name, line, addition in EDITS:
         path = package / name
-        text = path.read_text("utf-8")
-        if after is None:
-            text += addition
-        else:
-            assert text.count(after) == 1
-            end = text.index("\n", text.index(after)) + 1
-            text = text[:end] + addition + text[end:]
+        text, count = re.subn(f".*{re.escape(line)}.*\n" if line else r"\Z", rf"\g<0>{addition}", path.read_text("utf-8"))
+        assert count == 1, line
         path.write_text(text, "utf-8")
-    glft = package / "formats" / "glft.py"  # which lists its types
-    text = glft.read_text("utf-8")
-    listed = "import Q4_PER_GROUP_64, Q8_PER_CHANNEL", "Q8_PER_CHANNEL, Q4_PER_GROUP_64)"
-    assert all(text.count(place) == 1 for place in listed)
-    text = text.replace(listed[0], f"{listed[0]}, QX_PER_ROW").replace(listed[1], f"{listed[1][:-1]}, QX_PER_ROW)")
-    glft.write_text(text, "utf-8")
     run(folder, MAKE)
     return folder
 

@@ -1,4 +1,4 @@
-"""What breaks and damages files does so where the weights say: metadata and tensor infos above all."""
+"""Corruptions and damage are of each aspect as often as its weight says."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REGIONS = {"descriptors": "tensor info", "tensor_infos": "tensor info", "padding
 
 
 def aspect_of(made: Corruption) -> str:
-    """Returns the aspect of a corruption by what it says, told by hand."""
+    """Returns the aspect of a corruption by its rule and sentence."""
     if made.rule in BETWEEN_ROWS or "claims more than there is" in made.sentence or "a payload begins" in made.sentence:
         return "consistency"
     cut = re.match("cut off at byte [0-9]+, in (.*)", made.sentence)  # a count before may be to blame
@@ -51,7 +51,7 @@ def test_the_weights() -> None:
 
 
 def assert_weights(found: Counter[str], within: float) -> None:
-    """Asserts that aspects came up as often as their weights say, in percent, among those that came up."""
+    """Asserts that the shares of the aspects are those of their weights, in percent."""
     whole = sum(WEIGHTS[aspect] for aspect in found)
     for aspect in found:
         expected, share = 100 * WEIGHTS[aspect] / whole, 100 * found[aspect] / found.total()
@@ -59,7 +59,7 @@ def assert_weights(found: Counter[str], within: float) -> None:
 
 
 def examples(strategy: st.SearchStrategy[T], count: int) -> Iterator[T]:
-    """Yields examples that are made from random bytes: those of a test of hypothesis are partly copied from each other."""
+    """Yields examples from random bytes; hypothesis would copy parts of one into another."""
     return (example for number in range(count) if (example := drawn(strategy, Random(number))) is not None)
 
 
@@ -92,7 +92,7 @@ def test_an_aspect_can_be_asked_for(aspect: str) -> None:
     draw()
 
 
-def test_other_aspects_stand_in_for_what_a_file_has_no_place_for() -> None:
+def test_other_aspects_stand_in_if_a_file_has_nothing_of_one() -> None:
     empty, found = reference.write(b"", [], b""), set[str]()
 
     @seed(1)
@@ -128,7 +128,7 @@ def test_places_are_those_of_the_fields() -> None:
 @makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
 def test_bytes_are_damaged_where_the_weights_say(format: str) -> None:
-    """The first byte that differs is in a field of the aspect, where one byte is changed."""
+    """Of single changed bytes, each is in a field of the aspect."""
     stored, found = FILES[format], Counter[str]()
     places = {at: aspect for aspect, spans in places_by_aspect(stored).items() for span in spans for at in range(*span)}
     for case in examples(damaged(Case(stored, GIVEN)), 1000):
