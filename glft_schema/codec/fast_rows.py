@@ -3,7 +3,7 @@
 The full parse, the `_parse` of each field, is too slow for a file of many tensors: it reads a
 stream, tracks its position and words the errors. So each table makes a `Reader` of its rows once
 byte order, version and limits are known. A reader returns what the full parse would, or raises any
-exception. The row is then parsed in full, and only the full parse states texts and offsets.
+exception, after which the row is parsed in full. So errors are worded and located only there.
 
 A class of this package with a fast path defines `_fast_reader` next to its `_parse`: from a context
 that holds everything known before the first row, it returns the reader. `READERS` lists those of

@@ -76,8 +76,7 @@ class Number(construct.Construct):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its arrays in torch."""
-        dtype = getattr(torch, self._torch_name)
-        assert isinstance(dtype, torch.dtype)
+        dtype: torch.dtype = getattr(torch, self._torch_name)
         return dtype
 
     def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:

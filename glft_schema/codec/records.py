@@ -28,9 +28,9 @@ class Record(Mapping[str, Any]):
     _count_names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __new__(cls, fields: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS) -> Record:
-        made = record_class(tuple(fields), tuple(counts))
-        record = object.__new__(made)
-        for slots, values in ((made._names, fields), (made._count_names, counts)):
+        kind = record_class(tuple(fields), tuple(counts))
+        record = object.__new__(kind)
+        for slots, values in ((kind._names, fields), (kind._count_names, counts)):
             for name, slot in slots.items():
                 slot.__set__(record, values[name])
         return record
@@ -79,11 +79,11 @@ class Record(Mapping[str, Any]):
 def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
     """Returns the class of records with these fields and counts, each a slot and an attribute."""
     slots = [f"_{i}" for i in range(len(names) + len(counts))]
-    made: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
-    by_name = {name: vars(made)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
+    kind: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
+    by_name = {name: vars(kind)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}
     for name, slot in by_name.items():
         if not hasattr(Record, name):  # a method wins; the field is still there by its key
-            setattr(made, name, slot)
-    made._names = {name: by_name[name] for name in names}
-    made._count_names = {name: by_name[name] for name in counts}
-    return cast(type[Record], made)
+            setattr(kind, name, slot)
+    kind._names = {name: by_name[name] for name in names}
+    kind._count_names = {name: by_name[name] for name in counts}
+    return cast(type[Record], kind)

@@ -103,16 +103,16 @@ class Struct(Interpreted, construct.Struct):
     def _fast_reader(self, context: Context) -> Reader:
         if "_root" not in context:  # each row would be a root of its own
             raise NotFast
-        given = dict(self._nested(context, None))
-        del given["_io"]  # a field that uses the stream finds none, and the row is parsed in full
-        ahead, record_class, new, nested = Context(given), self.record, object.__new__, Context
+        entries = dict(self._nested(context, None))
+        del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
+        known, record_type, new, nested = Context(entries), self.record, object.__new__, Context
         steps = []
         for name, field, slot in self.needed:
             make = _check_reader if isinstance(field, Check) else fast_reader
-            steps.append((name, make(field, ahead), slot and slot.__set__))
+            steps.append((name, make(field, known), slot and slot.__set__))
 
         def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
-            record, own = new(record_class), nested(given)
+            record, own = new(record_type), nested(entries)
             own["_"] = context
             for name, read_field, put in steps:
                 value, at = read_field(stored, at, own)

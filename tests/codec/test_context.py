@@ -21,11 +21,8 @@ def test_the_parameters_are_the_context_around_a_container() -> None:
     assert (context._parsing, context._building, context._sizing) == (True, False, False)
     assert (context.byte_order, context.dims) == ("big", [2, 3])
     assert new_context(False)._building
-
-
-def test_the_byte_order_is_little_endian_unless_set() -> None:
+    assert byte_order(context) == "big"
     assert byte_order(new_context(True)) == LITTLE == "little"
-    assert byte_order(new_context(False, byte_order=BIG)) == "big"
 
 
 def test_limits_are_given_or_those_of_the_block() -> None:

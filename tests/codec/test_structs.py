@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import runpy
 import sys
+from unittest.mock import Mock
 
 import construct
 import pytest
@@ -100,20 +101,16 @@ def test_a_check_has_to_say_what_it_checks() -> None:
         Struct(Check("nothing", "x")).parse(b"")
 
 
-def test_errors_of_a_stream_are_the_systems() -> None:
-    class Full(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left on device"):
-        Container.build_stream({}, Full())
-
-    class Stuck(io.BytesIO):
-        def write(self, data: object) -> int:
-            return 0
-
-    with pytest.raises(OSError, match="the stream takes no more bytes"):
-        Container.build_stream({}, Stuck())
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (Mock(side_effect=OSError(28, "No space left on device")), "No space left on device"),
+        (Mock(return_value=0), "the stream takes no more bytes"),
+    ],
+)
+def test_a_stream_that_cannot_be_written(write: Mock, message: str) -> None:
+    with pytest.raises(OSError, match=message):
+        Container.build_stream({}, Mock(wraps=io.BytesIO(), write=write))
 
 
 def test_a_machine_of_the_other_byte_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ TYPES = TypeTable("test", BYTE, WORD)
 
 @cache
 def unknown(code: int) -> ValueType:
-    """Returns the type of a code that is not in the table."""
     return ValueType(f"TYPE_{code}", code, u8)
 
 
