@@ -20,8 +20,7 @@ from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.oracles import gguf_reference
 from tests.oracles import glft_reference as reference
 
-QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
-TYPES = [*QUANTIZED, GGML_TYPES["F16"], GGML_TYPES["BF16"], *(type_ for type_ in GLFT.types if type_.exact)]
+TYPES = [*(type_ for type_ in GGML_TYPES if not type_.exact), GGML_TYPES["F16"], GGML_TYPES["BF16"], *GLFT.types]
 DIMS = {"w": [4, 512], "v": [6, 256]}
 BACKENDS = ["eager", "aot_eager", "inductor"]
 Read = Callable[[glft.File, str, torch.Tensor], torch.Tensor]

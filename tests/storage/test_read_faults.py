@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import json
 import os
 import pickle
 import signal
@@ -208,8 +207,6 @@ ODD: dict[str, tuple[Callable[[Path], object], type[OSError], int]] = {
     "a socket": (lambda path: socket.socket(socket.AF_UNIX).bind(str(path)), OSError, errno.EINVAL),
     "nothing": (lambda path: None, FileNotFoundError, errno.ENOENT),
     "a link to /dev/zero": (lambda path: path.symlink_to("/dev/zero"), OSError, errno.EINVAL),
-    "a link to /dev/null": (lambda path: path.symlink_to("/dev/null"), OSError, errno.EINVAL),
-    "a link to /dev/random": (lambda path: path.symlink_to("/dev/random"), OSError, errno.EINVAL),
 }
 READERS: dict[str, Callable[[Path], object]] = {
     "open": glft_schema.open,
@@ -482,6 +479,7 @@ def test_what_was_taken_from_a_file_before_it_was_closed(model: Path, mmap: bool
         lambda: file.keys(),
         lambda: file.info("w"),
         lambda: pickle.dumps(file),
+        lambda: pickle.dumps(tensor),
         lambda: Container.build({**file.regions}),
     ):
         with pytest.raises(ClosedError, match=r"model\.gguf is closed"):
@@ -576,20 +574,7 @@ def test_errors_of_the_system_while_parsing_come_through(error: type[Exception])
             assert (caught.value.errno, caught.value.filename) == (errno.EIO, "/mnt/failing")
 
 
-# Names are no paths
-
-PATHS = ("../x", "/etc/passwd", "..", ".", "", "a/../b", "a\0b", "\ud800", "a/b", 3, None, ["x"])
-
-
-@pytest.mark.parametrize("name", PATHS)
-def test_an_index_that_names_other_files_than_those_of_its_folder(tmp_path: Path, name: object) -> None:
-    (tmp_path / "model").mkdir()
-    index = tmp_path / "model" / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"w": name}}))
-    for path in (index, index.parent):
-        with pytest.raises(FormatError, match=r"expected (the name of a file in the folder, found|JSON with a weight_map in)"):
-            open_checkpoint(path)
-
+# Names are not paths
 
 NAMES = ("../x", "/etc/x", "C:\\x", "a/../b", "a\0b", ".", "..", "n" * 65535)
 
