@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def refused(error: str = "", rule: str = "", start: str = "", end: str = "") -> Callable[[Disagreement], bool]:
-    """Returns a test for files that only the other reader reads, and that we refuse with this error."""
+    """Returns a test for files that we refuse with this error, and the other reader reads."""
 
     def explains(found: Disagreement) -> bool:
         ours = found.ours
@@ -87,7 +87,6 @@ def is_bool_as_1(found: Difference) -> bool:
 
 
 def flattened(value: Elements) -> list[object]:
-    """Returns the innermost elements of nested arrays."""
     return [inner for element in value.values for inner in (flattened(element) if isinstance(element, Elements) else [element])]
 
 
@@ -104,7 +103,6 @@ def has_large_shape_without_numbers(found: Disagreement) -> bool:
 
 
 def tensors_of(ours: Verdict) -> list[Weights]:
-    """Returns the tensors of a file; none if it is refused."""
     return ours.contents.tensors if ours.contents else []
 
 
@@ -119,7 +117,6 @@ def has(names: Callable[[bytes], bool]) -> Callable[[Verdict], bool]:
 
 
 def is_not_utf8(text: bytes) -> bool:
-    """Tells whether bytes are not UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -128,17 +125,14 @@ def is_not_utf8(text: bytes) -> bool:
 
 
 def has_type(*codes: int) -> Callable[[Verdict], bool]:
-    """Returns a test for files with a tensor of one of these types."""
     return lambda ours: any(tensor.code in codes for tensor in tensors_of(ours))
 
 
 def breaks(*rules: str) -> Callable[[Verdict], bool]:
-    """Returns a test for files that break one of these `ggml` rules."""
     return lambda ours: bool(ours.ggml.intersection(rules))
 
 
 def either(*tests: Callable[[Disagreement], bool]) -> Callable[[Disagreement], bool]:
-    """Returns a test that passes if one of these does."""
     return lambda found: any(test(found) for test in tests)
 
 
@@ -228,7 +222,6 @@ ROWS: dict[str, tuple[Row, ...]] = {
 
 
 def disagreements(reader: str, ours: Verdict, theirs: Verdict) -> Iterator[Disagreement]:
-    """Yields the disagreements of a reader with us about a file."""
     we_read = ours.contents is not None and not (reader == LLAMA_CPP and ours.ggml)
     if theirs.error == NEVER or we_read != (theirs.contents is not None):
         yield Disagreement(ours, theirs)
@@ -239,5 +232,4 @@ def disagreements(reader: str, ours: Verdict, theirs: Verdict) -> Iterator[Disag
 
 
 def row_of(reader: str, found: Disagreement) -> Row | None:
-    """Returns the first row that explains a disagreement, or None."""
     return next((row for row in ROWS[reader] if row.explains(found)), None)

@@ -1,8 +1,8 @@
 """The catalogue of unusual and bad GGUF files: the tables in docs/formats/gguf-readers.md.
 
-llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package reads
-and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file, raises an
-exception, or never returns.
+llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package
+reads and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file,
+raises an exception, or never returns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,6 @@ def nan() -> bytes:
 
 
 def bad_dims(info: Info, message: str, **rest: Any) -> Refused:
-    """Returns the case of a tensor whose dims do not fit its type."""
     return Refused(TENSOR, tensors(info), "tensor_infos -> 0 -> dims", 33, message, "w", rule="dims-fit-type", **rest)
 
 
@@ -90,7 +89,6 @@ def overlap(stored: bytes, offset: int = 82) -> Refused:
 
 
 def bad_alignment(stored: bytes, message: str, rule: str = "alignment", **rest: Any) -> Refused:
-    """Returns the case of an alignment that is refused."""
     return Refused(ALIGNMENT, stored, "metadata -> 0 -> value", 53, message, key="general.alignment", rule=rule, **rest)
 
 
@@ -346,12 +344,10 @@ def infos(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) ->
 
 
 def in_array(code: int, count: int, elements: bytes) -> bytes:
-    """Returns a file of one array."""
     return head(0, 1, string(KEY) + struct.pack("<IIQ", ARRAY, code, count) + elements)
 
 
 def key_values(count: int, stored: bytes) -> bytes:
-    """Returns a file of `count` equal values."""
     return head(0, count, b"".join(string(b"%x" % i) + stored for i in range(count)))
 
 

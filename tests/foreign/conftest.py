@@ -18,7 +18,6 @@ VERSIONS = {client.name: client for client in CLIENTS}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of this folder."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.foreign)

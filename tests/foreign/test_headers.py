@@ -29,12 +29,10 @@ Read = Callable[[str, Path], Reading]
 
 
 def plain_types(client: str) -> list[str]:
-    """Returns types of small tensors that a client reads bit for bit."""
     return [name for name in ("F32", "F16", "I8", "Q8_0") if client in NPM or expected(client, name) == "same bits"]
 
 
 def entries(client: str) -> dict[str, object]:
-    """Returns keys of all types and nested arrays that a client reads."""
     return {key: value for key, value in (metadata() | NESTED).items() if not key.startswith(NOT_READ[client])}
 
 

@@ -1,4 +1,4 @@
-"""GGUF files through the public functions: golden files, typed metadata, byte orders, unknown types."""
+"""GGUF files: golden files, typed metadata, byte orders, unknown types."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ ORDERS = {"<": "little", ">": "big"}
 
 
 def type_text(code: int, value: Any) -> str:
-    """Returns a reference value's type as text."""
     if code != ARRAY:
         return str(VALUE_TYPES[code])
     inner, elements = value

@@ -7,10 +7,10 @@
     python -m tests.fuzz.target -merge=1 tests/fuzz/corpus work  # adds new coverage to the corpus
 
 The folder `work` gets the seeds, and each file that reaches new code. The promises are those of
-`tests.fuzz.promises`. A failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``.
-A file that takes more than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1``
-or ``oom-SHA1``. libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`. The package and
-construct are instrumented; the strategies behind the mutator are not.
+`tests.fuzz.promises`. A failure raises an exception, and libFuzzer writes the file as
+``crash-SHA1``. A file that takes more than `SECONDS`, or more memory than `MEGABYTES`, is written
+as ``timeout-SHA1`` or ``oom-SHA1``. libFuzzer's mutations are mixed with those of
+`tests.fuzz.mutator`. The package and construct are instrumented; the mutator's strategies are not.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Elements(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A key, its type code, and its value: little-endian bytes of a number, a string, or `Elements`."""
+    """A key, its type code, and its value: little-endian bytes, a string, or `Elements`."""
 
     key: bytes
     code: int
@@ -86,7 +86,6 @@ class Difference(NamedTuple):
 
 
 def differences(ours: Contents, theirs: Contents) -> Iterator[Difference]:
-    """Yields the differences between two readers' contents of a file."""
     for name, mine, its in (("keys", ours.entries, theirs.entries), ("tensors", ours.tensors, theirs.tensors)):
         for one, other in zip_longest(mine, its):
             if one is None or other is None:
@@ -116,7 +115,6 @@ def dims_without_ones(dims: Any) -> tuple[int, ...]:
 
 
 def ours(stored: bytes) -> Verdict:
-    """Reads a file with this package."""
     try:
         file = Container.parse(stored)
     except FormatError as error:
@@ -148,7 +146,6 @@ def as_stored(entry: StoredValue) -> bytes | Elements:
 
 
 def in_llama_cpp(stored: bytes) -> Verdict:
-    """Reads a file with llama.cpp's gguf.cpp."""
     found = llama_cpp.contents(stored)
     if found is None:
         return Verdict(None)
