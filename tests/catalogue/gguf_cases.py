@@ -74,10 +74,6 @@ def every_type() -> bytes:
     return entries(*made, *((b"a.%d" % code, ARRAY, (code, [value] * 3)) for code, value in scalars.items()))
 
 
-def nan() -> bytes:
-    return entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))
-
-
 def bad_dims(info: Info, message: str, **rest: Any) -> Refused:
     return Refused(TENSOR, tensors(info), "tensor_infos -> 0 -> dims", 33, message, "w", rule="dims-fit-type", **rest)
 
@@ -238,7 +234,7 @@ READ = {
     "an array of arrays for tokenizer.ggml.scores": Read(METADATA, entries((b"tokenizer.ggml.scores", ARRAY, nested(2))), "key-type", "nested-array"),
     "counts of other widths, and one for each layer": Read(METADATA, entries((b"llama.context_length", U64, 4096), (b"llama.block_count", I32, 2),
         (b"llama.attention.head_count", ARRAY, (U32, [8, 4])), (b"llama.rope.freq_base", F64, bytes(8)), (b"split.block_counts", STRING, b"2"))),
-    "a NaN that signals, and an infinity": Read(METADATA, nan()),
+    "a NaN that signals, and an infinity": Read(METADATA, entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))),
     "a bool of 2": Read(METADATA, entries((KEY, BOOL, 2)), "bool"),
     "a bool of 2 in an array": Read(METADATA, entries((KEY, ARRAY, (BOOL, [1, 2]))), "bool"),
     "a string that is not UTF-8": Read(METADATA, entries((KEY, STRING, b"\xff")), "utf8"),

@@ -81,6 +81,4 @@ def reading(found: dict[str, Any]) -> Reading:
 
 def rewritten(cache: Path, paths: Sequence[tuple[Path, Path]]) -> list[str]:
     """Reads and rewrites files with @huggingface/gguf; returns an error or '' for each."""
-    found = run(cache, "rewrite.mjs", HUGGINGFACE, given=[[str(path) for path in pair] for pair in paths])
-    assert isinstance(found, list)
-    return found
+    return run(cache, "rewrite.mjs", HUGGINGFACE, given=[[str(path) for path in pair] for pair in paths])

@@ -27,11 +27,9 @@ class Client(Process):
 
     def __call__(self, path: Path) -> Reading:
         try:
-            found = super().__call__(str(path))
+            return super().__call__(str(path))
         except EOFError as error:
             return Reading(str(error))
-        assert isinstance(found, Reading)
-        return found
 
 
 def values(array: np.ndarray, dtype: Any) -> Values:

@@ -15,6 +15,7 @@ from glft_schema import Container
 from glft_schema.codec.context import BIG
 from glft_schema.files.splitting import split
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.catalogue.disagreements import is_not_utf8
 from tests.foreign import npm
 from tests.foreign.clients import DIFFUSERS, HUGGINGFACE, LAYOUTS, MLX, NODE_LLAMA_CPP, NOT_READ, expected
 from tests.foreign.files import KINDS, NESTED, TYPES, Kind, metadata, write
@@ -110,11 +111,7 @@ def is_for_javascript(file: File) -> bool:
 
 def is_utf8(text: bytes) -> bool:
     """Tells whether bytes are UTF-8 without a byte order mark."""
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return not text.startswith("\ufeff".encode())
+    return not (is_not_utf8(text) or text.startswith("\ufeff".encode()))
 
 
 @pytest.mark.parametrize("client", NPM)

@@ -74,9 +74,7 @@ def problem_of_metadata(file: File) -> str | None:
 
 
 def built(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
-    stored = Container.build({"format": "GGUF", "header": header, "metadata": metadata})
-    assert isinstance(stored, bytes)
-    return stored
+    return Container.build({"format": "GGUF", "header": header, "metadata": metadata})
 
 
 def problem_of_map(stored: bytes, file: File | None) -> str | None:

@@ -111,9 +111,6 @@ def dims_without_ones(dims: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-# Ours
-
-
 def ours(stored: bytes) -> Verdict:
     try:
         file = Container.parse(stored)
@@ -142,9 +139,6 @@ def as_stored(entry: StoredValue) -> bytes | Elements:
     return np.asarray(entry.value).astype(entry.type.field.numpy_dtype()).tobytes()
 
 
-# llama.cpp
-
-
 def in_llama_cpp(stored: bytes) -> Verdict:
     found = llama_cpp.contents(stored)
     if found is None:
@@ -152,9 +146,6 @@ def in_llama_cpp(stored: bytes) -> Verdict:
     entries = [Entry(key, code, Elements(*value) if isinstance(value, tuple) else value) for key, code, value in found[0]]
     tensors = [Weights(name, dims_without_ones(dims), *rest) for name, dims, *rest in found[1]]
     return Verdict(Contents(entries, tensors))
-
-
-# gguf-py
 
 
 class GgufPy(Process):
