@@ -1,4 +1,4 @@
-"""``python -m tests.bench [opening dequantizing quantizing loading exporting gpu] [--json | --markdown]``."""
+"""``python -m tests.bench [GROUP ...] [--json | --markdown] [--threads N]``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def machine() -> str:
 
 
 def main() -> None:
-    """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("groups", nargs="*", metavar="GROUP", help=", ".join(GROUPS))
     parser.add_argument("--json", action="store_true")

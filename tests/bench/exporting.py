@@ -18,8 +18,7 @@ from tests.bench.measure import Row, in_turn
 
 TENSORS, ROWS, COLUMNS = 32, 4096, 4096  # 64 MiB each, 2 GiB in all
 
-# Run in its own process: prints the seconds, and the peak of its anonymous memory, without the pages
-# of mapped files.
+# Run in its own process: prints the seconds, and the peak of memory without mapped files.
 EXPORT = """
 import json, sys, threading, time
 import torch

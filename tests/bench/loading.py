@@ -21,7 +21,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def by_gguf_py(path: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors by gguf-py."""
     reader = gguf.GGUFReader(path)
     return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors}
 

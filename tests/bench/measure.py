@@ -1,4 +1,4 @@
-"""Alternating measurements, and ratios with goals; each group is a module whose `rows` yields them."""
+"""Alternating measurements, and ratios with goals; `rows` of each group yields them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Row:
         return "" if self.at_least is None else f">= {ratio(self.at_least)}"
 
     def cells(self) -> list[str]:
-        """Returns the row's cells for a table."""
         met = {None: "", True: "yes", False: "NO"}[self.met]
         ours, theirs = quantity(self.ours, self.unit), quantity(self.theirs, self.unit)
         return [self.what, ours, self.peer, theirs, ratio(self.ratio), self.goal, met]
@@ -63,14 +62,13 @@ def ratio(number: float) -> str:
 
 
 def quantity(number: float, unit: str) -> str:
-    """Formats a number with its unit."""
     if unit == "s" and number < 1:
         return f"{number * 1e3:.3g} ms"
     return f"{number:.3g} {unit}"
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
-    """Returns the shortest time of each in seconds, of `repeats` alternating rounds after a warm-up."""
+    """Returns the best seconds of each in `repeats` alternating rounds after a warm-up."""
     best = dict.fromkeys(runs, float("inf"))
     gc.collect()
     for number in range(repeats + 1):
@@ -92,7 +90,6 @@ def once(run: Callable[[], object]) -> float:
 
 
 def table(rows: Iterable[Row], markdown: bool = False) -> str:
-    """Formats rows as a table."""
     cells = [HEADS, *(row.cells() for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADS))]
     if markdown:

@@ -29,14 +29,12 @@ def by_c(path: Path) -> None:
 
 
 def opened(what: str, path: Path, at_most_c: float | None, at_most_gguf_py: float) -> Iterator[Row]:
-    """Measures opening a file with each reader."""
     times = in_turn({"ours": lambda: Container.parse_file(path).close(), "C": lambda: by_c(path)}, 10)
     yield Row(what, times["ours"], "llama.cpp's C", times["C"], "s", at_most=at_most_c)
     yield Row(what, times["ours"], "gguf-py", once(lambda: gguf.GGUFReader(path)), "s", at_most=at_most_gguf_py)
 
 
 def processes(folder: Path) -> Iterator[Row]:
-    """Measures whole processes."""
     small = files.many_tensors(folder, 1)
     commands = {
         "python": ["-c", "pass"],

@@ -1,8 +1,8 @@
 """The catalogue of unusual and bad GGUF files: the tables in docs/formats/gguf-readers.md.
 
-llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package reads
-and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file, raises an
-exception, or never returns.
+llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package
+reads and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file,
+raises an exception, or never returns.
 """
 
 from __future__ import annotations
@@ -74,12 +74,7 @@ def every_type() -> bytes:
     return entries(*made, *((b"a.%d" % code, ARRAY, (code, [value] * 3)) for code, value in scalars.items()))
 
 
-def nan() -> bytes:
-    return entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))
-
-
 def bad_dims(info: Info, message: str, **rest: Any) -> Refused:
-    """Returns the case of a tensor whose dims do not fit its type."""
     return Refused(TENSOR, tensors(info), "tensor_infos -> 0 -> dims", 33, message, "w", rule="dims-fit-type", **rest)
 
 
@@ -90,7 +85,6 @@ def overlap(stored: bytes, offset: int = 82) -> Refused:
 
 
 def bad_alignment(stored: bytes, message: str, rule: str = "alignment", **rest: Any) -> Refused:
-    """Returns the case of an alignment that is refused."""
     return Refused(ALIGNMENT, stored, "metadata -> 0 -> value", 53, message, key="general.alignment", rule=rule, **rest)
 
 
@@ -240,7 +234,7 @@ READ = {
     "an array of arrays for tokenizer.ggml.scores": Read(METADATA, entries((b"tokenizer.ggml.scores", ARRAY, nested(2))), "key-type", "nested-array"),
     "counts of other widths, and one for each layer": Read(METADATA, entries((b"llama.context_length", U64, 4096), (b"llama.block_count", I32, 2),
         (b"llama.attention.head_count", ARRAY, (U32, [8, 4])), (b"llama.rope.freq_base", F64, bytes(8)), (b"split.block_counts", STRING, b"2"))),
-    "a NaN that signals, and an infinity": Read(METADATA, nan()),
+    "a NaN that signals, and an infinity": Read(METADATA, entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))),
     "a bool of 2": Read(METADATA, entries((KEY, BOOL, 2)), "bool"),
     "a bool of 2 in an array": Read(METADATA, entries((KEY, ARRAY, (BOOL, [1, 2]))), "bool"),
     "a string that is not UTF-8": Read(METADATA, entries((KEY, STRING, b"\xff")), "utf8"),
@@ -346,12 +340,10 @@ def infos(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) ->
 
 
 def in_array(code: int, count: int, elements: bytes) -> bytes:
-    """Returns a file of one array."""
     return head(0, 1, string(KEY) + struct.pack("<IIQ", ARRAY, code, count) + elements)
 
 
 def key_values(count: int, stored: bytes) -> bytes:
-    """Returns a file of `count` equal values."""
     return head(0, count, b"".join(string(b"%x" % i) + stored for i in range(count)))
 
 

@@ -196,10 +196,6 @@ def named(count: int, name: bytes) -> bytes:
     return header(count, 0, b"".join(rows) + bytes(4))
 
 
-def stated(metadata: bytes) -> bytes:
-    return header(0, len(metadata), metadata)
-
-
 LARGE = {
     "tensors one after another": Large(lambda n: descriptors(n, 4), 20_000),
     "tensors on one range": Large(lambda n: descriptors(n, 0), 5_000),
@@ -208,14 +204,14 @@ LARGE = {
     "tensors of 64 dims": Large(lambda n: descriptors(n, 0, (1,) * 64), 2_000),
     "tensors whose last is cut off": Large(lambda n: descriptors(n, 4, data=4 * n - 1), 5_000, TruncatedError, "expected 4 bytes, found 3"),
     "tensors with the longest names": Large(lambda n: named(n, b"n" * 65527), 64),
-    "keys without values": Large(lambda n: stated(b"".join(b"%x=\n" % i for i in range(n))), 1 << 17),
-    "a key twice after many": Large(lambda n: stated(b"".join(b"%x=\n" % i for i in range(n)) + b"0=\n"), 1 << 16, FormatError, "each key once"),
-    "empty lines": Large(lambda n: stated(b"\n" * n), 1 << 17, FormatError, "line 1: expected key=value, found b''"),
+    "keys without values": Large(lambda n: lines(b"".join(b"%x=\n" % i for i in range(n))), 1 << 17),
+    "a key twice after many": Large(lambda n: lines(b"".join(b"%x=\n" % i for i in range(n)) + b"0=\n"), 1 << 16, FormatError, "each key once"),
+    "empty lines": Large(lambda n: lines(b"\n" * n), 1 << 17, FormatError, "line 1: expected key=value, found b''"),
     "one tensor too many": Large(lambda n: descriptors(n, 0, (0,)), DEFAULTS["objects"] + 1, LimitError, "descriptors: expected at most 200000 tensors"),
-    "one key too many": Large(lambda n: stated(b"k=\n" * n), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),
-    "millions of keys": Large(lambda n: stated(b"\n" * n), 1 << 22, LimitError, "metadata: expected at most 200000 tensors"),
-    "a long value": Large(lambda n: stated(b"k=" + b"v" * n), 1 << 22),
-    "a long key": Large(lambda n: stated(b"k" * n + b"="), 1 << 22),
-    "a long line without =": Large(lambda n: stated(b"k" * n), 1 << 22, FormatError, "expected key=value, found b'kkk"),
+    "one key too many": Large(lambda n: lines(b"k=\n" * n), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),
+    "millions of keys": Large(lambda n: lines(b"\n" * n), 1 << 22, LimitError, "metadata: expected at most 200000 tensors"),
+    "a long value": Large(lambda n: lines(b"k=" + b"v" * n), 1 << 22),
+    "a long key": Large(lambda n: lines(b"k" * n + b"="), 1 << 22),
+    "a long line without =": Large(lambda n: lines(b"k" * n), 1 << 22, FormatError, "expected key=value, found b'kkk"),
 }
 # fmt: on

@@ -16,6 +16,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,46 +54,36 @@ def judged(paths: Iterable[Path], reader: str = "glft_schema", seconds: int = SE
     return [Judged(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def ours() -> Callable[[str], None]:
-    """Returns a function that reads a file without its payloads."""
+def ours(path: str) -> None:
+    """Reads a file without its payloads."""
     from glft_schema import Container
 
-    def read(path: str) -> None:
-        with Container.parse_file(path) as file:
-            dict(file.header)
-            for key in file.metadata:
-                file.metadata[key]
-            for tensor in file.tensors.values():
-                assert tensor.nbytes <= file.nbytes
-
-    return read
+    with Container.parse_file(path) as file:
+        dict(file.header)
+        for key in file.metadata:
+            file.metadata[key]
+        for tensor in file.tensors.values():
+            assert tensor.nbytes <= file.nbytes
 
 
-def gguf_py() -> Callable[[str], object]:
-    """Returns gguf-py's reader, which reads a file without its payloads."""
+def gguf_py(path: str) -> None:
+    """Reads a file without its payloads."""
     import gguf
 
-    return gguf.GGUFReader
+    gguf.GGUFReader(path)
 
 
-def endless() -> Callable[[str], None]:
-    """Returns a function that never returns."""
-
-    def read(path: str) -> None:
-        while True:
-            pass
-
-    return read
+def endless(path: str) -> None:
+    while True:
+        pass
 
 
-def greedy() -> Callable[[str], object]:
-    """Returns a function that allocates more memory than the limit."""
-    return lambda path: bytearray(MEMORY + TIMES * os.path.getsize(path) + 1)
+def greedy(path: str) -> None:
+    bytearray(MEMORY + TIMES * os.path.getsize(path) + 1)
 
 
-READERS: dict[str, Callable[[], Callable[[str], object]]] = {
-    "glft_schema": ours, "gguf_py": gguf_py, "endless": endless, "greedy": greedy,
-}  # fmt: skip
+READERS = {"glft_schema": ours, "gguf_py": gguf_py, "endless": endless, "greedy": greedy}
+PACKAGES = {"gguf_py": "gguf"}  # imported before forking; glft_schema for all others
 
 
 def memory() -> dict[str, int]:
@@ -101,7 +92,7 @@ def memory() -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[0].startswith("Vm")}
 
 
-def judge(read: Callable[[str], object], path: str) -> dict[str, Any]:
+def judge(read: Callable[[str], None], path: str) -> dict[str, Any]:
     """Reads a file within the limits in this process; returns the fields of a `Judged`."""
     before, start = memory(), time.process_time()
     limit = before["VmSize"] + MEMORY + TIMES * os.path.getsize(path)
@@ -117,7 +108,7 @@ def judge(read: Callable[[str], object], path: str) -> dict[str, Any]:
     return {"end": end, "text": text, "seconds": took, **peaks}
 
 
-def forked(read: Callable[[str], object], path: str, seconds: int) -> dict[str, Any]:
+def forked(read: Callable[[str], None], path: str, seconds: int) -> dict[str, Any]:
     """Judges a file in a fork."""
     source, target = os.pipe()
     if not (child := os.fork()):
@@ -138,6 +129,7 @@ def forked(read: Callable[[str], object], path: str, seconds: int) -> dict[str, 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    reader, limit = READERS[sys.argv[1]](), int(sys.argv[2])
+    reader, limit = READERS[sys.argv[1]], int(sys.argv[2])
+    import_module(PACKAGES.get(sys.argv[1], "glft_schema"))
     for line in sys.stdin:
         print(json.dumps(forked(reader, line.rstrip("\n"), limit)), flush=True)

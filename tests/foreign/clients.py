@@ -80,7 +80,6 @@ TENSORS: dict[str, dict[str, str]] = {
 
 
 def expected(client: str, type_name: str) -> str:
-    """Returns a client's result for tensors of a type."""
     return next((verdict for verdict, names in TENSORS[client].items() if type_name in names.split()), REFUSED)
 
 
@@ -161,12 +160,10 @@ def keys(entries: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 
 def of(*types: str, **options: Any) -> Callable[[], dict[str, Any]]:
-    """Returns a maker of a file with tensors of these types."""
     return lambda: regions([GGML_TYPES[name] for name in types], {"general.architecture": "toy"}, **options)
 
 
 def fails(*errors: str) -> Callable[[Reading, Reading], bool]:
-    """Returns a check for one of these errors."""
     return lambda theirs, ours: theirs.error.startswith(errors)
 
 
@@ -196,13 +193,10 @@ def differs(name: str, condition: Callable[[np.ndarray, np.ndarray], Any]) -> Ca
 
 
 def lacks(*names: str) -> Callable[[Reading, Reading], bool]:
-    """Returns a check for a file that is read without these tensors."""
     return lambda theirs, ours: not theirs.error and all(name in ours.tensors and name not in theirs.tensors for name in names)
 
 
 def named(name: str, type_name: str) -> Callable[[], dict[str, Any]]:
-    """Returns a maker of a file with a tensor of this name."""
-
     def made() -> dict[str, Any]:
         value = of(type_name)()
         (row,) = value["tensor_infos"]
@@ -236,7 +230,6 @@ def moves_data(theirs: Reading, ours: Reading) -> bool:
 
 
 def overflows(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Tells whether finite numbers have become infinite float16."""
     return theirs.dtype == np.float16 and bool(np.isinf(theirs).any() and np.isfinite(ours).all())
 
 
@@ -247,7 +240,6 @@ def flushes(theirs: Reading, ours: Reading) -> bool:
 
 
 def are_equal(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Tells whether the numbers are equal, whatever their bits."""
     return bool((theirs == ours).all())
 
 

@@ -18,7 +18,6 @@ VERSIONS = {client.name: client for client in CLIENTS}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of this folder."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.foreign)
@@ -58,7 +57,6 @@ def read(request: pytest.FixtureRequest) -> Callable[[str, Path], Reading]:
     def reading(name: str, path: Path) -> Reading:
         if name in (HUGGINGFACE, NODE_LLAMA_CPP):
             return npm.readings(request.getfixturevalue("packages"), name, [path])[0]
-        client: Client = request.getfixturevalue("python_client")(name)
-        return client(path)
+        return request.getfixturevalue("python_client")(name)(path)
 
     return reading

@@ -80,7 +80,6 @@ def has_subnormal(type_: TensorType, made: torch.Tensor) -> torch.Tensor:
 
 
 def fields(type_: TensorType, shape: list[int], scale: float = 1) -> dict[str, torch.Tensor]:
-    """Returns the stored fields of a random tensor."""
     if type_.block:
         rows, columns = shape
         per_row = columns // weights_in(type_)
@@ -100,7 +99,7 @@ def regions(
     version: int = 3,
     scale: float = 1,
 ) -> dict[str, Any]:
-    """Returns the value of a file with a tensor ``TYPE.weight`` of each type; `scale` is for floats."""
+    """Returns a file's value with a tensor ``TYPE.weight`` of each type; `scale` is for floats."""
     made = dict(metadata() if entries is None else entries)
     if alignment != 32:
         made["general.alignment"] = Typed(alignment, "uint32")
@@ -124,7 +123,6 @@ def block_regions(type_name: str, bits: int) -> dict[str, Any]:
 
 
 def write(path: Path, **options: Any) -> Path:
-    """Writes a file of `regions` and returns its path."""
     Container.build_file(regions(**options), path)
     return path
 

@@ -25,8 +25,8 @@ PACKAGES = [f"{client.package}@{client.version}" for client in CLIENTS if client
 def installed(request: pytest.FixtureRequest) -> Path:
     """Returns the folder, in pytest's cache, of the packages and our scripts.
 
-    Skips the test if npm cannot fetch them. node-llama-cpp is installed without scripts and optional
-    dependencies, and so without llama.cpp, which reading headers does not need.
+    Skips the test if npm cannot fetch them. Without scripts and optional dependencies,
+    node-llama-cpp comes without llama.cpp, which reading headers does not need.
     """
     for program in ("node", "npm"):
         if shutil.which(program) is None:
@@ -55,12 +55,10 @@ def run(cache: Path, script: str, *arguments: str, given: Any) -> Any:
 
 
 def readings(cache: Path, client: str, paths: Sequence[Path]) -> list[Reading]:
-    """Reads the headers of files with a client."""
     return [reading(found) for found in run(cache, "headers.mjs", client, given=[str(path) for path in paths])]
 
 
 def reading(found: dict[str, Any]) -> Reading:
-    """Returns a result of the script as a `Reading`."""
     if "error" in found:
         return Reading(found["error"])
     types = {}
@@ -83,6 +81,4 @@ def reading(found: dict[str, Any]) -> Reading:
 
 def rewritten(cache: Path, paths: Sequence[tuple[Path, Path]]) -> list[str]:
     """Reads and rewrites files with @huggingface/gguf; returns an error or '' for each."""
-    found = run(cache, "rewrite.mjs", HUGGINGFACE, given=[[str(path) for path in pair] for pair in paths])
-    assert isinstance(found, list)
-    return found
+    return run(cache, "rewrite.mjs", HUGGINGFACE, given=[[str(path) for path in pair] for pair in paths])

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,10 @@ class Client(Process):
         super().__init__("-m", __name__, name, **ENVIRONMENT)
 
     def __call__(self, path: Path) -> Reading:
-        """Reads a file."""
         try:
-            found = super().__call__(str(path))
+            return super().__call__(str(path))
         except EOFError as error:
             return Reading(str(error))
-        assert isinstance(found, Reading)
-        return found
 
 
 def values(array: np.ndarray, dtype: Any) -> Values:
@@ -82,7 +79,6 @@ def mlx() -> Callable[[str], Reading]:
 def diffusers() -> Callable[[str], Reading]:
     """Reads with ``load_gguf_checkpoint``; quantized tensors by its functions, in float32."""
     import torch
-    from diffusers.models.model_loading_utils import load_gguf_checkpoint
     from diffusers.quantizers.gguf.utils import GGML_QUANT_SIZES, GGUFParameter, dequantize_functions
 
     def weights(tensor: Any) -> Any:
@@ -92,22 +88,20 @@ def diffusers() -> Callable[[str], Reading]:
         blocks = tensor.as_tensor().view(torch.uint8).reshape(-1, size)
         return dequantize_functions[tensor.quant_type](blocks, columns, size, torch.float32).reshape(tensor.quant_shape)
 
-    def read(path: str) -> Reading:
-        return Reading(tensors={name: of_torch(weights(tensor)) for name, tensor in load_gguf_checkpoint(path).items()})
-
-    return read
+    return partial(diffusers_checkpoint, weights)
 
 
 def diffusers_default() -> Callable[[str], Reading]:
     """Reads as `diffusers`; quantized tensors in the dtype that its layers use."""
-    from diffusers.models.model_loading_utils import load_gguf_checkpoint
     from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
-    def read(path: str) -> Reading:
-        found = load_gguf_checkpoint(path)
-        return Reading(tensors={name: of_torch(dequantize_gguf_tensor(tensor)) for name, tensor in found.items()})
+    return partial(diffusers_checkpoint, dequantize_gguf_tensor)
 
-    return read
+
+def diffusers_checkpoint(weights: Callable[[Any], Any], path: str) -> Reading:
+    from diffusers.models.model_loading_utils import load_gguf_checkpoint
+
+    return Reading(tensors={name: of_torch(weights(tensor)) for name, tensor in load_gguf_checkpoint(path).items()})
 
 
 def transformers() -> Callable[[str], Reading]:

@@ -1,8 +1,8 @@
 """The contents of a GGUF file by a client, in one form for all clients.
 
-Metadata are compared exactly: an integral number by its integer, any other float by its bits, NaN as
-NaN. This also suits JavaScript, which has a single type for numbers. The module imports neither torch
-nor this package: the clients' processes start fast.
+Metadata are compared exactly: an integral number by its integer, any other float by its bits, NaN
+as NaN. This also suits JavaScript, which has a single type for numbers. The module imports neither
+torch nor this package: the clients' processes start fast.
 """
 
 from __future__ import annotations

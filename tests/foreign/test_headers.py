@@ -15,6 +15,7 @@ from glft_schema import Container
 from glft_schema.codec.context import BIG
 from glft_schema.files.splitting import split
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.catalogue.disagreements import is_not_utf8
 from tests.foreign import npm
 from tests.foreign.clients import DIFFUSERS, HUGGINGFACE, LAYOUTS, MLX, NODE_LLAMA_CPP, NOT_READ, expected
 from tests.foreign.files import KINDS, NESTED, TYPES, Kind, metadata, write
@@ -29,12 +30,10 @@ Read = Callable[[str, Path], Reading]
 
 
 def plain_types(client: str) -> list[str]:
-    """Returns types of small tensors that a client reads bit for bit."""
     return [name for name in ("F32", "F16", "I8", "Q8_0") if client in NPM or expected(client, name) == "same bits"]
 
 
 def entries(client: str) -> dict[str, object]:
-    """Returns keys of all types and nested arrays that a client reads."""
     return {key: value for key, value in (metadata() | NESTED).items() if not key.startswith(NOT_READ[client])}
 
 
@@ -112,11 +111,7 @@ def is_for_javascript(file: File) -> bool:
 
 def is_utf8(text: bytes) -> bool:
     """Tells whether bytes are UTF-8 without a byte order mark."""
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return not text.startswith("\ufeff".encode())
+    return not (is_not_utf8(text) or text.startswith("\ufeff".encode()))
 
 
 @pytest.mark.parametrize("client", NPM)

@@ -36,7 +36,6 @@ def indices(draw: st.DrawFn) -> Any:
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Open files with the same tensors: safetensors, GGUF, GLFT."""
     require(SAFETENSORS)
     folder = tmp_path_factory.mktemp("slices")
     save_safetensors(TENSORS, folder / "w.safetensors")
@@ -61,7 +60,6 @@ def part(reader: Any, name: str, index: Any) -> torch.Tensor | str:
 
 
 def same(one: torch.Tensor | str, other: torch.Tensor | str) -> bool:
-    """Tells whether two slices are equal, or refused with the same error."""
     if isinstance(one, str) or isinstance(other, str):
         return isinstance(one, str) and isinstance(other, str) and one == other
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

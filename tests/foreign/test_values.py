@@ -37,7 +37,6 @@ def from_parts(name: str, found: dict[str, Values], bits: int) -> np.ndarray:
 
 
 def verdict(type_: TensorType, theirs: Reading, mine: Reading) -> str:
-    """Returns a client's result for a tensor."""
     name = f"{type_.name}.weight"
     if theirs.error:
         return clients.REFUSED
@@ -91,22 +90,6 @@ def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorTyp
     found, right = read(client, path).tensors["w"].values, ours(path).tensors["w"].values
     assert right.shape == (rows, columns * weights_in(type_))
     assert same_bits(found, right)
-
-
-@pytest.mark.parametrize("type_", [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0")], ids=str)
-def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> None:
-    """Scales are equal. Biases are -8 or -128 times the scales: codes are stored unsigned."""
-    path = write(tmp_path / "file.gguf", types=[type_], entries={})
-    found = read(MLX, path).tensors
-    scales, biases = (found[f"{type_.name}.{part}"].values.reshape(-1) for part in ("scales", "biases"))
-    with glft_schema.open(path) as file:
-        fields = {name: field.numpy() for name, field in file.tensors[f"{type_.name}.weight"].fields.items()}
-    assert same_bits(scales, fields["d"].reshape(-1))
-    expected_biases = {"Q4_0": -8 * fields["d"], "Q8_0": -128 * fields["d"]}.get(type_.name, fields.get("m"))
-    assert same_bits(biases, expected_biases.reshape(-1))
-    if type_.name == "Q8_0":
-        codes = found["Q8_0.weight"].values.view(np.uint8).reshape(-1, 32)
-        assert (codes.astype(np.int16) - 128 == fields["qs"]).all()
 
 
 def test_mlx_uses_one_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,7 @@ def transformers_model(folder: Path) -> Written:
     return model(BertModel(BertConfig(vocab_size=500, **sizes)).to(torch.bfloat16), folder)
 
 
-WRITERS: dict[str, Callable[[Path], Written]] = {
-    writer.__name__: writer for writer in (mlx_gguf, mlx_safetensors, diffusers_model, transformers_model)
-}
+WRITERS = {writer.__name__: writer for writer in (mlx_gguf, mlx_safetensors, diffusers_model, transformers_model)}
 
 if __name__ == "__main__":
     serve(lambda folder: vars(WRITERS[sys.argv[1]](folder)))

@@ -1,4 +1,4 @@
-"""The catalogues of unusual and bad files: each is read or refused as its row states, at little cost."""
+"""Catalogues of unusual and bad files: each is read or refused as stated, at little cost."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_bad_files_are_refused(name: str) -> None:
 
 
 def test_all_refusals_name_field_byte_and_tensor_or_key() -> None:
-    """Errors in a payload, or in a row after the name, name the tensor; errors in a value, the key."""
+    """Errors in a payload or after a row's name have the tensor; errors in a value, the key."""
     of_tensor = re.compile(r"(descriptors|tensor_infos) -> \d+ -> (?!name$)|data -> ")
     of_key = re.compile(r"metadata -> \d+ -> (?!key$)")
     named = [

@@ -1,4 +1,4 @@
-"""This package, llama.cpp and gguf-py agree about valid and broken files, but for known disagreements."""
+"""This package, llama.cpp and gguf-py agree about files, except for known disagreements."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def found_in(stored: bytes, gguf_py: GgufPy | None) -> list[tuple[str, Disagreem
 
 
 def assert_explained(stored: bytes, gguf_py: GgufPy | None) -> list[tuple[str, str]]:
-    """Asserts that a row explains each disagreement about a file; returns their readers and rows."""
+    """Asserts that a row explains each disagreement about a file; returns readers and rows."""
     explained = []
     for reader, found, row in found_in(stored, gguf_py):
         assert row is not None, (reader, found, stored)

@@ -1,4 +1,4 @@
-"""GGUF files through the public functions: golden files, typed metadata, byte orders, unknown types."""
+"""GGUF files: golden files, typed metadata, byte orders, unknown types."""
 
 from __future__ import annotations
 
@@ -251,6 +251,8 @@ def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
             access()
     assert Container.build(file) == UNKNOWN
     assert pickle.loads(pickle.dumps(a.dtype)) == a.dtype != c.dtype
+    with pytest.raises(FormatError, match="expected a type whose bytes can be counted, found type 200"):
+        a.dtype.nbytes([1])
 
 
 def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
@@ -269,13 +271,6 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
     ):
         with pytest.raises(TensorError, match=f"tensor 'a': type 200 is unknown{problem}"):
             convert(source, target, **options)
-
-
-def test_the_size_of_an_unknown_type_is_unknown() -> None:
-    with pytest.raises(FormatError, match="expected a type whose bytes can be counted, found type 77"):
-        OpaqueType.of(77).nbytes([1])
-    with pytest.raises(ValueError, match="expected a code and a name that are free, found 2 of Q4_0"):
-        GGML_TYPES.add(GGML_TYPES["Q4_0"])
 
 
 def test_unknown_types_are_built_from_bytes() -> None:

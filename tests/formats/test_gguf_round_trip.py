@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from glft_schema import Container
 from glft_schema.codec.typed_text import from_text, to_text
-from glft_schema.codec.typed_values import Typed
 from glft_schema.formats.gguf import VALUE_TYPES
 from tests.oracles import gguf_reference as reference
 from tests.oracles.gguf_reference import ARRAY, File
@@ -20,7 +19,6 @@ ORDERS = {"<": "little", ">": "big"}
 
 
 def type_text(code: int, value: Any) -> str:
-    """Returns a reference value's type as text."""
     if code != ARRAY:
         return str(VALUE_TYPES[code])
     inner, elements = value
@@ -88,9 +86,3 @@ def test_a_whole_format_over_a_plain_stream() -> None:
     record = Container.parse(file.bytes()).format.struct.parse(file.bytes())
     assert dict(record.metadata) == {"k": ["a", "bc"], "n": [1, 2]}
     assert record.data["w"].dequantize().tolist() == [120]
-
-
-def test_a_typed_value_in_a_plain_mapping() -> None:
-    metadata = {"a": Typed([1, 2], "array[uint8]"), "b": Typed([], "array[string]")}
-    built = Container.build({"format": "GGUF", "metadata": metadata})
-    assert built == File([(b"a", ARRAY, (0, [1, 2])), (b"b", ARRAY, (8, []))]).bytes()

@@ -17,7 +17,7 @@ from glft_schema.files.parsing import check_rules
 from tests.oracles.peers import gguf
 from tests.tools.real_files import downloaded
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 PROMPT = "The capital of France is"
 
@@ -50,7 +50,6 @@ def model(request: pytest.FixtureRequest) -> Path:
     return folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-@pytest.mark.slow
 def test_builds_back_byte_for_byte(model: Path, tmp_path: Path) -> None:
     with glft_schema.open(model) as file:
         assert (len(file.tensors), file.header.version, len(file.metadata)) == (272, 3, 33)
@@ -59,7 +58,6 @@ def test_builds_back_byte_for_byte(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == model.read_bytes()
 
 
-@pytest.mark.slow
 def test_means_what_gguf_py_says(model: Path) -> None:
     reader = gguf.GGUFReader(model)
     with glft_schema.open(model) as file:
@@ -88,12 +86,10 @@ ANSWERS = {
 }
 
 
-@pytest.mark.slow
 def test_the_original_answers(model: Path) -> None:
     assert "Paris" in complete(model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_requantized_model_answers(model: Path, tmp_path: Path, name: str) -> None:
     written = convert(model, tmp_path / "model.gguf", schemes=ANSWERS[name])
@@ -103,7 +99,6 @@ def test_the_requantized_model_answers(model: Path, tmp_path: Path, name: str) -
     assert "Paris" in complete(tmp_path / "model.gguf")
 
 
-@pytest.mark.slow
 def test_float16_answers_as_float32(model: Path, tmp_path: Path) -> None:
     """gguf-py dequantizes and writes the float32 file."""
     convert(model, tmp_path / "f16.gguf", schemes={"*": "f16"})
@@ -122,7 +117,6 @@ def test_float16_answers_as_float32(model: Path, tmp_path: Path) -> None:
     assert complete(tmp_path / "f16.gguf", 24) == complete(tmp_path / "f32.gguf", 24)
 
 
-@pytest.mark.slow
 def test_through_glft_and_back(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "model.glft", schemes={"*": "q8_per_channel"})
     convert(tmp_path / "model.glft", tmp_path / "again.gguf", schemes={"*": "q8_0"})
@@ -133,7 +127,6 @@ def test_through_glft_and_back(model: Path, tmp_path: Path) -> None:
     assert "Paris" in complete(tmp_path / "again.gguf")
 
 
-@pytest.mark.slow
 def test_llama_cpp_reads_the_set_that_it_is_split_into(model: Path, tmp_path: Path) -> None:
     with glft_schema.open(model) as file:
         first, *_ = split(file, tmp_path / "part", max_bytes=40_000_000)

@@ -12,7 +12,7 @@ from glft_schema import Container, FormatError
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import from_text, to_text
-from glft_schema.describe.byte_map import ByteMap, byte_map_of
+from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.files.file import File
 from glft_schema.formats.gguf import VALUE_TYPES
 from glft_schema.storage.source import BytesSource
@@ -74,10 +74,7 @@ def problem_of_metadata(file: File) -> str | None:
 
 
 def built(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
-    """Returns a GGUF file without tensors."""
-    stored = Container.build({"format": "GGUF", "header": header, "metadata": metadata})
-    assert isinstance(stored, bytes)
-    return stored
+    return Container.build({"format": "GGUF", "header": header, "metadata": metadata})
 
 
 def problem_of_map(stored: bytes, file: File | None) -> str | None:
@@ -88,11 +85,6 @@ def problem_of_map(stored: bytes, file: File | None) -> str | None:
         return None if file is None else f"expected a byte map of a file that is read, found {refused.text}"
     if (error is None) != (file is not None):
         return f"expected a byte map to be whole where the file is read, found {error}"
-    return uncovered(found)
-
-
-def uncovered(found: ByteMap) -> str | None:
-    """Returns a problem of a byte map that does not have each byte once, or None."""
     at = 0
     for stretch in found:
         if stretch.start != at or stretch.end <= stretch.start:

@@ -1,16 +1,14 @@
 """A coverage-guided search by libFuzzer for files that break a promise.
 
-    pip install 'atheris>=3'                                     # CPython on x86-64 Linux
-    python -m tests.fuzz.target work                             # until a failure, or Ctrl-C
-    python -m tests.fuzz.target work -max_total_time=600         # libFuzzer's options
-    python -m tests.fuzz.target crash-da39a3ee5e6b               # that file again
-    python -m tests.fuzz.target -merge=1 tests/fuzz/corpus work  # adds new coverage to the corpus
+    python -m tests.fuzz.target work                # until a failure or Ctrl-C; libFuzzer's options
+    python -m tests.fuzz.target crash-da39a3ee5e6b  # that file again
 
-The folder `work` gets the seeds, and each file that reaches new code. The promises are those of
-`tests.fuzz.promises`. A failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``.
-A file that takes more than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1``
-or ``oom-SHA1``. libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`. The package and
-construct are instrumented; the strategies behind the mutator are not.
+It needs atheris; docs/fuzzing.md has more commands. The folder `work` gets the seeds, and each file
+that reaches new code. The promises are those of `tests.fuzz.promises`. A failure raises an
+exception, and libFuzzer writes the file as ``crash-SHA1``. A file that takes more than `SECONDS`,
+or more memory than `MEGABYTES`, is written as ``timeout-SHA1`` or ``oom-SHA1``. libFuzzer's
+mutations are mixed with those of `tests.fuzz.mutator`. The package and construct are instrumented;
+the mutator's strategies are not.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Info:
 class File:
     """The contents of a file.
 
-    Values are numbers, bytes for strings, (element type, elements) for arrays, and the stored bits of
-    floats and bools.
+    Values are numbers, bytes for strings, (element type, elements) for arrays, and the stored bits
+    of floats and bools.
     """
 
     entries: list[tuple[bytes, int, Any]] = field(default_factory=list)
@@ -103,7 +103,6 @@ class File:
 
 
 def nbytes(code: int, dims: list[int]) -> int:
-    """Returns the bytes of a payload."""
     weights, size = BLOCKS[code]
     return math.prod(dims) // weights * size
 

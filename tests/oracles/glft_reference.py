@@ -43,7 +43,6 @@ def back_to_back(metadata: bytes, rows: list[Row]) -> bytes:
 
 
 def nbytes(dtype: int, dims: list[int]) -> int:
-    """Returns the bytes of a payload."""
     count = math.prod(dims)
     out = dims[0] if dims else 1
     return {F32: 4 * count, F16: 2 * count, Q8: 2 * out + count, Q4: count // 32 + count // 2}[dtype]

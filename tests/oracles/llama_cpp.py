@@ -43,14 +43,14 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def row_function(type_name: str) -> Any:
-    """Returns the C function (blocks, out, weights) of a type. Raises AttributeError without one."""
+    """Returns a type's C function (blocks, out, weights). Raises AttributeError without one."""
     function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
     function.restype = None
     return function
 
 
 def quantizing(code: int, weights: np.ndarray, out: np.ndarray, importance: np.ndarray | None = None) -> Callable[[], Any]:
-    """Returns a call that quantizes float32 [rows, columns] into `out`; the importance is per column."""
+    """Returns a call that quantizes f32[rows, columns] into `out`; importance is f32[columns]."""
     weights = np.ascontiguousarray(weights)
     source, target = pointer(weights), pointer(out)
     if code in FOR_PRODUCTS:
@@ -65,7 +65,7 @@ def quantizing(code: int, weights: np.ndarray, out: np.ndarray, importance: np.n
 
 
 def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
-    """Returns float32 [blocks, weights] of u8 [blocks, size]. Raises AttributeError as `row_function`."""
+    """Returns f32[blocks, weights] of u8[blocks, size]. Raises as `row_function`."""
     function = row_function(type_name)
     out = np.empty((len(blocks), weights), np.float32)
     function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
@@ -73,7 +73,7 @@ def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
 
 
 def quantize(code: int, weights: np.ndarray, size: int, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantizes float32 [rows, columns] to u8 [rows, `size`]; bytes that C does not write are 0."""
+    """Quantizes f32[rows, columns] to u8[rows, `size`]; bytes that C does not write are 0."""
     out = np.zeros((len(weights), size), np.uint8)
     written = quantizing(code, weights, out, importance)()
     assert written in (None, out.nbytes)
@@ -106,8 +106,8 @@ def reads_gguf(stored: bytes) -> bool:
 def contents(stored: bytes) -> tuple[Entries, Tensors] | None:
     """Returns the contents of a file by gguf.cpp, or None if it refuses the file.
 
-    gguf.cpp allocates all payloads before it checks that the file has them, and aborts if it cannot.
-    Files that are too short are therefore refused here, by their headers.
+    gguf.cpp allocates all payloads before it checks that the file has them, and aborts if it
+    cannot. Files that are too short are therefore refused here, by their headers.
     """
     c = library()
     for result, names in RESULTS.items():

@@ -35,7 +35,7 @@ class Elements(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A key, its type code, and its value: little-endian bytes of a number, a string, or `Elements`."""
+    """A key, its type code, and its value: little-endian bytes, a string, or `Elements`."""
 
     key: bytes
     code: int
@@ -86,7 +86,6 @@ class Difference(NamedTuple):
 
 
 def differences(ours: Contents, theirs: Contents) -> Iterator[Difference]:
-    """Yields the differences between two readers' contents of a file."""
     for name, mine, its in (("keys", ours.entries, theirs.entries), ("tensors", ours.tensors, theirs.tensors)):
         for one, other in zip_longest(mine, its):
             if one is None or other is None:
@@ -112,11 +111,7 @@ def dims_without_ones(dims: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-# Ours
-
-
 def ours(stored: bytes) -> Verdict:
-    """Reads a file with this package."""
     try:
         file = Container.parse(stored)
     except FormatError as error:
@@ -144,20 +139,13 @@ def as_stored(entry: StoredValue) -> bytes | Elements:
     return np.asarray(entry.value).astype(entry.type.field.numpy_dtype()).tobytes()
 
 
-# llama.cpp
-
-
 def in_llama_cpp(stored: bytes) -> Verdict:
-    """Reads a file with llama.cpp's gguf.cpp."""
     found = llama_cpp.contents(stored)
     if found is None:
         return Verdict(None)
     entries = [Entry(key, code, Elements(*value) if isinstance(value, tuple) else value) for key, code, value in found[0]]
     tensors = [Weights(name, dims_without_ones(dims), *rest) for name, dims, *rest in found[1]]
     return Verdict(Contents(entries, tensors))
-
-
-# gguf-py
 
 
 class GgufPy(Process):

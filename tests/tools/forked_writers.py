@@ -59,17 +59,15 @@ class Writers:
         self.process.stdin.flush()
 
     def answer(self) -> Any:
-        """Waits for the next answer."""
         assert self.process.stdout
         return json.loads(self.process.stdout.readline())
 
     def write(self, path: os.PathLike[str], call: str = "", number: int = 0) -> dict[str, Any]:
-        """Writes ``container(2)`` to `path` in a fork, whose call number `number` strace can fail."""
+        """Writes ``container(2)`` in a fork, in which strace can fail call `number` of a kind."""
         self.begin(path, call=call, number=number)
         return dict(self.answer())
 
     def end(self) -> None:
-        """Ends the process."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream
             stream.close()

@@ -20,7 +20,7 @@ codes = st.sampled_from([*NUMBERS, STRING])
 
 
 def scattered(draw: st.DrawFn, rows: list[Any]) -> bytes:
-    """Returns the data of rows in any order, with gaps; sets offsets, and adds rows that share data."""
+    """Returns rows' data in any order with gaps; sets offsets, and adds rows that share data."""
     data = b""
     for row in draw(st.permutations(rows)):
         data += draw(st.binary(max_size=3))
@@ -45,7 +45,6 @@ def scalars(code: int) -> st.SearchStrategy[Any]:
 
 
 def arrays(depth: int) -> st.SearchStrategy[tuple[int, list[Any]]]:
-    """Arrays, nested up to `depth`."""
     flat = codes.flatmap(lambda code: st.tuples(st.just(code), st.lists(scalars(code), max_size=4)))
     return st.one_of(flat, st.tuples(st.just(ARRAY), st.lists(arrays(depth - 1), max_size=3))) if depth > 1 else flat
 
@@ -85,7 +84,7 @@ def files(draw: st.DrawFn) -> File:
 
 @st.composite
 def loose_files(draw: st.DrawFn) -> bytes:
-    """A legal file that no writer makes: other orders, gaps, aliases, nonzero padding, trailing bytes."""
+    """A legal file as no writer makes it: other orders, gaps, aliases, padding, trailing bytes."""
     file = draw(files())
     file.data = scattered(draw, file.infos)
     padding = -len(file.head()) % file.alignment

@@ -1,4 +1,4 @@
-"""A folder in memory: a writer waits for the disk twice per file, and a property writes thousands."""
+"""A folder in memory: a property writes thousands of files, and each waits for the disk twice."""
 
 from pathlib import Path
 

@@ -45,7 +45,6 @@ class Process:
             raise EOFError(signal.Signals(-code).name if code < 0 else f"exit code {code}") from None
 
     def close(self) -> None:
-        """Ends the process."""
         if self._process:
             self._process.communicate()
             self._process = None

@@ -3,8 +3,8 @@
     python -m pytest --cov && python -m tests.tools.raise_sites    # statements, from .coverage
     python -m tests.tools.raise_sites --texts [OPTIONS]            # texts; runs pytest with OPTIONS
 
-With ``--texts`` the tests run on a copy of the package in which a number replaces each error text. No
-test checks a text whose number is in no failure.
+With ``--texts`` the tests run on a copy of the package in which a number replaces each error text.
+No test checks a text whose number is in no failure.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def report(sites: list[Site], missed: list[Site], what: str) -> int:
 
 
 class Spoiled(ast.NodeTransformer):
-    """Replaces error texts by marks: texts in a ``raise`` or a `problem`, or with "expected " first.
+    """Replaces error texts by marks: in a ``raise`` or a `problem`, or with "expected " first.
 
     Args:
         file: the module's file.
