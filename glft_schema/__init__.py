@@ -1,15 +1,15 @@
-"""Model-weight containers, GGUF and GLFT, declared once: one construct schema parses, builds, checks and documents each.
+"""Model-weight containers, GGUF and GLFT, each declared once to parse, build, check and document.
 
     import glft_schema as glft
 
     glft.open, load_file, save_file, convert ...   files and weights
     glft.types         tensor types, and how to declare one
-    glft.codec         the constructs that formats are declared in
-    glft.formats       the formats, and what is known of each
-    glft.describe      the declarations as data, pages, and other languages
+    glft.codec         constructs for declaring formats
+    glft.formats       the formats and their properties
+    glft.describe      declarations as data, pages and code in other languages
     glft.manifests     SHA-256 of files and tensors
-    glft.testing       the declarations as test data; needs hypothesis
-    glft.lab           the quantization lab's functions
+    glft.testing       declarations as test data; requires hypothesis
+    glft.lab           functions of the quantization lab
 
 All other modules are private.
 """
@@ -106,6 +106,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "testing":  # it needs hypothesis, which not everybody has
+    if name == "testing":  # requires hypothesis, an optional dependency
         return import_module("glft_schema.testing")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

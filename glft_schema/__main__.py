@@ -1,4 +1,4 @@
-"""``python -m glft_schema`` is the `glft` command."""
+"""``python -m glft_schema`` runs the `glft` command."""
 
 from glft_schema.cli import main
 

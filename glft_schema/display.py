@@ -1,12 +1,12 @@
-"""What users are shown: files, tensors and metadata as tables, in HTML for notebooks and as text; and how far work has come.
+"""Display of files, tensors and metadata as tables, as text and as HTML for notebooks.
 
-The HTML has no colours of its own, so that it can be read in light and dark themes; all that comes from a file is escaped.
+The HTML sets no colours, so it suits light and dark themes. All text from a file is escaped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
@@ -15,17 +15,15 @@ from typing import Any, Protocol
 
 from glft_schema.errors import safe, shown
 
-ROWS = 20  # of each table that are shown
-NAME = 60  # characters of a name that are shown
-VALUE = 80  # and of a value
-LEFT, RIGHT = "left", "right"
+ROWS = 20  # shown per table
+NAME, VALUE = 60, 80  # characters shown of a name and of a value
 
-# What is told how far work has come: what is being done, such as a tensor's name, and the share that is done, from 0 to 1.
+# Called with the current item, such as a tensor's name, and the share of work done, from 0 to 1.
 Progress = Callable[[str, float], None]
 
 
 class HasTensor(Protocol):
-    """What is shown of a tensor in a file."""
+    """The part of `Tensor` that tables use."""
 
     name: str
     dims: tuple[int, ...]
@@ -41,7 +39,7 @@ class HasTensor(Protocol):
 
 
 class HasFile(Protocol):
-    """What is shown of a file."""
+    """The part of `File` that tables use."""
 
     name: str
     format: Any
@@ -61,24 +59,16 @@ class HasFile(Protocol):
 
 @dataclass(frozen=True)
 class Listing:
-    """Rows of text.
-
-    Attributes:
-        title: what they are, and how many.
-        head: a word for each column.
-        rows: those that are shown.
-        hidden: how many more there are.
-        right: how many of the last columns are numbers.
-    """
+    """A table of text."""
 
     title: str
     head: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    hidden: int = 0
-    right: int = 0
+    rows: Sequence[tuple[str, ...]]  # those shown
+    hidden: int = 0  # number of further rows
+    right: int = 0  # number of columns, from the right, that hold numbers
 
     def html(self) -> str:
-        """Returns the table in HTML."""
+        """Returns the table as HTML."""
         lines = ["<table>", f'<caption style="text-align:left">{escape(self.title)}</caption>']
         if any(self.head):
             lines.append(f"<thead>{self._row(self.head, 'th')}</thead>")
@@ -89,7 +79,8 @@ class Listing:
 
     def _row(self, row: tuple[str, ...], tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
-        cells = (f'<{opening} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in self._cells(row))
+        sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
+        cells = (f'<{opening} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
     def text(self) -> str:
@@ -97,39 +88,30 @@ class Listing:
         lines = [self.title, *aligned([row for row in (self.head, *self.rows) if any(row)], self.right)]
         return "\n".join([*lines, f"  ... and {self.hidden} more"] if self.hidden else lines)
 
-    def _cells(self, row: tuple[str, ...]) -> Iterable[tuple[str, str]]:
-        sides = [LEFT] * (len(self.head) - self.right) + [RIGHT] * self.right
-        return zip(row, sides, strict=True)
-
 
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
-    """Returns a line for each row, its cells in columns; the last `right` columns are numbers."""
+    """Returns rows as lines with aligned columns; the last `right` columns are numbers."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i >= len(row) - right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return lines
+    sides = ["<"] * (len(widths) - right) + [">"] * right
+    line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+    return [line.format(*row).rstrip() for row in rows]
 
 
 def tensors_table(tensors: Mapping[str, HasTensor]) -> Listing:
-    """Returns a row for each tensor: its name, type, shape, bytes, and where its payload is."""
-    shown_ones = [tensors[name] for name in islice(tensors, ROWS)]
-    of_set = len({tensor.file for tensor in shown_ones}) > 1
+    """Returns a row per tensor: name, type, shape, bytes and position."""
+    first = [tensors[name] for name in islice(tensors, ROWS)]
+    is_set = len({tensor.file for tensor in first}) > 1
     rows = []
-    for tensor in shown_ones:
-        file = (safe(Path(tensor.file).name, NAME),) if of_set else ()
+    for tensor in first:
+        file = (safe(Path(tensor.file).name, NAME),) if is_set else ()
         shape, at = str(list(tensor.shape)), f"{tensor.position:,}"
         rows.append((*file, safe(tensor.name, NAME), str(tensor.dtype), shape, f"{tensor.nbytes:,}", at))
-    head = (*(("file",) if of_set else ()), "name", "type", "shape", "bytes", "at byte")
+    head = (*(("file",) if is_set else ()), "name", "type", "shape", "bytes", "at byte")
     return Listing(f"{len(tensors):,} tensors", head, rows, len(tensors) - len(rows), 2)
 
 
 def metadata_table(metadata: Mapping[str, Any]) -> Listing:
-    """Returns a row for each entry: key, type where there are types, and value."""
+    """Returns a row per entry: key, type if metadata is typed, and value."""
     keys = list(islice(metadata, ROWS))
     type_of = getattr(metadata, "type_of", None)
     rows = [(safe(key, NAME), *((safe(type_of(key), NAME),) if type_of else ()), shown(metadata[key], VALUE)) for key in keys]
@@ -138,7 +120,7 @@ def metadata_table(metadata: Mapping[str, Any]) -> Listing:
 
 
 def types_table(file: HasFile) -> Listing:
-    """Returns a row for each tensor type of a file, those with the most bytes first. Shared payloads count once."""
+    """Returns a row per tensor type, largest first. Shared payloads count once."""
     totals: dict[str, list[int]] = {}
     counted = set()
     for tensor in file.tensors.values():
@@ -157,14 +139,14 @@ def types_table(file: HasFile) -> Listing:
 
 
 def fields_table(title: str, fields: Mapping[str, Any]) -> Listing:
-    """Returns a row for each field of a record."""
+    """Returns a row per field of a record."""
     items = list(islice(fields.items(), ROWS))
     rows = [(safe(name, NAME), shown(value, VALUE)) for name, value in items]
     return Listing(title, ("field", "value"), rows, len(fields) - len(items))
 
 
 def tensor_table(tensor: HasTensor) -> Listing:
-    """Returns a row for each thing to know of a tensor; of its payload, where each field lies."""
+    """Returns the properties of a tensor, and the span of each field of its payload."""
     numbers = math.prod(tensor.shape)
     bits = f", {8 * tensor.nbytes / numbers:g} bits a number" if numbers else ""
     rows = [
@@ -180,7 +162,7 @@ def tensor_table(tensor: HasTensor) -> Listing:
 
 
 def title(file: HasFile) -> str:
-    """Returns what a file is, in a line."""
+    """Returns a file's format, version and size in one line."""
     header = {**file.header, **file.header.counts}
     version = f" version {header['version']}" if "version" in header else ""
     order = f", {header['byte_order']}-endian" if "byte_order" in header else ""
@@ -189,17 +171,17 @@ def title(file: HasFile) -> str:
 
 
 def file_tables(file: HasFile) -> list[Listing]:
-    """Returns what is worth knowing of an open file: its metadata, its types, its tensors; those that have rows."""
+    """Returns the tables of an open file that have rows."""
     return [table for table in (metadata_table(file.metadata), types_table(file), tensors_table(file.tensors)) if table.rows]
 
 
 def file_text(file: HasFile) -> str:
-    """Returns an open file for `print`."""
+    """Returns an open file as text."""
     return "\n\n".join([title(file), *(table.text() for table in file_tables(file))])
 
 
 def file_html(file: HasFile) -> str:
-    """Returns a file for a notebook."""
+    """Returns a file as HTML."""
     if file.source.closed:
         return f"<pre>{escape(repr(file))}</pre>"
     return "\n".join([f"<p>{escape(title(file))}</p>", *(table.html() for table in file_tables(file))])

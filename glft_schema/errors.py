@@ -1,20 +1,20 @@
-"""The errors of this package, and how they are worded.
+"""The exceptions of this package, and the form of their messages.
 
-ValueError
- ├── FormatError            bytes, or a value to be written, that break a rule of the format
- │    ├── TruncatedError    fewer bytes than the file declares: the rest may still arrive
- │    └── LimitError        a limit of this reader, not a rule of the format
- ├── TensorError            a tensor that the asked type cannot hold: choose another type
- ├── OptionError            an argument or option that cannot be followed: change the request
- │    └── SchemeError       a scheme or pattern that cannot be followed: it names no type or no tensor, or lacks an importance
- └── ClosedError            a file that was closed before this access
+    ValueError
+     ├── FormatError            bytes, or a value to write, that break a rule of the format
+     │    ├── TruncatedError    fewer bytes than the file declares; the rest may still arrive
+     │    └── LimitError        a limit of this reader, not a rule of the format
+     ├── TensorError            a tensor that the requested type cannot hold
+     ├── OptionError            an invalid argument or option
+     │    └── SchemeError       an invalid scheme or pattern, or no importance matrix for one
+     └── ClosedError            access to a closed file
 
-UserWarning
- ├── QuantizationWarning    weights that a scale rounded to zero has lost
- └── TiedWarning            tensors that are one, stored as two of different types
+    UserWarning
+     ├── QuantizationWarning    weights lost because their scale rounds to zero
+     └── TiedWarning            tied tensors that get different types
 
-Every text reads ``where: expected X, found Y``. Whatever comes from a file is shown through `shown`, so that a name in a
-hostile file can neither fill a log nor steer a terminal.
+Messages read ``path: expected X, found Y``. All text from a file passes through `shown`, so that a
+name in a hostile file can neither flood a log nor control a terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Returns the repr of `value`, cut to about `limit` characters; control and direction characters come out escaped."""
+    """Returns the repr of `value`, escaped and shortened to about `limit` characters."""
     if isinstance(value, (str, bytes)) and len(value) > limit:
         return f"{value[: limit - 12]!r}... ({len(value)} in all)"
     text = " ".join(repr(value).split())
@@ -32,23 +32,23 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def safe(text: str, limit: int = 100) -> str:
-    """Returns text from a file as it can be printed: as it is, or its repr where it is long or has control characters."""
+    """Returns text unchanged if it is printable and short, otherwise its shortened repr."""
     return text if text.isprintable() and len(text) <= limit else shown(text, limit)
 
 
 def printable(line: str, limit: int) -> str:
-    """Returns a line as it can be printed: what steers terminals or ends lines escaped, and cut to `limit` characters."""
+    """Returns a line with unprintable characters escaped, cut to `limit` characters."""
     text = without_controls(line[: limit + 1])
     return text if len(text) <= limit else f"{text[:limit]}... ({len(line)} characters in all)"
 
 
 def without_controls(text: str, code: Callable[[str], str] = lambda letter: repr(letter)[1:-1], keep: str = "") -> str:
-    """Returns text in which each character that cannot be printed, control and direction characters above all, is its code.
+    """Returns text with every unprintable character, such as control characters, replaced.
 
     Args:
         text: from a file.
-        code: the character -> what stands for it; Python's escape unless given.
-        keep: characters that stay as they are, such as newlines.
+        code: returns the replacement of a character; by default Python's escape.
+        keep: characters to leave unchanged, such as newlines.
     """
     if text.isprintable():
         return text
@@ -56,7 +56,7 @@ def without_controls(text: str, code: Callable[[str], str] = lambda letter: repr
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Returns text of another library as it can be printed: in one line, without control characters, cut short."""
+    """Returns another library's message as one printable line, cut to `limit` characters."""
     return repr(" ".join(text.split())[:limit])[1:-1]
 
 
@@ -65,13 +65,13 @@ class FormatError(ValueError):
 
     Attributes:
         problem: what was expected and what was found.
-        path: the field, such as ``descriptors -> 3 -> dims``; empty where no field is to blame.
-        offset: where the wrong or missing bytes begin, counted from the start of the container; None while building.
-        tensor: the name of the tensor concerned, or None.
-        file: where the bytes came from, or None.
-        rule: the id of the rule that is broken, where it has one.
-        key: the key of the metadata's entry concerned, or None.
-        limit: the name of the limit that is exceeded, where it is one of `glft_schema.Limits`.
+        path: the field, such as ``descriptors -> 3 -> dims``; empty if no field is at fault.
+        offset: first wrong or missing byte, from the start of the container; None while building.
+        tensor: name of the tensor, or None.
+        file: path of the file, or None.
+        rule: id of the broken rule, or None.
+        key: metadata key, or None.
+        limit: name of the exceeded limit in `glft_schema.Limits`, or None.
     """
 
     rule: str | None = None
@@ -98,25 +98,20 @@ class FormatError(ValueError):
         return self.text if self.file in (None, "<bytes>") else f"{self.text} in {safe(str(self.file), 1000)}"
 
     def at(self, path: str, offset: int | None, tensor: str | None, file: str | None, key: str | None = None) -> FormatError:
-        """Returns the same error at another place."""
+        """Returns the same error with another location."""
         moved = type(self)(self.problem, path, offset, tensor, file, self.key if key is None else key)
         moved.rule, moved.limit = self.rule, self.limit
         return moved
 
     @property
     def text(self) -> str:
-        """What it says, without the file."""
-        where = []
-        if self.tensor is not None:
-            where.append(f"tensor {shown(self.tensor)}")
-        if self.key is not None:
-            where.append(f"key {shown(self.key)}")
-        if self.limit is not None:
-            where.append(f"limit {self.limit}")
-        if self.offset is not None:
-            where.append(f"at byte {self.offset}")
+        """The message without the file."""
+        names = {"tensor": self.tensor, "key": self.key}
+        location = [f"{kind} {shown(name)}" for kind, name in names.items() if name is not None]
+        location += [f"limit {self.limit}"] if self.limit is not None else []
+        location += [f"at byte {self.offset}"] if self.offset is not None else []
         text = f"{self.path}: {self.problem}" if self.path else self.problem
-        return f"{text} ({', '.join(where)})" if where else text
+        return f"{text} ({', '.join(location)})" if location else text
 
 
 class TruncatedError(FormatError):
@@ -124,15 +119,15 @@ class TruncatedError(FormatError):
 
 
 class LimitError(FormatError):
-    """The file may be right, but goes past a limit of this reader; the caller may raise those of `glft_schema.Limits`."""
+    """The file exceeds a limit of this reader. It may be valid; see `glft_schema.Limits`."""
 
 
 class TensorError(ValueError):
-    """A tensor that cannot be stored as asked.
+    """A tensor that cannot be stored as requested.
 
     Attributes:
         tensor: its name.
-        index: the first element concerned, or None where the whole tensor is.
+        index: the first element at fault, or None for the whole tensor.
     """
 
     def __init__(self, problem: str, tensor: str, index: tuple[int, ...] | None = None) -> None:
@@ -147,23 +142,23 @@ class TensorError(ValueError):
 
 
 class OptionError(ValueError):
-    """An argument or option that cannot be followed."""
+    """An invalid argument or option."""
 
 
 class SchemeError(OptionError):
-    """A scheme or pattern that cannot be followed: it names no type or no tensor, or needs an importance matrix."""
+    """A scheme or pattern that names no type or tensor, or lacks an importance matrix."""
 
 
 class ClosedError(ValueError):
-    """An access to a file after it was closed."""
+    """Access to a closed file."""
 
 
 class QuantizationWarning(UserWarning):
-    """Weights so small that their scale rounds to zero: they are stored as zeros."""
+    """Weights so small that their scale rounds to zero; they are stored as zeros."""
 
 
 class TiedWarning(UserWarning):
-    """Tensors that are one and the same, but get different types: loaded into a tied model, the later one wins."""
+    """Tied tensors that get different types. In a tied model the last one loaded wins."""
 
 
 @dataclass
@@ -172,11 +167,11 @@ class Finding:
 
     Attributes:
         rule: its id.
-        sets: the rule sets that hold it.
+        sets: the rule sets that contain it.
         path: the field.
         problem: what was expected and what was found.
-        offset: where the field begins, in bytes from the start of the container.
-        building: whether building keeps to the rule, where one of its sets is asked for.
+        offset: first byte of the field, from the start of the container.
+        building: whether building enforces the rule, if one of its sets is requested.
     """
 
     rule: str

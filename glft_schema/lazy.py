@@ -1,7 +1,8 @@
-"""torch, imported on first use, and `outside_graphs`, which keeps torch.compile out of code that it cannot guard.
+"""torch, imported on first use, and `outside_graphs`, which excludes functions from torch.compile.
 
-Looking into a file (`glft inspect`, `Container.parse_file`) needs no tensor, and importing torch takes most of a second.
-Type checkers see the real module; at run time the name stands for a module that fetches each attribute from torch, once.
+Inspecting a file (`glft inspect`, `Container.parse_file`) needs no tensors, and importing torch
+takes most of a second. Type checkers see the real module. At run time the name is a proxy that
+caches torch's attributes.
 """
 
 from __future__ import annotations
@@ -15,29 +16,30 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 if TYPE_CHECKING:
-    import torch
+    import torch as torch
 else:
     from importlib import import_module
     from types import ModuleType
 
     class _Deferred(ModuleType):
         def __getattr__(self, attribute: str) -> object:
-            found = getattr(import_module(self.__name__), attribute)
-            setattr(self, attribute, found)  # so that it is asked for once
-            return found
+            value = getattr(import_module(self.__name__), attribute)
+            setattr(self, attribute, value)  # later accesses skip this method
+            return value
 
     torch = _Deferred("torch")
 
 
 def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Makes `torch.compile` call a function instead of tracing it: a graph break, or its error under ``fullgraph=True``.
+    """Makes `torch.compile` call a function instead of tracing it.
 
-    For functions that read files or use caches. torch puts no guard on the identity of plain objects, neither in ``a is b``
-    nor in ``a in (b, c)`` nor on the keys of a dict, so a graph traced for one file or tensor type could run for another and
-    give wrong numbers (seen with torch 2.13).
+    This is a graph break, or torch's error under ``fullgraph=True``. Functions that read files or
+    use caches need it: torch does not guard the identity of plain objects, neither in ``a is b``
+    nor in ``a in (b, c)`` nor in keys of a dict. A graph traced for one file or tensor type could
+    run for another and return wrong values (seen with torch 2.13).
 
-    `torch.compiler.disable` does this, but importing the compiler takes seconds. Nothing is traced before the compiler is
-    imported, so the wrapper is made only then.
+    `torch.compiler.disable` does the same, but importing the compiler takes seconds. The wrapper is
+    therefore created only once the compiler is loaded.
     """
 
     @wraps(function)
@@ -51,6 +53,3 @@ def outside_graphs(function: Callable[Arguments, Result]) -> Callable[Arguments,
         return disabled(*args, **kwargs)
 
     return call
-
-
-__all__ = ["outside_graphs", "torch"]

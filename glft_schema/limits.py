@@ -1,16 +1,18 @@
 """Resource limits for untrusted files, with the reason for each default.
 
-A limit is no rule of a format. What goes past one raises `LimitError`, which says so and names it, and the caller may raise it:
+A limit is not a rule of a format. A file that exceeds one raises `LimitError`, which names the
+limit. The caller can raise it:
 
     with Limits(objects=1_000_000):
         file = Container.parse_file(path)
 
-Counts and lengths that a file has no room for are no matter of limits: these files are cut off or wrong, and are refused first.
+A count or length beyond the end of the file is a `TruncatedError` instead, raised first.
 """
 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from glft_schema.errors import LimitError, OptionError, shown
 
 
 class Maximum(NamedTuple):
-    """How much of something there may be unless told otherwise, and why not more."""
+    """A default limit: the maximum, what it counts, and the reason."""
 
     most: int
     of: str
@@ -27,45 +29,45 @@ class Maximum(NamedTuple):
 
 # fmt: off
 LIMITS = {
-    "objects":   Maximum(200_000, "tensors, entries of the metadata and arrays in it, all together",
-                       "each takes 4 to 8 us and up to 600 bytes. The largest models known have 70,000 tensors, twice as "
-                       "many where scales are tensors, too; a vocabulary is one entry"),
-    "nesting":   Maximum(16,      "levels of arrays in arrays", "each takes room on Python's stack"),
-    "dims":      Maximum(64,      "dims of a tensor", "numpy's own limit"),
-    "alignment": Maximum(1 << 20, "bytes, of which the places of payloads are multiples",
-                       "no page of memory is larger, and each payload is padded by up to as much"),
-    "text":      Maximum(1 << 28, "bytes of a string of GGUF: a key, a value, a name", "it is held in memory as a whole"),
+    "objects":   Maximum(200_000, "tensors, metadata entries and arrays inside them, in total",
+                       "each takes 4 to 8 us and up to 600 bytes. The largest known models have 70,000 tensors, twice as "
+                       "many if scales are tensors; a vocabulary is one entry"),
+    "nesting":   Maximum(16,      "levels of nested arrays", "parsing is recursive"),
+    "dims":      Maximum(64,      "dims of a tensor", "numpy's limit"),
+    "alignment": Maximum(1 << 20, "bytes of alignment of payloads",
+                       "no memory page is larger, and each payload may need as much padding"),
+    "text":      Maximum(1 << 28, "bytes of a GGUF string: a key, value or name", "it is held in memory"),
     "strings":   Maximum(1 << 24, "strings of an array",
-                       "to know where one begins, those before are looked at; the largest vocabularies have a million"),
-    "metadata":  Maximum(1 << 28, "bytes of GLFT's metadata", "it is held in memory and taken apart as a whole"),
-    "stream":    Maximum(1 << 32, "bytes of a stream that is no regular file",
-                       "it is held in memory, and may never end; a larger file belongs on a disk, where it can be opened"),
-    "manifest":  Maximum(1 << 26, "bytes of a manifest to check against", "it is held in memory; it can have 400,000 tensors"),
+                       "finding one requires scanning those before it; the largest vocabularies have a million"),
+    "metadata":  Maximum(1 << 28, "bytes of GLFT metadata", "it is held in memory and parsed as a whole"),
+    "stream":    Maximum(1 << 32, "bytes of a stream other than a regular file",
+                       "it is held in memory and may never end; save a larger file to disk and open it there"),
+    "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),
 }
 # fmt: on
 A_LIMIT = "a limit of this reader"
 
 
 class Limits:
-    """What files may have at most. Used with ``with``: holds for whatever the block reads or builds, in its thread.
+    """Limits on files. Apply to all files that a ``with`` block reads or builds, in its thread.
 
-    What is not given is as it is where it is made: in another block, as that says. A file keeps the limits it was opened with.
+    Other limits are inherited from the enclosing block. A file keeps the limits it was opened with.
 
     Attributes:
         objects, nesting, dims, alignment, text, strings, metadata, stream, manifest: see `LIMITS`.
 
     Raises:
-        OptionError: for a name that is no limit's, or a number that is no integer from 0 on.
+        OptionError: if a name is unknown or a value is not a non-negative integer.
     """
 
-    def __init__(self, **given: int) -> None:
-        for name, most in given.items():
+    def __init__(self, **limits: int) -> None:
+        for name, most in limits.items():
             if name not in LIMITS:
                 raise OptionError(f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}")
             if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-                raise OptionError(f"expected an integer from 0 on for the limit {name}, found {shown(most)}")
-        around = _blocks.get()
-        self._most: dict[str, int] = {**(around[-1]._most if around else DEFAULTS), **given}
+                raise OptionError(f"expected a non-negative integer for the limit {name}, found {shown(most)}")
+        enclosing = _blocks.get()
+        self._most: dict[str, int] = {**(enclosing[-1]._most if enclosing else DEFAULTS), **limits}
 
     def __getattr__(self, name: str) -> int:
         if name not in LIMITS:
@@ -81,10 +83,10 @@ class Limits:
         return f"Limits({', '.join(f'{name}={most}' for name, most in self._most.items() if most != DEFAULTS[name])})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._most,)
+        return partial(Limits, **self._most), ()
 
     def check(self, name: str, amount: int, path: str, of: str = "") -> None:
-        """Raises LimitError where `amount`, of what is at `path`, is more than the limit `name` allows."""
+        """Raises LimitError if `amount` at `path` exceeds the limit `name`."""
         if amount > (most := self._most[name]):
             raise exceeded(name, f"{most}{of}", str(amount), path)
 
@@ -94,9 +96,9 @@ class Limits:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         blocks = list(_blocks.get())
-        mine = max((i for i, block in enumerate(blocks) if block is self), default=None)
-        if mine is not None:  # a generator may leave its block inside of another one
-            del blocks[mine]
+        own = max((i for i, block in enumerate(blocks) if block is self), default=None)
+        if own is not None:  # generators may leave blocks out of order
+            del blocks[own]
         _blocks.set(tuple(blocks))
 
 
@@ -104,18 +106,14 @@ DEFAULTS = {name: limit.most for name, limit in LIMITS.items()}
 _blocks: ContextVar[tuple[Limits, ...]] = ContextVar("limits", default=())
 
 
-def _restored(most: dict[str, int]) -> Limits:
-    return Limits(**most)
-
-
 def current() -> Limits:
-    """Returns the limits of the innermost block around the caller, or those that hold unless told otherwise."""
+    """Returns the limits of the innermost enclosing block, or the defaults."""
     blocks = _blocks.get()
     return blocks[-1] if blocks else Limits()
 
 
 def exceeded(name: str, most: str, found: str, path: str) -> LimitError:
-    """Returns the error that says that a limit does not allow what was found."""
+    """Returns the error for a limit that is exceeded."""
     error = LimitError(f"expected at most {most}, {A_LIMIT}, found {found}", path)
     error.limit = name
     return error

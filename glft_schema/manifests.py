@@ -1,4 +1,4 @@
-"""The public names for manifests: SHA-256 of files and tensors, written, read and compared. See `checks.manifests`."""
+"""SHA-256 manifests of files and tensors; see `checks.manifests`."""
 
 from glft_schema.checks.manifests import (
     FileHash,
@@ -11,13 +11,4 @@ from glft_schema.checks.manifests import (
     read_manifest,
 )
 
-__all__ = [
-    "FileHash",
-    "TensorHash",
-    "Verdict",
-    "compare_hashes",
-    "hash_file",
-    "manifest_of",
-    "model_hash",
-    "read_manifest",
-]
+__all__ = ["FileHash", "TensorHash", "Verdict", "compare_hashes", "hash_file", "manifest_of", "model_hash", "read_manifest"]

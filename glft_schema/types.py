@@ -1,4 +1,4 @@
-"""The public names for tensor types: those of ggml, and how to declare one of your own. See `tensor_types`."""
+"""Tensor types: those of ggml, and tools to declare your own; see `tensor_types`."""
 
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.engine.compiled import compile_formulas

@@ -1,7 +1,8 @@
-"""Files, tensors and metadata in a notebook and in a terminal."""
+"""Files, tensors and metadata in notebooks and terminals."""
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -20,7 +21,7 @@ HOSTILE = "<script>alert('x')</script>\x1b[2J\u202e\n\"&"
 
 
 class Shown(HTMLParser):
-    """The cells of HTML tables as a reader sees them; anything but tables is refused, and tags must match."""
+    """Parses the cells of HTML tables. Fails on other elements and unbalanced tags."""
 
     ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "pre")
 
@@ -64,6 +65,8 @@ def test_a_file_in_a_notebook() -> None:
     assert ["Q4_per_group_64", "1", "64", "34", "20.2 %"] in types
     assert tensors[0] == ["name", "type", "shape", "bytes", "at byte"]
     assert tensors[3] == ["fc1", "Q8_per_channel", "[2, 3]", "10", "124"]
+    assert str(file).startswith("<bytes>: GLFT version 1, 168 bytes\n")
+    assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10 +124", str(file))
 
 
 def test_metadata_with_types() -> None:
@@ -150,6 +153,7 @@ def test_long_texts_are_cut() -> None:
 def test_a_closed_file() -> None:
     file = Container.parse(golden("four_types"))
     file.close()
+    assert repr(file) == str(file) == "<GLFT file '<bytes>': closed>"
     assert Shown(file._repr_html_()).texts == ["<GLFT file '<bytes>': closed>"]
 
 

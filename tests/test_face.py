@@ -1,4 +1,4 @@
-"""What is public: `glft_schema` and its parts, how their functions take arguments, and what importing them costs."""
+"""The public names, their positional arguments, and the cost of importing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of the reader: each holds where it is said to, says that it is one, and can be raised."""
+"""Limits: each is enforced, named in its error, and adjustable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ U8, U32 = 0, 4
 
 
 def rows(count: int) -> bytes:
-    """Returns a GGUF file of so many tensors without bytes."""
+    """Returns a GGUF file of empty tensors."""
     head = struct.pack("<4sIQQ", b"GGUF", 3, count, 0)
     head += b"".join(struct.pack("<Q7sIQIQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
     return head + bytes(-len(head) % 32)
@@ -38,7 +38,7 @@ def entries(count: int) -> bytes:
 
 
 def arrays(count: int) -> bytes:
-    """Returns a file of so many arrays: one, and empty ones in it."""
+    """Returns a file of nested arrays: one array of `count - 1` empty ones."""
     return File([(b"k", ARRAY, (ARRAY, [(U8, [])] * (count - 1)))]).bytes()
 
 
@@ -48,55 +48,33 @@ def nested(depth: int) -> bytes:
     return head + bytes(-len(head) % 32)
 
 
-def dims(count: int) -> bytes:
-    return File([], [Info(b"w", [1] * count, 0, bytes(4))]).bytes()
-
-
-def alignment(number: int) -> bytes:
-    return File([(b"general.alignment", U32, number)]).bytes()
-
-
-def strings(count: int) -> bytes:
-    return File([(b"k", ARRAY, (8, [b""] * count))]).bytes()
-
-
-def key(nbytes: int) -> bytes:
-    return File([(b"k" * nbytes, U8, 1)]).bytes()
-
-
 def glft_rows(count: int) -> bytes:
     rows = (struct.pack("<H7sBIBQ", 7, b"t%06d" % i, 1, 0, 0, 0) for i in range(count))
     return struct.pack("<IIII", 0x474C4654, 1, count, 0) + b"".join(rows)
 
 
-def glft_dims(count: int) -> bytes:
-    return reference.write(b"", [Row("w", [1] * count, 0, b"")], bytes(4))
-
-
-def lines(count: int) -> bytes:
-    return reference.write(b"\n".join(b"k%d=v" % i for i in range(count)), [], b"")
-
-
-def text(nbytes: int) -> bytes:
-    return reference.write(b"k=" + b"v" * (nbytes - 2), [], b"")
-
-
 OBJECTS = " tensors, entries and arrays"
-# limit: a file that has `number` of what it limits, the field to blame, its byte, how the number is said
+# case: limit, file with the given number of items, field at fault, its byte, unit in the message
+# fmt: off
 MADE: dict[str, tuple[str, Callable[[int], bytes], str, int, str]] = {
     "tensors": ("objects", rows, "tensor_infos", 24, OBJECTS),
     "keys": ("objects", entries, "metadata", 24, OBJECTS),
     "arrays": ("objects", arrays, "metadata -> 0 -> value -> elements", 49, OBJECTS),
     "nesting": ("nesting", nested, "metadata -> 0 -> value" + " -> elements -> 0" * 5, 97, " levels of arrays"),
-    "dims": ("dims", dims, "tensor_infos -> 0 -> dims", 33, ""),
-    "alignment": ("alignment", alignment, "metadata -> 0 -> value", 53, " for general.alignment"),
-    "strings": ("strings", strings, "metadata -> 0 -> value -> elements", 49, ""),
-    "text": ("text", key, "metadata -> 0 -> key", 24, " bytes"),
+    "dims": ("dims", lambda n: File([], [Info(b"w", [1] * n, 0, bytes(4))]).bytes(), "tensor_infos -> 0 -> dims", 33, ""),
+    "alignment": ("alignment", lambda n: File([(b"general.alignment", U32, n)]).bytes(),
+                  "metadata -> 0 -> value", 53, " for general.alignment"),
+    "strings": ("strings", lambda n: File([(b"k", ARRAY, (8, [b""] * n))]).bytes(),
+                "metadata -> 0 -> value -> elements", 49, ""),
+    "text": ("text", lambda n: File([(b"k" * n, U8, 1)]).bytes(), "metadata -> 0 -> key", 24, " bytes"),
     "tensors of GLFT": ("objects", glft_rows, "descriptors", 16, OBJECTS),
-    "dims of GLFT": ("dims", glft_dims, "descriptors -> 0 -> dims", 19, ""),
-    "keys of GLFT": ("objects", lines, "metadata", 16, OBJECTS),
-    "metadata of GLFT": ("metadata", text, "metadata", 16, " bytes"),
+    "dims of GLFT": ("dims", lambda n: reference.write(b"", [Row("w", [1] * n, 0, b"")], bytes(4)),
+                     "descriptors -> 0 -> dims", 19, ""),
+    "keys of GLFT": ("objects", lambda n: reference.write(b"\n".join(b"k%d=v" % i for i in range(n)), [], b""),
+                     "metadata", 16, OBJECTS),
+    "metadata of GLFT": ("metadata", lambda n: reference.write(b"k=" + b"v" * (n - 2), [], b""), "metadata", 16, " bytes"),
 }
+# fmt: on
 
 
 @pytest.mark.parametrize("case", MADE)
@@ -116,22 +94,14 @@ def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
     assert Container.build(file) == made(6)  # by the limits that it was opened with
 
 
-@pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] < 1 << 20 and case != "arrays"])
+@pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] <= 1 << 20 and case != "arrays"])
 def test_what_holds_unless_told_otherwise(case: str) -> None:
     name, made, *_ = MADE[case]
     most, more = DEFAULTS[name], DEFAULTS[name] + 1
-    if most < 100:  # tables this long are read by the tests of what reading takes
+    if most < 100 or name == "alignment":  # longer tables are read by the memory tests
         assert Container.parse(made(most)).nbytes == len(made(most))
     with pytest.raises(LimitError, match=rf"expected at most {most}.*, a limit of this reader, found {more} "):
         Container.parse(made(more))
-
-
-def test_alignment_unless_told_otherwise() -> None:
-    assert Container.parse(alignment(1 << 20)).alignment == 1 << 20
-    with pytest.raises(
-        LimitError, match=r"expected at most 1048576 for general.alignment, a limit of this reader, found 2097152"
-    ):
-        Container.parse(alignment(1 << 21))
 
 
 def test_a_count_that_the_file_has_no_room_for_is_no_matter_of_limits() -> None:
@@ -172,14 +142,14 @@ def test_blocks_are_left_as_they_were_found_and_are_those_of_a_thread() -> None:
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "9", None])
 def test_a_limit_is_an_integer(number: Any) -> None:
-    with pytest.raises(OptionError, match="expected an integer from 0 on for the limit text, found"):
+    with pytest.raises(OptionError, match="expected a non-negative integer for the limit text, found"):
         Limits(text=number)
 
 
 def test_deeper_than_pythons_stack_is_a_limit_too() -> None:
     stored = nested(3000)
     for room in (3000, 10**6):
-        with Limits(nesting=room), pytest.raises(LimitError, match="expected less on Python's stack, a limit of this reader"):
+        with Limits(nesting=room), pytest.raises(LimitError, match="nested too deeply for Python's stack"):
             Container.parse(stored)
 
 
@@ -229,7 +199,7 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_real_sizes_are_within_the_limits() -> None:
-    """The largest vocabulary and the largest number of tensors that we know of, three times over."""
+    """Three times the largest known vocabulary and number of tensors."""
     vocabulary = (8, [b"t%d" % i for i in range(786_432)])
     merges = (8, [b"a b"] * 1_545_000)
     file = Container.parse(File([(b"tokens", ARRAY, vocabulary), (b"merges", ARRAY, merges)]).bytes())

@@ -1,1 +1,1 @@
-"""Files compared: with their source, with a manifest, and with what numbers should be."""
+"""Checks of files: against their source, against a manifest, and for bad values."""

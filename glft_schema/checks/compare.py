@@ -1,4 +1,4 @@
-"""A file against the weights that it was made from."""
+"""Comparison of a file with the weights it was made from."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from glft_schema.weights.stored_tensors import StoredTensor
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor of a file beside its source.
+    """A tensor of a file compared with its source.
 
     Attributes:
-        name: of the tensor.
-        type: its type in the file, or None where it is missing there.
-        error: max |stored - expected| over its numbers, NaN counting as equal to NaN; infinite where they cannot be compared.
-        problem: why they cannot be; mostly empty.
+        name: name of the tensor.
+        type: type in the file, or None if the file lacks the tensor.
+        error: max |stored - expected|, with NaN equal to NaN; infinite if not comparable.
+        problem: why the tensor is not comparable, or an empty string.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Comparison:
 
 
 def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparison]:
-    """Compares each tensor of `file` with what its source should have become; then names those that the file lacks."""
+    """Compares each tensor of `file` with its quantized source, then lists missing tensors."""
     for name, tensor in file.tensors.items():
         if name not in source:
             yield Comparison(name, tensor.dtype, float("inf"), "not in the source")

@@ -1,7 +1,7 @@
-"""What is odd about the numbers of a file that keeps to every rule of its format: NaN, infinities, codes that mean nothing.
+"""Checks of tensor values: NaN, infinities, reserved codes, subnormal scales and all-zero tensors.
 
-What is looked at follows from the declarations of the types: every field of floats, every field of integers that `scales`
-says to be floats of another format, and what `reserved` says to stand for nothing. A payload is read a piece at a time.
+The declarations of the types determine what is checked: fields of floats, integer fields that
+`scales` decodes as floats, and fields with `reserved` codes. Payloads are read in pieces.
 """
 
 from __future__ import annotations
@@ -23,29 +23,28 @@ from glft_schema.tensor_types.tensor_type import Floats, Reserved
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
 
-PIECE = 1 << 22  # bytes of a payload that are looked at at a time
-FEW = 1 << 10  # weights
+PIECE = 1 << 22  # bytes of a payload read at a time
+FIRST_CHUNK = 1 << 10  # weights that usually show that a tensor is not all zero
 NAN, INFINITE, RESERVED = "NaN", "infinite", "reserved"
 SUBNORMAL, ALL_ZERO, UNKNOWN = "subnormal", "all zero", "unknown type"
 FAULTS = (NAN, INFINITE, RESERVED)
-EXTREME = 2.0**100  # a scale from which on a code may make an infinity of it
+EXTREME = 2.0**100  # larger scales may overflow when multiplied by a code
 
 
 @dataclass(frozen=True)
 class Oddity:
-    """What is odd about the numbers of one field of a tensor.
+    """Unusual values in one field of a tensor.
 
     Attributes:
-        tensor: its name.
-        file: the file that it is in.
-        field: where the numbers are stored, such as ``weights``, ``scales``, ``d``; ``weights`` of a quantized type are those
-            that its formula makes.
-        kind: ``NaN``, ``infinite`` or ``reserved``, a code that stands for nothing; ``subnormal``, a scale with fewer digits
-            than others; ``all zero``, where every weight is; ``unknown type``, of which nobody can say.
-        count: how many numbers of the field.
-        index: the first weight concerned, in torch's order; of a code the first of its block.
-        byte: where its number begins, or the block that the weight is made of, in bytes from the start of the file.
-        meaning: what a reserved code is; empty of the other kinds.
+        tensor: name of the tensor.
+        file: file that has the tensor.
+        field: stored field, such as ``scales`` or ``d``, or ``weights`` for dequantized weights.
+        kind: ``NaN``, ``infinite``, ``reserved`` for codes, ``subnormal`` for scales, ``all zero``
+            for a whole tensor, or ``unknown type`` for a tensor that cannot be checked.
+        count: number of such values in the field.
+        index: first affected weight, in torch's order; for a reserved code, the first of its block.
+        byte: position in the file of the first such value, or of the first such weight's block.
+        meaning: description of a reserved code; empty for other kinds.
     """
 
     tensor: str
@@ -59,67 +58,62 @@ class Oddity:
 
     @property
     def is_fault(self) -> bool:
-        """Whether no encoder gives it of finite weights; the other kinds are in good files, too."""
+        """Whether no encoder writes this for finite weights; other kinds occur in valid files."""
         return self.kind in FAULTS
 
 
 def check_values(file: File, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[Oddity]]]:
-    """Looks at the numbers of each tensor of an open file: weights, scales and codes.
+    """Checks the weights, scales and codes of each tensor.
 
-    NaN and infinities are found where they are stored: a scale stands for all weights that it multiplies. Never more than
-    some megabytes of a payload are in memory, where the file was opened with ``mmap=False``.
+    NaN and infinities are reported where they are stored: a scale counts once for all its weights.
+    A file opened with ``mmap=False`` takes a few megabytes of memory.
 
     Args:
-        file: an open file, or a set.
-        exclude: names or fnmatch patterns of tensors not to look at.
+        file: an open file or set.
+        exclude: names or fnmatch patterns of tensors to skip.
 
     Yields:
-        Each tensor, and what is odd about it: mostly nothing.
+        Each tensor and its unusual values, if any.
 
     Raises:
         SchemeError: for a pattern that matches nothing.
-        ClosedError, TruncatedError, OSError: where the file cannot be read any more.
+        ClosedError, TruncatedError, OSError: if the file can no longer be read.
     """
-    found: dict[Hashable, list[Oddity]] = {}
+    results: dict[Hashable, list[Oddity]] = {}
     for tensor in leave_out(file.tensors, exclude).values():
-        if tensor.identity not in found:  # tied tensors are looked at once
-            found[tensor.identity] = list(oddities(tensor))
-        yield tensor, [replace(oddity, tensor=tensor.name) for oddity in found[tensor.identity]]
+        if tensor.identity not in results:  # tied tensors are checked once
+            results[tensor.identity] = list(oddities(tensor))
+        yield tensor, [replace(oddity, tensor=tensor.name) for oddity in results[tensor.identity]]
 
 
 def oddities(tensor: Tensor) -> Iterator[Oddity]:
-    """Yields what is odd about one tensor, see `check_values`."""
-    numbers = math.prod(tensor.shape)
-    whole = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, numbers, (0,) * len(tensor.shape), tensor.position)
+    """Yields the unusual values of one tensor; see `check_values`."""
+    count = math.prod(tensor.shape)
+    all_zero = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
     if not tensor.dtype.is_known:
-        yield replace(whole, field="", kind=UNKNOWN)
-    elif numbers:
-        found = _Found(tensor)
+        yield replace(all_zero, field="", kind=UNKNOWN)
+    elif count:
+        scan = _Scan(tensor)
         for name, declared in tensor.dtype.fields():
-            if looks := list(_looks(tensor.dtype, name, declared)):
-                found.read(name, declared, looks)
-        if found.extreme:
-            found.dequantize()
-        yield from found.oddities.values()
-        if _is_zero(tensor):
-            yield whole
+            if checks := list(_field_checks(tensor.dtype, name, declared)):
+                scan.read(name, declared, checks)
+        if scan.extreme:
+            scan.dequantize()
+        yield from scan.oddities.values()
+        if not bool(next(tensor.chunks(FIRST_CHUNK)).any()) and not any(bool(chunk.any()) for chunk in tensor.chunks()):
+            yield all_zero
 
 
-def _is_zero(tensor: Tensor) -> bool:
-    """Tells whether every weight is 0. Mostly the first few are not."""
-    return not bool(next(tensor.chunks(FEW)).any()) and not any(bool(chunk.any()) for chunk in tensor.chunks())
-
-
-class _Look(NamedTuple):
-    """What is to be looked at in a field.
+class _FieldCheck(NamedTuple):
+    """What to check in a field.
 
     Attributes:
-        field: its name.
-        start: its first byte in a block; 0 where there are no blocks.
-        nbytes: its bytes in a block, or of a number.
+        field: name of the field.
+        start: its first byte in a block; 0 without blocks.
+        nbytes: its bytes in a block; without blocks, bytes of a number.
         is_scale: whether its floats multiply codes.
-        floats: what its numbers stand for; None where they are no floats.
-        reserved: which of them stand for nothing.
+        floats: decodes its numbers; None if they are not floats.
+        reserved: its reserved codes.
     """
 
     field: str
@@ -130,31 +124,31 @@ class _Look(NamedTuple):
     reserved: list[Reserved]
 
 
-def _looks(type_: TensorType, name: str, declared: TensorField) -> Iterator[_Look]:
-    """Yields what is to be looked at in a field of the payload, or in its blocks."""
+def _field_checks(type_: TensorType, name: str, declared: TensorField) -> Iterator[_FieldCheck]:
+    """Yields the checks of a payload's field, or of the fields of its blocks."""
     fields = (
         [(part.name, part.subcon) for part in declared.block.subcons] if isinstance(declared, Blocks) else [(name, declared)]
     )
     start = 0
     for field, part in fields:
         nbytes = part.sizeof() if isinstance(declared, Blocks) else part.number.itemsize
-        floats = (type_.scales or {}).get(field, _as_they_are if part.number.dtype.is_floating_point else None)
+        floats = (type_.scales or {}).get(field, _identity if part.number.dtype.is_floating_point else None)
         reserved = [codes for codes in type_.reserved if codes.field == field]
         if floats or reserved:
-            yield _Look(field, start, nbytes, not type_.exact, floats, reserved)
+            yield _FieldCheck(field, start, nbytes, not type_.exact, floats, reserved)
         start += nbytes
 
 
-def _as_they_are(numbers: torch.Tensor) -> torch.Tensor:
+def _identity(numbers: torch.Tensor) -> torch.Tensor:
     return numbers
 
 
-class _Found:
-    """What was found in a tensor so far.
+class _Scan:
+    """The scan of a tensor.
 
     Attributes:
-        oddities: by field, kind and meaning.
-        extreme: a scale is so large that a code may make an infinity of it.
+        oddities: results by field, kind and meaning.
+        extreme: whether a scale is so large that a weight may overflow.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -163,8 +157,8 @@ class _Found:
         self._tensor = tensor
         self._weights = math.prod(tensor.shape)
 
-    def read(self, name: str, declared: TensorField, looks: list[_Look]) -> None:
-        """Looks at a field of the payload, piece by piece: at its numbers, or at the fields of its blocks."""
+    def read(self, name: str, declared: TensorField, checks: list[_FieldCheck]) -> None:
+        """Checks a field of the payload in pieces."""
         source, position, *_ = self._tensor.identity
         start, nbytes = self._tensor.dtype.field_spans(self._tensor.shape)[name]
         pitch = declared.size if isinstance(declared, Blocks) else declared.number.itemsize
@@ -172,65 +166,63 @@ class _Found:
             view = source.private(position + start + at, min(PIECE // pitch * pitch, nbytes - at))
             numbers = tensor_over(view, declared.number.dtype, [len(view) // declared.number.itemsize])
             numbers = numbers if self._tensor.order == LITTLE else declared.swapped(numbers)
-            rows = numbers.reshape(len(view) // pitch, -1)
-            fields = declared.columns(name, rows)
-            for look in looks:
-                self._look_at(look, fields[look.field], _Rows(at // pitch, nbytes // pitch, position + start + at, pitch))
+            fields = declared.columns(name, numbers.reshape(len(view) // pitch, -1))
+            rows = _Rows(at // pitch, nbytes // pitch, position + start + at, pitch)
+            for check in checks:
+                self._check(check, fields[check.field], rows)
 
     def dequantize(self) -> None:
-        """Looks at the weights that the formula makes."""
+        """Checks the dequantized weights."""
         unit, block = self._tensor.dtype.unit(self._tensor.shape), 0  # weights that share a scale
-        blocks, look = self._weights // unit, _Look("weights", 0, 0, False, _as_they_are, [])
+        blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, _identity, [])
         pitch = self._tensor.nbytes // blocks
         for chunk in self._tensor.chunks():
             weights = chunk.reshape(-1, unit)
-            rows = _Rows(block, blocks, self._tensor.position + block * pitch, pitch)
-            self._note(look, NAN, weights.isnan(), rows)
-            self._note(look, INFINITE, weights.isinf(), rows)
+            self._check(check, weights, _Rows(block, blocks, self._tensor.position + block * pitch, pitch))
             block += len(weights)
 
-    def _look_at(self, look: _Look, numbers: torch.Tensor, rows: _Rows) -> None:
-        for codes in look.reserved:
-            self._note(look, RESERVED, codes.found(numbers), rows, codes.numbers)
-        if look.floats is None:
+    def _check(self, check: _FieldCheck, numbers: torch.Tensor, rows: _Rows) -> None:
+        for codes in check.reserved:
+            self._note(check, RESERVED, codes.found(numbers), rows, codes.numbers)
+        if check.floats is None:
             return
-        floats = look.floats(numbers)
+        floats = check.floats(numbers)
         if not all(math.isfinite(extreme) for extreme in floats.aminmax()):
-            self._note(look, NAN, floats.isnan(), rows)
-            self._note(look, INFINITE, floats.isinf(), rows)
-        if look.is_scale:
+            self._note(check, NAN, floats.isnan(), rows)
+            self._note(check, INFINITE, floats.isinf(), rows)
+        if check.is_scale:
             size = floats.abs()
-            self._note(look, SUBNORMAL, (size > 0) & (size < torch.finfo(floats.dtype).tiny), rows)
+            self._note(check, SUBNORMAL, (size > 0) & (size < torch.finfo(floats.dtype).tiny), rows)
             self.extreme |= bool(((size > EXTREME) & (size < math.inf)).any())
 
-    def _note(self, look: _Look, kind: str, mask: torch.Tensor, rows: _Rows, meaning: str = "") -> None:
-        """Counts the numbers that `mask` has, and keeps the place of the first."""
+    def _note(self, check: _FieldCheck, kind: str, mask: torch.Tensor, rows: _Rows, meaning: str = "") -> None:
+        """Counts the set elements of `mask`, and keeps the position of the first."""
         if not (count := int(mask.count_nonzero())):
             return
-        if known := self.oddities.get((look.field, kind, meaning)):
-            self.oddities[look.field, kind, meaning] = replace(known, count=known.count + count)
+        key = (check.field, kind, meaning)
+        if earlier := self.oddities.get(key):
+            self.oddities[key] = replace(earlier, count=earlier.count + count)
             return
         across = mask.shape[1]
         row, number = divmod(int(mask.reshape(-1).to(torch.uint8).argmax()), across)
-        group = number if look.floats else 0  # of packed codes nobody says which weights a byte has
-        weight = ((rows.first + row) * across + group) * self._weights // (rows.all * across)
-        byte = rows.byte + row * rows.pitch + look.start + number * look.nbytes // across
+        group = number if check.floats else 0  # which weights a byte of packed codes holds is not declared
+        weight = ((rows.first + row) * across + group) * self._weights // (rows.total * across)
+        byte = rows.byte + row * rows.pitch + check.start + number * check.nbytes // across
         index = index_of(weight, self._tensor.shape)
-        found = Oddity(self._tensor.name, self._tensor.file, look.field, kind, count, index, byte, meaning)
-        self.oddities[look.field, kind, meaning] = found
+        self.oddities[key] = Oddity(self._tensor.name, self._tensor.file, check.field, kind, count, index, byte, meaning)
 
 
 class _Rows(NamedTuple):
-    """Rows of numbers that are looked at together: blocks, or single numbers.
+    """Rows of numbers that are checked together: blocks, or single numbers.
 
     Attributes:
-        first: which row of the payload's field is the first one.
-        all: how many that field has.
-        byte: where the first one begins, in bytes from the start of the file.
-        pitch: bytes from one to the next.
+        first: index of the first row in the field.
+        total: number of rows in the field.
+        byte: position of the first row in the file.
+        pitch: bytes per row.
     """
 
     first: int
-    all: int
+    total: int
     byte: int
     pitch: int

@@ -1,4 +1,4 @@
-"""The `glft` command: one module per verb."""
+"""The `glft` command, with a module for each verb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from importlib import metadata
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
@@ -22,7 +22,7 @@ from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
-from glft_schema.cli.terminal import FAILED, REFUSED, once, request, say
+from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
 from glft_schema.cli.verify import verify
 from glft_schema.cli.view import view
 from glft_schema.errors import OptionError, shown
@@ -33,80 +33,68 @@ app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help, wrapped at the terminal's width
 )
 for verb in (convert, explain, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
     app.command()(verb)
 
 
-VERSION = typer.Option("--version", is_eager=True, help="Print the version and exit.")
-LIMIT = typer.Option("--limit", metavar="NAME=NUMBER", help=f"Raise a limit, before the verb: {', '.join(DEFAULTS)}.")
+LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
 
 
 @app.callback()
 def options(
     context: typer.Context,
-    version: Annotated[bool, VERSION] = False,
-    limit: Annotated[list[str] | None, LIMIT] = None,
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
+    limit: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help=LIMIT)] = None,
 ) -> None:
-    """Model-weight containers, GLFT and GGUF: read, write, convert, check and explain them."""
+    """Inspects, verifies, converts and writes GGUF and GLFT model files."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit
-    with request():
+    with option_errors():
         context.with_resource(limits_in(limit or []))
 
 
-def limits_in(given: list[str]) -> Limits:
-    """Returns the limits that are given as ``NAME=NUMBER``. Raises OptionError for anything else, and for a repeated name."""
+def limits_in(texts: list[str]) -> Limits:
+    """Parses ``NAME=NUMBER``. Raises OptionError for any other form, and for a repeated name."""
     limits: list[tuple[str, str, int]] = []
-    for text in given:
+    for text in texts:
         name, _, number = text.partition("=")
         if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
             raise OptionError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
         limits.append((name, number, int(number)))
-    return Limits(**once("--limit", "name", limits))
+    return Limits(**unique("--limit", "name", limits))
 
 
 def main() -> None:
     """Runs the command line."""
-    warnings.showwarning = _one_line
-    sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()  # what whoever started us has closed
+    warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
+    # None if the parent process closed it
+    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _end)
+        if signal.getsignal(number) == signal.SIG_DFL:  # exit as a shell does, but remove partial files first
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names that the terminal's encoding does not have
+            stream.reconfigure(errors="backslashreplace")  # for names outside the terminal's encoding
     try:
         try:
             app()
         finally:
             sys.stdout.flush()
-    except ModuleNotFoundError as error:  # torch above all: verbs that compute no tensor run without it
-        say(f"glft: this needs the package {error.name}, which is not installed", error=True)
+    except ModuleNotFoundError as error:  # mostly torch, which only some verbs need
+        echo(f"glft: the package {error.name} is required but not installed", error=True)
         sys.exit(REFUSED)
-    except BrokenPipeError:  # whoever reads our output has had enough
-        _leave_output()
+    except BrokenPipeError:  # the reader of our output has closed it
+        _discard_output()
         sys.exit(FAILED)
-    except OSError as error:  # a full disk that the output goes to; verbs say themselves what is wrong with files
-        _leave_output()
+    except OSError as error:  # such as a full disk; verbs report errors of other files themselves
+        _discard_output()
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
         sys.exit(REFUSED)
 
 
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w")
-
-
-def _end(number: int, frame: object) -> None:
-    """Ends as shells have it, but only after files that are half written are removed."""
-    sys.exit(128 + number)
-
-
-def _leave_output() -> None:
-    """Sends elsewhere what is still to be printed at exit."""
+def _discard_output() -> None:
+    """Redirects stdout to the null device, so that flushing it at exit cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _one_line(message: Warning | str, *place: object, **more: object) -> None:
-    say(f"glft: warning: {message}", error=True)

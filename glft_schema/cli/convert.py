@@ -1,76 +1,153 @@
-"""`glft convert IN OUT`: a checkpoint or weights file in another format, or with other types."""
+"""`glft convert`: writes a checkpoint or weights file in another format or with other types."""
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting, say
-from glft_schema.cli.writing_options import (
-    Alignment,
-    BigEndian,
-    Entries,
-    GgufVersion,
-    Imatrix,
-    Out,
-    Rules,
-    Schemes,
-    entries,
-    header_of,
-    importance_in,
-    report,
-    schemes_in,
-)
-from glft_schema.formats.registry import target_format
+from glft_schema.cli.terminal import Exclude, Out, echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.codec.rules import RULE_SETS
+from glft_schema.codec.typed_values import ARRAY, Typed
+from glft_schema.display import aligned
+from glft_schema.errors import OptionError, safe
+from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
+from glft_schema.weights.importance import read_importance, with_importance
+from glft_schema.weights.payloads import WrittenTensor
+
+TYPES = "|".join(type_.name for type_ in WITH_TYPES.metadata.types if type_.name != ARRAY)
+TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
     source: Annotated[
-        Path, typer.Argument(metavar="IN", help="A GGUF, GLFT, .safetensors or torch .pt file, or a folder of shards.")
+        Path, typer.Argument(metavar="IN", help="GGUF, GLFT, .safetensors or torch .pt file, or directory of shards.")
     ],
     out: Out,
-    scheme: Schemes = None,
-    metadata: Entries = None,
+    scheme: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN=TYPE", help="Type for matching tensors; TYPE alone applies to all. Repeatable."),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. Repeatable."),
+    ] = None,
     exclude: Exclude = None,
-    alignment: Alignment = None,
-    format: Annotated[str | None, typer.Option(metavar="FORMAT", help="glft, gguf or safetensors.")] = None,
-    gguf_version: GgufVersion = None,
-    big_endian: BigEndian = False,
-    rules: Rules = None,
-    imatrix: Imatrix = None,
+    alignment: Annotated[
+        int | None,
+        typer.Option(metavar="BYTES", min=1, help="Payload alignment. Default: 1 in GLFT; general.alignment or 32 in GGUF."),
+    ] = None,
+    format: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="glft, gguf or safetensors. Default: from the extension of OUT.")
+    ] = None,
+    gguf_version: Annotated[int | None, typer.Option(metavar="N", min=1, max=3, help="GGUF version. Default: 3.")] = None,
+    big_endian: Annotated[bool, typer.Option("--big-endian", help="Write big-endian GGUF.")] = False,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SET",
+            help=f"Rule set for OUT: {', '.join(RULE_SETS)}. Default: its format's, unless IN breaks them. Repeatable.",
+        ),
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
+    ] = None,
 ) -> None:
-    """Write a checkpoint or a weights file in another format, or in the same one with other types.
+    """Converts weights to another format or type.
 
-    FORMAT follows from the ending of OUT unless given. Payloads are copied if OUT has their type and no scheme asks for
-    another; otherwise they are dequantized, and quantized if a scheme says so. The report says what happened to each tensor.
-    TYPE is f32, f16, q8_per_channel or q4_per_group_64 in GLFT, and f32, f16, bf16, q8_0, q4_0 and so on in GGUF. PATTERN is a
-    name or has wildcards; a name wins over patterns, and later patterns over earlier ones. In GGUF a well-known key such as
-    general.quantization_version gets a value of its own type.
+    A payload is copied if its type does not change. Otherwise its tensor is dequantized and, if a
+    scheme selects a quantized type, quantized. The report lists what happened to each tensor.
+
+    TYPE is f32, f16, q8_per_channel or q4_per_group_64 in GLFT, and f32, f16, bf16, q8_0, q4_k and
+    so on in GGUF. PATTERN is a tensor name or a wildcard pattern. A name overrides patterns; a
+    later pattern overrides earlier ones.
+
+    In GGUF, a well-known metadata key such as general.quantization_version gets its specified type.
     """
-    with blame(out, tensors=source):
+    header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
+    if big_endian:
+        header["byte_order"] = "big"
+    with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
         target = target_format(out, format)
-        with blame(source):
+        with file_errors(source):
             checkpoint = open_with_metadata(source, exclude or [])
-        importance = importance_in(imatrix, checkpoint.tensors)
+        typed = (target is not None and target.has_typed_metadata) or has_types(checkpoint.metadata)
+        importance = None
+        if imatrix is not None:
+            with file_errors(imatrix):
+                importance = read_importance(imatrix)
+                with_importance(checkpoint.tensors, importance)  # a matrix for other tensors is an error of this file
         with progress_bar(f"writing {out.name}") as bar:
             written = convert_file(
                 checkpoint,
                 out,
-                schemes=schemes_in(scheme),
-                metadata=entries(
-                    metadata, typed=(target is not None and target.has_typed_metadata) or has_types(checkpoint.metadata)
-                ),
+                schemes=parse_schemes(scheme or []),
+                metadata=parse_metadata(metadata or [], typed),
                 format=format,
-                header=header_of(gguf_version, big_endian),
+                header=header,
                 alignment=alignment,
                 rules=rules,
                 progress=bar,
                 importance=importance,
             )
-    say(*report(written, out))
+    echo(*report(written, out))
+
+
+def parse_schemes(texts: list[str]) -> dict[str, str]:
+    """Parses ``PATTERN=TYPE``, or ``TYPE`` for all. Raises OptionError for a repeated pattern."""
+    parts = [text.rpartition("=") for text in texts]
+    return unique("--scheme", "pattern", [(pattern if equals else "*", type_, type_) for pattern, equals, type_ in parts])
+
+
+def parse_metadata(texts: list[str], typed: bool) -> dict[str, Any]:
+    """Parses ``KEY=VALUE`` and, if `typed`, ``KEY:TYPE=JSON``.
+
+    Raises:
+        OptionError: for any other form, and for a repeated key.
+    """
+    entries: list[tuple[str, str, Any]] = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise OptionError(f"expected KEY=VALUE, found {text!r}")
+        match = TYPED_KEY.fullmatch(key) if typed else None
+        try:
+            entries.append((match["key"], value, Typed(json.loads(value), match["type"])) if match else (key, value, value))
+        except (ValueError, RecursionError):
+            raise OptionError(f"expected a value in JSON for {key!r}, found {value!r}") from None
+    return unique("--metadata", "key", entries)
+
+
+def report(written: list[WrittenTensor], out: Path) -> list[str]:
+    """Returns lines: totals by type, each tensor, fallback types with reasons, tied tensors."""
+    totals: dict[str, tuple[int, int]] = {}
+    fallbacks: dict[tuple[str, str], list[str]] = {}
+    for tensor in written:
+        count, nbytes = totals.get(tensor.type.name, (0, 0))
+        totals[tensor.type.name] = (count + 1, nbytes + tensor.nbytes)
+        if tensor.note:
+            reason = re.sub(r", found \[[\d, ]*\]", "", tensor.note)
+            fallbacks.setdefault((tensor.type.scheme, reason), []).append(re.sub(r"\b\d+\b", "N", tensor.name))
+    lines = [f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
+    rows: list[tuple[str, ...]] = [(name, f"{n}", f"{b:,}") for name, (n, b) in totals.items()]
+    lines += [*aligned([("dtype", "tensors", "bytes"), *rows], right=2), ""]
+    rows = [
+        (safe(t.name), t.type.name, "copied" if t.copied else "converted", "" if t.error is None else f"{t.error:g}")
+        for t in written
+    ]
+    lines += aligned([("tensor", "dtype", "payload", "max error"), *rows], right=1)
+    if fallbacks:
+        lines += ["", "fallback types:"]
+        for (scheme, reason), names in fallbacks.items():
+            kinds = [safe(name) for name in dict.fromkeys(names)]
+            rest = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
+            lines.append(f"  {len(names)} as {scheme} ({', '.join(kinds[:4])}{rest}): {reason}")
+    ties = [f"  {safe(tensor.name)} = {safe(tensor.alias_of)}" for tensor in written if tensor.alias_of is not None]
+    return [*lines, *(["", "tied tensors, stored once:", *ties] if ties else [])]

@@ -1,4 +1,4 @@
-"""`glft fuzz FILE-OR-FORMAT`: does this package keep its promises for any bytes? And files for the tests of other readers."""
+"""`glft fuzz`: fuzzes this package, and writes test corpora for other readers."""
 
 from __future__ import annotations
 
@@ -13,49 +13,57 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from glft_schema.cli.terminal import FAILED, REFUSED, blame, progress_bar, say
+from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progress_bar
 from glft_schema.errors import OptionError, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.formats.registry import format_named, format_with
 from glft_schema.storage.file_source import read_regular
 
 if TYPE_CHECKING:
     from glft_schema.display import Progress
     from glft_schema.testing.fuzzing import Case, Failure, Fuzzed
 
-INTERRUPTED = 130  # as shells have it
-SAME = "The same one gives the same files in the same environment: see the page on fuzzing."
+INTERRUPTED = 130  # a shell's exit code for SIGINT
 
 
-class Wanted(NamedTuple):
-    """What to fuzz: a format or a file, what to try first as it is, and the format of all that; of a manifest, only these."""
+class Target(NamedTuple):
+    """What to fuzz."""
 
-    of: Format | bytes
-    given: list[Case]
+    source: Format | bytes  # a format to generate files of, or a file to damage
+    given: list[Case]  # tried first
     format: Format
-    only_given: bool = False
+    is_replay: bool = False  # tries only the given cases, those of a manifest
 
 
 def fuzz(
-    source: Annotated[str, typer.Argument(metavar="FILE-OR-FORMAT", help="A weights file, glft or gguf, or a manifest.")],
-    examples: Annotated[int, typer.Option(min=0, help="How many files to try.")] = 1000,
-    seed: Annotated[int, typer.Option(help=SAME)] = 0,
-    corpus: Annotated[Path | None, typer.Option(metavar="DIR", help="Write files for other readers' tests there.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the file goes that shows a failure.")] = Path(),
+    source: Annotated[
+        str, typer.Argument(metavar="FILE-OR-FORMAT", help="Weights file, manifest of an earlier run, gguf or glft.")
+    ],
+    examples: Annotated[int, typer.Option(metavar="N", min=0, help="Number of files to try.")] = 1000,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed; reproducible in the same environment.")] = 0,
+    corpus: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Empty directory for a test corpus for other readers.")
+    ] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for a file that fails.")] = Path(),
 ) -> None:
-    """Try random, damaged and corrupted files on this package.
+    """Fuzzes the parser with corrupted files.
 
-    Each is read or refused with a field and a byte; what is read is built again byte for byte; time and memory stay in bounds;
-    of a file with one rule broken exactly that is reported. Of a FORMAT files are made up, a FILE is damaged, and the files of
-    a manifest are tried as they are. The smallest file that shows a failure is written to DIR, with exit code 1.
+    A format is fuzzed with generated files, and a file with damaged copies. The files of a manifest
+    are replayed.
+
+    Each file must be parsed, or rejected with a field and an offset. A parsed file must be rebuilt
+    byte for byte. Time and memory must stay bounded. For a file with one broken rule, exactly that
+    rule must be reported.
+
+    The smallest failing file is written to the directory of --out, and the exit code is 1.
     """
     try:
         import hypothesis.configuration as _configured  # noqa: F401
     except ImportError:
         print("glft: fuzz needs hypothesis: pip install 'glft_schema[fuzz]'", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
-    with blame(Path(source)), _storage():
+    with file_errors(Path(source)), _hypothesis_storage():
         try:
             _fuzz(source, examples, seed, corpus, out)
         except KeyboardInterrupt:
@@ -66,40 +74,41 @@ def fuzz(
 def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path) -> None:
     from glft_schema.testing import corpora, fuzzing
 
-    wanted = _wanted(source)
+    target = _target(source)
     if out != Path():
-        _refuse_no_folder(out, "--out")
+        _check_directory(out, "--out")
     if corpus is not None:
-        _refuse_corpus(source, wanted, corpus)
+        _check_corpus(source, target, corpus)
     with progress_bar("fuzzing") as bar, _no_lost_interrupts(bar) as progress:
-        fuzzed = fuzzing.fuzz(wanted.of, 0 if wanted.only_given else examples, seed=seed, progress=progress, given=wanted.given)
+        count = 0 if target.is_replay else examples
+        fuzzed = fuzzing.fuzz(target.source, count, seed=seed, progress=progress, given=target.given)
     if fuzzed.failure:
-        options = "" if wanted.only_given else f" --examples {examples} --seed {seed}"
-        _report(fuzzed, fuzzed.failure, wanted, out, f"glft fuzz {quote(source)}{options}")
+        options = "" if target.is_replay else f" --examples {examples} --seed {seed}"
+        _report(fuzzed, fuzzed.failure, target, out, f"glft fuzz {quote(source)}{options}")
         raise typer.Exit(INTERRUPTED if fuzzed.interrupted else FAILED)
-    so_far = "interrupted; " if fuzzed.interrupted else ""
-    print(f"{safe(source)}: {so_far}no failure in {_counts(fuzzed)}{'' if wanted.only_given else f'; seed {seed}'}")
+    interrupted = "interrupted; " if fuzzed.interrupted else ""
+    print(f"{safe(source)}: {interrupted}no failure in {_counts(fuzzed)}{'' if target.is_replay else f'; seed {seed}'}")
     if read := " and ".join(f"{count} of the {kind}" for kind, count in fuzzed.read.items() if count):
-        print(f"read all the same: {read}")
-    print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory for a file")
+        print(f"parsed nevertheless: {read}")
+    print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory per file")
     if fuzzed.interrupted:
         raise typer.Exit(INTERRUPTED)
     if corpus is not None:
-        cases = fuzzing.corpus(wanted.of, examples, seed=seed)
-        manifest = corpora.write_corpus(cases, corpus, format=wanted.format, seed=seed)
+        cases = fuzzing.corpus(target.source, examples, seed=seed)
+        manifest = corpora.write_corpus(cases, corpus, format=target.format, seed=seed)
         print(f"{manifest}: {len(cases)} files")
 
 
 @contextmanager
-def _storage() -> Iterator[None]:
-    """Keeps what hypothesis stores out of the folder that the user is in, unless its variable says where it goes."""
+def _hypothesis_storage() -> Iterator[None]:
+    """Keeps hypothesis out of the working directory, unless the user has set its directory."""
     from hypothesis.configuration import set_hypothesis_home_dir
 
     if os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY"):
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="glft-fuzz-") as folder:
-        set_hypothesis_home_dir(folder)
+    with tempfile.TemporaryDirectory(prefix="glft-fuzz-") as directory:
+        set_hypothesis_home_dir(directory)
         try:
             yield
         finally:
@@ -108,29 +117,32 @@ def _storage() -> Iterator[None]:
 
 @contextmanager
 def _no_lost_interrupts(progress: Progress) -> Iterator[Progress]:
-    """Raises an interrupt that came where Python cannot raise one, as in garbage collection, when progress is told next."""
+    """Raises, at the next call of progress, an interrupt that Python lost.
+
+    Python cannot raise an interrupt that comes during garbage collection, for instance.
+    """
     lost: list[object] = []
     hook = sys.unraisablehook
 
-    def keep(unraisable: sys.UnraisableHookArgs) -> None:
+    def note_interrupt(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             lost.append(None)
         else:
             hook(unraisable)
 
-    def told(text: str, done: float) -> None:
+    def checked_progress(text: str, done: float) -> None:
         if lost:
             raise KeyboardInterrupt
         progress(text, done)
 
-    sys.unraisablehook = keep
+    sys.unraisablehook = note_interrupt
     try:
-        yield told
+        yield checked_progress
     finally:
         sys.unraisablehook = hook
 
 
-def _wanted(source: str) -> Wanted:
+def _target(source: str) -> Target:
     from glft_schema.testing.corpora import format_of_corpus, read_corpus
     from glft_schema.testing.fuzzing import GIVEN, Case
 
@@ -139,60 +151,59 @@ def _wanted(source: str) -> Wanted:
         try:
             format = format_named(source)
         except OptionError as error:
-            raise OptionError(f"{error}, which is no file") from None
-        return Wanted(format, [], format)
+            raise OptionError(f"{error}, which is not a file either") from None
+        return Target(format, [], format)
     if path.suffix == ".json":
-        given = read_corpus(path)
-        return Wanted(b"", given, format_of_corpus(path), only_given=True)
+        return Target(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
     stored = read_regular(path)
-    known = next((format for format in FORMATS if stored[:4] in format.magics), None)
-    return Wanted(stored, [Case(stored, GIVEN)], known or Container.parse_file(path).format)  # which says what it is instead
+    format = format_with(stored[:4]) or Container.parse_file(path).format  # or raises, with a hint
+    return Target(stored, [Case(stored, GIVEN)], format)
 
 
-def _refuse_no_folder(path: Path, option: str) -> None:
-    """Raises OptionError where there is no folder at `path`, and none can be made."""
-    there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not there.is_dir():
-        raise OptionError(f"expected a folder for {option}, found {safe(str(there))}, which is none")
+def _check_directory(path: Path, option: str) -> None:
+    """Raises OptionError unless `path` is or can become a writable directory."""
+    parent = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not parent.is_dir():
+        raise OptionError(f"expected a directory for {option}, found the file {safe(str(parent))}")
     try:
-        tempfile.TemporaryFile(dir=there).close()
+        tempfile.TemporaryFile(dir=parent).close()
     except OSError:
-        raise OptionError(f"expected a folder for {option}, found {safe(str(there))}, which cannot be written to") from None
+        raise OptionError(f"expected a writable directory for {option}, found {safe(str(parent))}") from None
 
 
-def _refuse_corpus(source: str, wanted: Wanted, corpus: Path) -> None:
-    """Raises OptionError where no corpus can be made of what is wanted, or be written where it should go."""
-    if wanted.only_given:
-        raise OptionError("expected a file or a format to make a corpus of, found a manifest")
-    _refuse_no_folder(corpus, "--corpus")
+def _check_corpus(source: str, target: Target, corpus: Path) -> None:
+    """Raises an error if a corpus of `target` is impossible, or cannot be written to `corpus`."""
+    if target.is_replay:
+        raise OptionError("expected a file or a format with --corpus, found a manifest")
+    _check_directory(corpus, "--corpus")
     if corpus.is_dir() and any(corpus.iterdir()):
-        raise OptionError(f"expected an empty folder for --corpus, found {safe(str(corpus))}, which has files")
-    if isinstance(wanted.of, bytes):
-        Container.parse_file(source)  # only a valid file can be broken
+        raise OptionError(f"expected an empty directory for --corpus, found {safe(str(corpus))}")
+    if isinstance(target.source, bytes):
+        Container.parse_file(source)  # corruptions start from a valid file
 
 
 def _counts(fuzzed: Fuzzed) -> str:
-    """Returns how many files of which kinds were tried."""
     total, distinct = fuzzed.counts.total(), len(fuzzed.hashes)
     kinds = ", ".join(f"{count} {kind}" for kind, count in fuzzed.counts.items() if count)
     return f"{total} files, {distinct} of them distinct: {kinds}" if total else "no files"
 
 
-def _report(fuzzed: Fuzzed, failure: Failure, wanted: Wanted, out: Path, command: str) -> None:
-    """Prints what the failure is, writes the file that shows it, and says how to see it again."""
+def _report(fuzzed: Fuzzed, failure: Failure, target: Target, out: Path, command: str) -> None:
+    """Prints the failure, writes its file, and prints the command that reproduces it."""
     from glft_schema.testing.corpora import write_corpus
 
     case, name = failure.case, f"fuzz-{failure.case.sha256[:12]}.json"
-    say(f"failed: {failure.error}")
+    echo(f"failed: {failure.error}")
     sys.stdout.flush()
     if fuzzed.interrupted:
-        print(f"interrupted, so that there may be a smaller file; before it there was no failure in {_counts(fuzzed)}")
-    which = "the file" if fuzzed.interrupted or case in wanted.given else "the smallest file found"
+        print(f"interrupted, a smaller file may exist; before, no failure in {_counts(fuzzed)}")
+    label = "the file" if fuzzed.interrupted or case in target.given else "the smallest file found"
+    label += f", {len(case.stored)} bytes, {case.kind},"
     try:
-        manifest = write_corpus([case], out, format=wanted.format, manifest=name, problem=str(failure.error), found_by=command)
+        manifest = write_corpus([case], out, format=target.format, manifest=name, problem=str(failure.error), found_by=command)
     except OSError as error:
-        print(f"{which}, {len(case.stored)} bytes, {case.kind}, is lost")
+        print(f"{label} could not be written")
         print(f"glft: {safe(str(error.filename or out))}: {error.strerror or error}", file=sys.stderr)
         return
-    print(f"{which}, {len(case.stored)} bytes, {case.kind}, is beside {manifest}; to see it again:")
+    print(f"{label} is next to {manifest}; to reproduce:")
     print(f"  glft fuzz {quote(str(manifest))}")

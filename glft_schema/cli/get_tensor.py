@@ -1,4 +1,4 @@
-"""`glft get-tensor FILE NAME OUT.npy`: the numbers of one tensor, for numpy."""
+"""`glft get-tensor`: one tensor as a .npy file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from glft_schema.cli.terminal import blame, refuse_overwriting, say
+from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.storage.atomic import atomic_write
@@ -19,13 +19,19 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def get_tensor(
-    file: Annotated[Path, typer.Argument(help="A weights file.")],
-    name: Annotated[str, typer.Argument(help="The tensor's name, or a pattern that matches it alone.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="The file to write; replaced only when all went well.")],
-    dtype: Annotated[str | None, typer.Option(help=f"One of {', '.join(DTYPES)}; unless given, as stored or float32.")] = None,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Tensor name, or a pattern that matches only one.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="Output file; replaced only on success.")],
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="DTYPE", help=f"{', '.join(DTYPES)}. Default: as stored, or float32 if numpy lacks the type."),
+    ] = None,
 ) -> None:
-    """Write one tensor, dequantized, to a .npy file. Other endings are refused."""
-    with blame(file), open(file) as opened:
+    """Writes one tensor to a .npy file.
+
+    Quantized tensors are dequantized.
+    """
+    with file_errors(file), open(file) as opened:
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
@@ -36,8 +42,8 @@ def get_tensor(
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
         import torch
 
-        with atomic_write(out) as stream:  # which refuses before any work is done
-            numbers = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
-            numbers = numbers.float() if numbers.dtype == torch.bfloat16 else numbers  # which numpy does not have
-            np.save(stream, numbers.numpy())
-        say(f"{out}: {numbers.dtype} {list(numbers.shape)}")
+        with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
+            weights = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
+            weights = weights.float() if weights.dtype == torch.bfloat16 else weights  # numpy has no bfloat16
+            np.save(stream, weights.numpy())
+        echo(f"{out}: {weights.dtype} {list(weights.shape)}")

@@ -1,4 +1,4 @@
-"""`glft hash FILE ...`: a manifest of files and their tensors, for `sha256sum -c` and `glft verify --manifest`."""
+"""`glft hash`: a manifest of files and tensors, for `sha256sum -c` and `glft verify --manifest`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import Annotated
 import typer
 
 from glft_schema.checks.manifests import hash_file, manifest_of
-from glft_schema.cli.terminal import blame, progress_bar
+from glft_schema.cli.terminal import file_errors, progress_bar
 from glft_schema.files.container import Container
 
 
 def hash(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="GLFT or GGUF files; of a set, the first one.")],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="GGUF or GLFT files; for a set, its first file.")],
 ) -> None:
-    """Print the SHA-256 of files and of each of their tensors, as a manifest.
+    """Prints SHA-256 hashes of files and tensors.
 
-    Lines about files are those of sha256sum, so that sha256sum -c takes the manifest as it is. Lines about tensors are comments
-    to it; glft verify FILE --manifest checks both. The line about the model is the hash of the lines about tensors, sorted:
-    equal for files of the same tensors, whatever their order, metadata, version and number of files.
+    The output is a manifest. "sha256sum -c" checks the files, and skips tensor lines as comments.
+    "glft verify FILE --manifest MANIFEST" checks files and tensors.
+
+    The model line is a hash of the sorted tensor lines. It does not depend on the order of tensors,
+    the metadata, the format version or the number of files.
     """
     with progress_bar("hashing") as bar:
         for path in files:
-            with blame(path), Container.parse_file(path, mmap=False) as file:
+            with file_errors(path), Container.parse_file(path, mmap=False) as file:
                 text = manifest_of(hash_file(file, progress=bar))
             sys.stdout.flush()
             if hasattr(sys.stdout, "buffer"):
-                sys.stdout.buffer.write(os.fsencode(text))  # names of files are bytes
+                sys.stdout.buffer.write(os.fsencode(text))  # file names may not be valid text
             else:
                 sys.stdout.write(text)

@@ -1,4 +1,4 @@
-"""`glft inspect FILE`: header, metadata, tensors, and where the bytes go."""
+"""`glft inspect`: header, metadata, tensors and bytes by type."""
 
 from __future__ import annotations
 
@@ -11,38 +11,37 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from glft_schema.cli.terminal import blame, say, table
+from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_counts import byte_counts
+from glft_schema.display import aligned
 from glft_schema.errors import safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 
-FIRST = 8  # elements of a long array that are shown
+FIRST = 8  # elements shown of a long array
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A GLFT or GGUF file.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="With --json, print long arrays of the metadata whole.")] = False,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
 ) -> None:
-    """Show the header, the metadata, the tensors, and the bytes by type.
+    """Shows header, metadata, tensors and sizes.
 
-    Of long arrays the first elements are shown. Dims are as stored: in torch's order in GLFT, the other way round in GGUF.
+    Long metadata arrays are abbreviated. Dims are in stored order, which for GGUF is the reverse
+    of torch's.
     """
-    with blame(file), Container.parse_file(file) as parsed:
+    with file_errors(file), Container.parse_file(file) as parsed:
         if as_json:
-            print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False))  # which escapes all but plain ASCII
+            print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False))  # escapes everything but ASCII
         else:
-            say(*in_lines(parsed))
+            echo(*in_lines(parsed))
 
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:
-    """Returns what the file holds, but for its numbers, as JSON can hold it.
-
-    Of long arrays it has the length and the first elements, unless `full`; NaN and infinities are text.
-    """
+    """Returns everything but the payloads as JSON data; long arrays abbreviated unless `full`."""
     header = {**file.header, **file.header.counts}
     return {
         "file": file.name,
@@ -74,52 +73,50 @@ def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
     for key, value in metadata.items():
         entries[key] = {"type": metadata.type_of(key)}
         if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str) and len(value) > FIRST and not full:
-            entries[key] |= {"length": len(value), "first": _as_json(value[:FIRST])}
+            entries[key] |= {"length": len(value), "first": as_json_value(value[:FIRST])}
         else:
-            entries[key]["value"] = _as_json(value)
+            entries[key]["value"] = as_json_value(value)
     return entries
 
 
-def _as_json(value: Any) -> Any:
+def as_json_value(value: Any) -> Any:
+    """Returns a value as JSON data; NaN and infinities as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
-        return [_as_json(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
+        return [as_json_value(element) for element in (value.tolist() if isinstance(value, np.ndarray) else value)]
     return value
 
 
 def in_lines(file: File) -> list[str]:
-    """Returns the same for people."""
+    """Returns the output without ``--json``."""
     fields = {**file.header, **file.header.counts}
     header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
     files = f", the first of {len(file.shards)} files" if len(file.shards) > 1 else ""
     lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}{files}"]
     if isinstance(file.metadata, TypedMetadata):
         entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]
-        lines += ["", *table(("key", "type", "value"), entries, right=0)] if entries else []
+        lines += ["", *aligned([("key", "type", "value"), *entries], right=0)] if entries else []
     elif file.metadata:
         lines += ["", "metadata", *(f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items())]
-    rows = [
-        (safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}")
-        for tensor in file.tensors.values()
-    ]
-    head = ("tensor", "dtype", "dims", "bytes", "at byte")
-    if len(file.shards) > 1:
-        names = [safe(Path(tensor.file).name) for tensor in file.tensors.values()]
-        lines += ["", *table(("file", *head), [(name, *row) for name, row in zip(names, rows, strict=True)], right=2)]
-    else:
-        lines += ["", *table(head, rows, right=2)]
-    numbers = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    lines += ["", f"{len(rows)} tensors, {numbers:,} numbers"]
+    rows = [("file", "tensor", "dtype", "dims", "bytes", "at byte")]
+    for tensor in file.tensors.values():
+        size, position = f"{tensor.nbytes:,}", f"{tensor.position:,}"
+        rows.append(
+            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), size, position)
+        )
+    lines += ["", *aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)]
+    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+    lines += ["", f"{len(file.tensors)} tensors, {parameters:,} parameters"]
     parts = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in byte_counts(file).items() if n]
-    lines += ["", *table(("part", "bytes", "share"), parts, right=2)]
+    lines += ["", *aligned([("part", "bytes", "share"), *parts], right=2)]
     if file.tensors.trailing:
-        lines += ["", f"{file.tensors.trailing:,} bytes follow the last payload; they belong to no tensor and are kept"]
+        lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
     return lines
 
 
 def _as_text(entry: StoredValue) -> str:
-    """Returns a value as text, numbers with the digits that their own type needs."""
+    """Returns a value as text; numbers have the digits of their stored type."""
     value = entry.value
     if not isinstance(value, Array):
         return safe(value) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)

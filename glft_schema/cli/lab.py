@@ -1,4 +1,4 @@
-"""`glft lab --out DIR`: the lab from end to end."""
+"""`glft lab`: the quantization lab from end to end."""
 
 from __future__ import annotations
 
@@ -8,33 +8,36 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import FAILED, blame, progress_bar, table
+from glft_schema.cli.terminal import FAILED, file_errors, progress_bar
+from glft_schema.display import aligned
 
 
 def lab(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files and the report go.")],
-    tied: Annotated[bool, typer.Option("--tied/--untied", help="Share the head's weights with the embedding.")] = False,
-    steps: Annotated[int, typer.Option(min=1, help="Batches to train on.")] = 300,
-    seed: Annotated[int, typer.Option(help="For weights and batches.")] = 0,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.")],
+    tied: Annotated[bool, typer.Option("--tied/--untied", help="Tie the head to the token embedding.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training batches.")] = 300,
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for weights and batches.")] = 0,
 ) -> None:
-    """Train a small GPT, write it in q8 and q4, read it back, verify it layer by layer, and report.
+    """Trains, quantizes and verifies a small GPT.
 
-    Exit code 1 where a number of the report is outside its limit.
+    Writes the model in q8 and q4, reads both files back, compares every layer, and writes a report.
+    The exit code is 1 if a result is outside its limit.
     """
     from glft_schema.lab.minigpt import MiniGPTConfig
     from glft_schema.lab.run import LabError, run_lab
 
     try:
-        with blame(out), progress_bar("lab") as bar:
+        with file_errors(out), progress_bar("lab") as bar:
             manifest = run_lab(out, MiniGPTConfig(tied=tied), steps, seed, bar)
     except LabError as failure:
         print(f"glft: {failure}", file=sys.stderr)
         raise typer.Exit(FAILED) from None
     training = manifest["training"]
-    rows = [("float32", f"{manifest['torch_save_bytes']:,}", "1.00", f"{training['held_back_loss']:.4f}", "", "")]
+    rows = [("scheme", "bytes", "times smaller", "loss", "tensor error", "layer error")]
+    rows.append(("float32", f"{manifest['torch_save_bytes']:,}", "1.00", f"{training['held_back_loss']:.4f}", "", ""))
     for scheme, measured in manifest["files"].items():
         tensor, layer = max(measured["tensor_errors"].values()), max(measured["layer_errors"].values())
         saving, loss = f"{measured['saving']:.2f}", f"{measured['loss']:.4f}"
         rows.append((scheme, f"{measured['nbytes']:,}", saving, loss, f"{tensor:g}", f"{layer:g}"))
-    print("\n".join(table(("scheme", "bytes", "times smaller", "loss", "tensor error", "layer error"), rows, right=5)))
+    print("\n".join(aligned(rows, right=5)))
     print(f"trained in {training['seconds']:.0f} s; see {out / 'README.md'}")

@@ -1,4 +1,4 @@
-"""`glft schema NAME --as LANGUAGE`: a format or tensor type as documentation, another language's reader, or data."""
+"""`glft schema`: a format or tensor type as documentation, code in another language, or JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import request
+from glft_schema.cli.terminal import option_errors
 from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, shown
@@ -21,24 +21,20 @@ DEFAULT = next(iter(Language))
 
 
 def schema(
-    name: Annotated[str, typer.Argument(help="glft, gguf, or a tensor type such as q4_k.")],
-    language: Annotated[Language, typer.Option("--as", help="What to write.")] = DEFAULT,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="gguf, glft, or a tensor type such as q4_k.")],
+    language: Annotated[Language, typer.Option("--as", help="Output language.")] = DEFAULT,
 ) -> None:
-    """Print the schema of a format or a tensor type, derived from its declaration.
+    """Prints the schema of a format or tensor type.
 
-    Markdown shows which bit is which weight, and needs torch for that; the other languages do not.
+    The schema is derived from the declaration that reads and writes the files. Markdown shows which
+    bits make up each weight, which requires torch.
     """
-    with request():
-        described = find(name)
-        print(write(schema_of(described), language.value), end="")
+    with option_errors():
+        print(write(schema_of(find(name)), language.value), end="")
 
 
 def find(name: str) -> Format | TensorType:
-    """Returns the format or tensor type of this name, in letters of either case.
-
-    Raises:
-        OptionError: where there is none.
-    """
+    """Returns a format or tensor type by name in any case. Raises OptionError if unknown."""
     with suppress(OptionError):
         return format_named(name)
     for format in FORMATS:

@@ -1,101 +1,103 @@
-"""What the verbs share: how they print, a line for an error, progress bars, tables, and options that appear in several."""
+"""Output, error lines, progress bars and options that the verbs share."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from glft_schema.display import Progress, aligned
+from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
-from glft_schema.errors import safe as safe  # which the verbs take from here
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.weights.checkpoints import INDEX_SUFFIX
 
-FAILED = 1  # a verification that did not hold
-REFUSED = 2  # bad input, as for a wrong option
-WIDEST = 1000  # characters of a line that are printed
+FAILED = 1  # exit code of a check that failed
+REFUSED = 2  # exit code for bad input, as click's for a bad option
+MAX_LINE = 1000  # characters
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
 Value = TypeVar("Value")
-Exclude = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Leave out tensors that match. Repeatable.")]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; replaced only on success.")]
+Exclude = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="Skip tensors matching this name or wildcard pattern. Repeatable.")
+]
 
 
-def say(*lines: str, error: bool = False, coloured: bool = False) -> None:
-    """Prints lines, cut to `WIDEST`. Whatever they are made of steers no terminal, and begins no line of its own.
+def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:
+    """Prints lines, cut to `MAX_LINE`, with control characters and newlines escaped.
 
     Args:
-        lines: what to print, one each.
-        error: to stderr.
-        coloured: let colours through.
+        lines: the lines.
+        error: print to stderr.
+        coloured: keep escape sequences of colours.
     """
     for line in lines:
         parts = COLOUR.split(line) if coloured else [line]
-        text = "".join(part if i % 2 else printable(part, WIDEST) for i, part in enumerate(parts))
+        text = "".join(part if i % 2 else printable(part, MAX_LINE) for i, part in enumerate(parts))
         try:
             print(text, file=sys.stderr if error else sys.stdout)
-        except OSError as failed:
-            failed.filename = "standard output"
+        except OSError as failure:
+            failure.filename = "standard output"
             raise
 
 
 @contextmanager
-def blame(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
-    """Turns an error about `path`, or about the file that it names itself, into one line on stderr and exit code 2.
+def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
+    """Reports an error as one line on stderr, with exit code 2.
 
     Args:
-        path: the file to blame.
-        tensors: the file to blame for a tensor; `path` unless given.
+        path: the file to name, unless the error names one.
+        tensors: the file to name for an error about a tensor; `path` by default.
     """
     try:
-        with request():
+        with option_errors():
             yield
     except TensorError as error:
         path, reason = tensors or path, str(error)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
-        reason += f"; glft --limit {error.limit}=NUMBER ... raises it" if error.limit else ""
+        reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
     except BrokenPipeError:
-        raise  # whoever reads our output has had enough
+        raise  # the reader of our output has closed it
     except OSError as error:
         reason = error.strerror or str(error)
         path = Path(error.filename) if isinstance(error.filename, str) else path
     else:
         return
-    say(f"glft: {path}: {reason}", error=True)
+    echo(f"glft: {path}: {reason}", error=True)
     raise typer.Exit(REFUSED)
 
 
 @contextmanager
-def request() -> Iterator[None]:
-    """Turns an error in what was asked for into one line on stderr and exit code 2."""
+def option_errors() -> Iterator[None]:
+    """Reports an OptionError as one line on stderr, with exit code 2."""
     try:
         yield
     except OptionError as error:
-        say(f"glft: {error}", error=True)  # of the request, not of a file
+        echo(f"glft: {error}", error=True)
         raise typer.Exit(REFUSED) from None
 
 
-def once(option: str, what: str, given: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:
+def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:
     """Returns the values of a repeatable option by key.
 
     Args:
-        option: the option, for the error.
-        what: what a key of the option is called.
-        given: key, text and value of each use of the option.
+        option: the option's name, for the error.
+        what: what the option calls its key, for the error.
+        uses: key, text and value of each use of the option.
 
     Raises:
         OptionError: for a repeated key, whose first value would be lost.
     """
     texts: dict[str, str] = {}
     values: dict[str, Value] = {}
-    for key, text, value in given:
+    for key, text, value in uses:
         if key in texts:
             both = f"{shown(texts[key])} and {shown(text)}"
             raise OptionError(f"{option}: expected each {what} once, found {shown(key)} twice: {both}")
@@ -104,24 +106,27 @@ def once(option: str, what: str, given: Iterable[tuple[str, str, Value]]) -> dic
 
 
 def refuse_overwriting(out: Path, source: Path) -> None:
-    """Raises OptionError where writing `out` would replace what is read from `source`: a file, a set, or a folder of shards."""
+    """Raises OptionError if writing `out` would replace a file that is read.
+
+    `source` may be a file, the first file of a set, an index of shards, or a folder of shards.
+    """
     if not out.exists():
         return
     folder = source if source.is_dir() else source.parent
-    of_folder = source.is_dir() or source.name.endswith(INDEX_SUFFIX)
-    named = NAME.fullmatch(str(source))
-    shards = [shard_path(named["prefix"], i, int(named["count"])) for i in range(int(named["count"]))] if named else []
-    read = [source, *(shard for shard in shards if shard.exists())]
-    if any(out.samefile(path) for path in read) or (of_folder and out.parent.samefile(folder)):
-        raise OptionError("expected another file to write to, found the one to be read")
+    in_folder = source.is_dir() or source.name.endswith(INDEX_SUFFIX)
+    name = NAME.fullmatch(str(source))
+    shards = [shard_path(name["prefix"], i, int(name["count"])) for i in range(int(name["count"]))] if name else []
+    inputs = [source, *(shard for shard in shards if shard.exists())]
+    if any(out.samefile(path) for path in inputs) or (in_folder and out.parent.samefile(folder)):
+        raise OptionError("the output would overwrite the input")
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Progress]:
-    """Shows a bar on stderr while the block runs, where that is a terminal.
+    """Shows a bar on stderr while the block runs, if stderr is a terminal.
 
     Yields:
-        A function to call with what is being done and how much of the whole is done, from 0 to 1.
+        A function to call with the current item and the share that is done, from 0 to 1.
     """
     if not sys.stderr.isatty():
         yield lambda text, done: None
@@ -134,8 +139,3 @@ def progress_bar(title: str) -> Iterator[Progress]:
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda text, done: bar.update(task, description=escape(f"{title}: {printable(text, 50)}"), completed=done)
-
-
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
-    """Returns aligned lines; the last `right` columns are numbers."""
-    return aligned((head, *rows), right)

@@ -1,10 +1,9 @@
-"""`glft verify FILE`: does it keep to its format, is it what a manifest or its source says, and are its numbers sound?"""
+"""`glft verify`: checks a file's rules, hashes and values, and compares it with its source."""
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -16,8 +15,10 @@ import typer
 from glft_schema.checks.compare import Comparison, compare
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
-from glft_schema.cli.terminal import FAILED, Exclude, blame, progress_bar, say, table
+from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
+from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
@@ -29,12 +30,12 @@ from glft_schema.weights.stored_tensors import StoredTensor
 
 @dataclass
 class Outcome:
-    """What came of a check.
+    """The result of a check.
 
     Attributes:
-        lines: for people.
-        data: for `--json`.
-        holds: whether it passed.
+        lines: the text output.
+        data: the output for ``--json``.
+        holds: whether the check passed.
     """
 
     lines: list[str]
@@ -43,46 +44,50 @@ class Outcome:
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(help="A weights file.")],
-    against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from.")] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="The largest error of a number that passes.")] = 0.0,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(metavar="ERROR", min=0, help="With --against: largest allowed absolute error of a weight.")
+    ] = 0.0,
     rules: Annotated[
-        list[str] | None, typer.Option(metavar="SET", help=f"Rules to check: {', '.join(RULE_SETS)}. Repeatable.")
+        list[str] | None, typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join(RULE_SETS)}. Repeatable.")
     ] = None,
     manifest: Annotated[
-        Path | None, typer.Option(metavar="MANIFEST", help="Hashes, of glft hash or sha256sum; - is standard input.")
+        Path | None, typer.Option(metavar="MANIFEST", help="Output of glft hash or sha256sum; - for standard input.")
     ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Look at the numbers: NaN, infinities, reserved codes.")] = False,
+    values: Annotated[bool, typer.Option("--values", help="Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check a file against its format, a manifest, and the checkpoint that it was made from; look at its numbers.
+    """Verifies a file's rules, hashes and values.
 
-    Rules are those of the format's specification (spec), of llama.cpp's reader (ggml), or of every reader (required).
-    Unless SET is given, what breaks the first two is reported, but is no failure. With --manifest the file, and each
-    tensor where the manifest has them, is compared with its SHA-256. With --values NaN, infinities and codes that stand
-    for nothing are failures; subnormal scales and tensors that are all zero are reported. With --against each tensor is
-    compared with its source after quantizing: the two are expected to be equal. Exit code 1 where any of these fails, 2
-    where a file cannot be read.
+    Rule sets are spec (the format's specification), ggml (llama.cpp's reader) and required (every
+    reader). Without --rules, violations of spec and ggml are listed but are not failures.
+
+    --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
+    --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
+    tensors. --against quantizes each tensor of SOURCE, and compares it with the tensor in FILE.
+
+    The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
     if manifest:
-        with blame(manifest):
-            hashes = read_manifest(_stored(manifest))
-    with blame(file), Container.parse_file(file, mmap=False) as parsed:
+        with file_errors(manifest):
+            hashes = read_manifest(_read(manifest))
+    with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
         if exclude and against is None and not values:
-            raise OptionError("expected --against or --values with --exclude, found neither")
+            raise OptionError("--exclude requires --against or --values")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
         outcomes = {"rules": rules_outcome(parsed, rules or parsed.format.rule_sets, bool(rules))}
         if manifest:
             with progress_bar("hashing") as bar:
-                found = hash_file(parsed, progress=bar)
-            with blame(manifest):
-                outcomes["manifest"] = manifest_outcome(found, hashes, manifest)
+                hashed = hash_file(parsed, progress=bar)
+            with file_errors(manifest):
+                outcomes["manifest"] = manifest_outcome(hashed, hashes, manifest)
         if values:
             outcomes["values"] = values_outcome(parsed, exclude or [])
         if against is not None:
-            with blame(against):
+            with file_errors(against):
                 source = open_checkpoint(against, exclude or [])
             outcomes["against"] = source_outcome(parsed, source, against, tolerance)
         holds = all(outcome.holds for outcome in outcomes.values())
@@ -91,12 +96,12 @@ def verify(
             data = {**about, "holds": holds, **{name: outcome.data for name, outcome in outcomes.items()}}
             print(json.dumps(data, indent=2, allow_nan=False))
         else:
-            say(*(line for outcome in outcomes.values() for line in outcome.lines))
+            echo(*(line for outcome in outcomes.values() for line in outcome.lines))
     if not holds:
         raise typer.Exit(FAILED)
 
 
-def _stored(manifest: Path) -> bytes:
+def _read(manifest: Path) -> bytes:
     if str(manifest) == "-":
         if sys.stdin is None:
             raise OSError(errno.EBADF, "it is closed", "standard input")
@@ -106,63 +111,58 @@ def _stored(manifest: Path) -> bytes:
 
 
 def rules_outcome(file: File, sets: list[str] | tuple[str, ...], binding: bool) -> Outcome:
-    """Looks for broken rules; whether they are failures is asked for by `binding`."""
+    """Checks the rules; violations fail only if `binding`."""
     found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, sets)]
-    state = f"{len(found)} broken of the rules" if found else "all rules hold"
-    name, size = safe(file.name), f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
-    lines = [f"{name}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]
+    state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
+    size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
+    lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]
     if found:
-        head = ("file", "rule", "field", "problem", "byte")
-        rows = [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
-        first = 0 if len(file.shards) > 1 else 1  # the column of files is there for sets
-        lines += table(head[first:], [row[first:] for row in rows], 1)
+        rows = [("file", "rule", "field", "problem", "byte")]
+        rows += [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
+        lines += aligned([row if len(file.shards) > 1 else row[1:] for row in rows], 1)
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
     broken = [{"file": name, "rule": f.rule, "field": f.path, "problem": f.problem, "byte": f.offset} for name, f in found]
     return Outcome(lines, {"checked": list(sets), "broken": broken}, not (found and binding))
 
 
-def manifest_outcome(found: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:
-    """Compares a file's hashes with those of a manifest."""
-    verdict, origin = compare_hashes(found, manifest), safe(str(path))
+def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:
+    """Compares the hashes of a file or set with those of a manifest."""
+    verdict, origin = compare_hashes(hashes, manifest), safe(str(path))
     lines = [f"{safe(name)}: {problem}" for name, problem in verdict.files]
     if verdict.tensors:
-        lines += table(("tensor", "problem"), [(safe(name), problem) for name, problem in verdict.tensors], 0)
-        lines.append(f"{len(verdict.tensors)} of {verdict.compared} tensors are not as in {origin}")
+        lines += aligned([("tensor", "problem"), *((safe(name), problem) for name, problem in verdict.tensors)], 0)
+        lines.append(f"{len(verdict.tensors)} of {verdict.compared} tensors differ from {origin}")
     elif verdict.compared is not None:
-        lines.append(f"{verdict.compared} tensors have the SHA-256 that is in {origin}")
+        lines.append(f"{verdict.compared} tensors match {origin}")
     if not verdict.files:
-        lines.append(f"{len(found)} {'files have' if len(found) > 1 else 'file has'} the SHA-256 that is in {origin}")
+        lines.append(f"{len(hashes)} {'files match' if len(hashes) > 1 else 'file matches'} {origin}")
     elif verdict.compared is not None and not verdict.tensors:
-        lines.append("no tensor is different: it is the header, the metadata, the places of payloads, or bytes beside them")
+        lines.append("all tensors match: the header, metadata, offsets or padding differ")
     differing = {kind: dict(part) for kind, part in vars(verdict).items() if kind != "compared"}
     return Outcome(lines, {"compared": verdict.compared, **differing}, verdict.holds)
 
 
 def values_outcome(file: File, exclude: list[str]) -> Outcome:
-    """Looks for NaN, infinities, and what else is odd about the numbers."""
-    odd, known, looked_at = list[Oddity](), 0, 0
-    with progress_bar("looking at values") as bar:
-        for tensor, found in check_values(file, exclude):
-            odd += found
-            known += not any(oddity.kind == UNKNOWN for oddity in found)
-            looked_at += 1
-            bar(tensor.name, looked_at / len(file.tensors))
-    odd.sort(key=lambda oddity: not oddity.is_fault)  # those first that are
-    rows = [(safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}") for o in odd]
-    lines = table(("tensor", "field", "found", "numbers", "first weight", "at byte"), rows, 3) if odd else []
-    faulty = {oddity.tensor for oddity in odd if oddity.is_fault}
-    looked = f"{known} of {len(file.tensors)} tensors were looked at"
-    if faulty:
-        lines.append(f"{looked}: {len(faulty)} have NaN, infinities or codes that stand for nothing")
-    else:
-        lines.append(f"{looked}: they have no NaN, no infinity, and no code that stands for nothing")
-    data = {"looked_at": known, "odd": [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd]}
+    """Checks the values of the tensors."""
+    odd, checked = list[Oddity](), 0
+    with progress_bar("checking values") as bar:
+        for number, (tensor, oddities) in enumerate(check_values(file, exclude), 1):
+            odd += oddities
+            checked += not any(oddity.kind == UNKNOWN for oddity in oddities)
+            bar(tensor.name, number / len(file.tensors))
+    odd.sort(key=lambda oddity: not oddity.is_fault)
+    rows = [("tensor", "field", "found", "count", "first weight", "at byte")]
+    rows += [(safe(o.tensor), o.field, o.meaning or o.kind, f"{o.count:,}", str(list(o.index)), f"{o.byte:,}") for o in odd]
+    faulty = len({oddity.tensor for oddity in odd if oddity.is_fault})
+    result = f"{faulty or 'none'} with NaN, infinities or reserved codes"
+    lines = [*(aligned(rows, 3) if odd else []), f"{checked} of {len(file.tensors)} tensors checked, {result}"]
+    data = {"looked_at": checked, "odd": [{**asdict(oddity), "fault": oddity.is_fault} for oddity in odd]}
     return Outcome(lines, data, not faulty)
 
 
 def source_outcome(file: File, source: Mapping[str, StoredTensor], path: Path, tolerance: float) -> Outcome:
-    """Compares a file with the checkpoint that it was made from."""
+    """Compares a file with the checkpoint it was made from."""
     results = list[Comparison]()
     with progress_bar("comparing") as bar:
         for result in compare(file, source):
@@ -171,14 +171,10 @@ def source_outcome(file: File, source: Mapping[str, StoredTensor], path: Path, t
     failed = [result for result in results if result.problem or not result.error <= tolerance]
     worst = max((result.error for result in results), default=0.0)
     if failed:
-        rows = [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
-        lines = table(("tensor", "dtype", "problem", "max error"), rows, right=1)
-        lines.append(f"{len(failed)} of {len(results)} tensors are not what {path} should have become")
+        rows = [("tensor", "dtype", "problem", "max error")]
+        rows += [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
+        lines = [*aligned(rows, right=1), f"{len(failed)} of {len(results)} tensors do not match {path}"]
     else:
-        lines = [f"{len(results)} tensors are what {path} should have become, max error {worst:g}"]
-    differing = {r.name: {"problem": r.problem or "differs", "max_error": _as_json(r.error)} for r in failed}
-    return Outcome(lines, {"compared": len(results), "max_error": _as_json(worst), "differing": differing}, not failed)
-
-
-def _as_json(number: float) -> float | str:
-    return number if math.isfinite(number) else str(number)
+        lines = [f"{len(results)} tensors match {path}, max error {worst:g}"]
+    differing = {r.name: {"problem": r.problem or "differs", "max_error": as_json_value(r.error)} for r in failed}
+    return Outcome(lines, {"compared": len(results), "max_error": as_json_value(worst), "differing": differing}, not failed)

@@ -1,4 +1,4 @@
-"""`glft view FILE -o page.html`: a file as one page to look into, in any browser."""
+"""`glft view`: an HTML page about a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import Exclude, blame, progress_bar, refuse_overwriting, say
+from glft_schema.cli.terminal import Exclude, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
 from glft_schema.files.container import Container
@@ -16,27 +16,27 @@ from glft_schema.weights.checkpoints import open_checkpoint
 
 
 def view(
-    file: Annotated[Path, typer.Argument(help="A GLFT or GGUF file, or the first of a set.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="The page to write.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="Output page; replaced only on success.")],
     against: Annotated[
-        Path | None, typer.Option(metavar="SOURCE", help="The checkpoint that it was made from: shows quantization errors.")
+        Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from; adds quantization errors.")
     ] = None,
     exclude: Exclude = None,
 ) -> None:
-    """Write a page of HTML that shows the file: where its bytes go, its tensors, metadata, and every field with its bytes.
+    """Writes an HTML page that shows a file.
 
-    The page is one file that loads nothing from anywhere. Of the tensors it has samples and the first bytes.
+    The self-contained page shows sizes, metadata, sampled tensors, and every field with its bytes.
     """
-    with blame(file), Container.parse_file(file) as parsed:
+    with file_errors(file), Container.parse_file(file) as parsed:
         if exclude and against is None:
-            raise OptionError("expected --against with --exclude, found none")
+            raise OptionError("--exclude requires --against")
         refuse_overwriting(out, file)
         source = None
         if against is not None:
-            with blame(against):
+            with file_errors(against):
                 refuse_overwriting(out, against)
                 source = open_checkpoint(against, exclude or [])
-        with atomic_write(out) as stream, progress_bar("looking into") as bar:  # which refuses before any work is done
-            made = page(parsed, source, against_name=against.name if against else "", progress=bar).encode()
-            stream.write(made)
-    say(f"{out}: {len(made):,} bytes")
+        with atomic_write(out) as stream, progress_bar("reading") as bar:
+            html = page(parsed, source, against_name=against.name if against else "", progress=bar).encode()
+            stream.write(html)
+    echo(f"{out}: {len(html):,} bytes")

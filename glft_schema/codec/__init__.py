@@ -1,17 +1,18 @@
 """The constructs that formats and tensor types are declared in: construct's own, extended.
 
-==========================================  =========================================================================
-`Struct`, `Count`, `Derived`, `Padding`     fields one after another, and fields that follow from others
+==========================================  ========================================================
+`Struct`, `Count`, `Derived`, `Padding`     consecutive fields, and fields computed from others
 `u8` ... `f64`, `Number`, `TensorField`     numbers, and arrays of them: ``f16[OUT, IN // 64]``
-`Picked`, `Sizes`, `ByteOrderOf`            a number whose width depends on a field; sizes after their count; byte order
+`Picked`, `Sizes`, `ByteOrderOf`            a number of variable width, counted sizes, byte order
 `Text`, `Numbers`, `Strings`                strings, and long arrays that are decoded on access
 `Table`, `Nested`, `NamesOnce`              rows, arrays in arrays, unique names
 `TypeTable`, `TypeCode`                     types by code and name
 `KeyValues`, `KeyValueLines`                metadata, with types or as lines of text
-`Rule`, `Limit`, `Check`                    what must hold, as data; `spec`, `ggml`, `both` make rules of a rule set
-`equals`, `at_most`, `multiple_of` ...      what a rule asks of a value: see `glft_schema.codec.predicates`
+`Rule`, `Limit`, `Check`                    validation rules as data
+`spec`, `ggml`, `both`                      rules of a rule set
+`equals`, `at_most`, `multiple_of` ...      predicates, see `glft_schema.codec.predicates`
 `Lookup`, `matches`, `nbytes_`, `reverse_`  expressions beside construct's ``this`` and ``len_``
-==========================================  =========================================================================
+==========================================  ========================================================
 """
 
 from glft_schema.codec.arrays import Numbers, Strings

@@ -1,7 +1,7 @@
-"""Long arrays of numbers and of strings: located in one pass, and decoded on access.
+"""Long arrays of numbers and of strings: located in one pass, decoded on access.
 
-A vocabulary has hundreds of thousands of strings. Parsing walks over their lengths once, to know where they end; the position
-and the text of each string are computed at the first access.
+A vocabulary has hundreds of thousands of strings. Parsing walks over their lengths once, to find
+the end of the last. Positions and texts of the strings are computed on first access.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
 
-WINDOW = 1 << 12  # bytes that a walk looks at first; each further window is twice as large, up to a limit
+WINDOW = 1 << 12  # bytes that a walk reads first; it doubles them up to MAX_WINDOW
 MAX_WINDOW = 1 << 18
-MANY = 64  # strings of which a run is worth looking for
-FEW = 16  # shorter runs that are put up with before strings are walked over one by one
-PIECE = 1 << 16  # numbers read at a time where one after another is asked for
-SHOWN = 8  # elements that are shown of an array; of a longer one, half as many
+MIN_STRINGS = 64  # from which on a walk searches for runs of short strings
+SPARE_JUMPS = 16  # a walk gives up on runs after this many, plus one for each MIN_STRINGS
+PIECE = 1 << 16  # numbers that iteration reads at a time
+SHOWN = 8  # elements in a repr; half as many of longer arrays
 
-
-Places = np.ndarray[Any, np.dtype[np.int64]]
+Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class StoredNumbers(Sequence[Any]):
-    """Numbers one after another in a source; read at each access.
+    """Consecutive numbers in a source, read on each access.
 
     Attributes:
-        number: what they are.
+        number: their type.
         order: their byte order.
     """
 
@@ -51,10 +50,9 @@ class StoredNumbers(Sequence[Any]):
         self.order = order
 
     def array(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns them as a read-only numpy array in the file's byte order: a view of the mapped file where it is one.
+        """Returns a read-only numpy array in the file's byte order, a view if the file is mapped.
 
-        Raises:
-            ClosedError: after the file was closed.
+        Raises ClosedError if the file was closed.
         """
         return self._part(range(self._count))
 
@@ -62,43 +60,43 @@ class StoredNumbers(Sequence[Any]):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        asked = range(self._count)[index]
-        if isinstance(asked, int):
-            return self._part(range(asked, asked + 1))[0]
-        return self._part(asked)
+        indices = range(self._count)[index]
+        if isinstance(indices, int):
+            return self._part(range(indices, indices + 1))[0]
+        return self._part(indices)
 
     def __iter__(self) -> Iterator[Any]:
         for piece in self.pieces():
             yield from piece
 
     def pieces(self) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
-        """Yields them in order, in arrays of some ten thousands."""
+        """Yields the numbers in order, in arrays of `PIECE`."""
         for first in range(0, self._count, PIECE):
             yield self._part(range(first, min(first + PIECE, self._count)))
 
-    def _part(self, asked: range) -> np.ndarray[Any, np.dtype[Any]]:
-        """Returns the numbers at these indices; what lies before the first and after the last is not read."""
+    def _part(self, indices: range) -> np.ndarray[Any, np.dtype[Any]]:
+        """Returns the numbers at `indices`, and reads only the bytes between the outermost two."""
         dtype = self.number.numpy_dtype(self.order)
-        if not asked:
+        if not indices:
             self._source.check_open()
             return np.empty(0, dtype)
-        first, last = min(asked[0], asked[-1]), max(asked[0], asked[-1])
+        first, last = min(indices[0], indices[-1]), max(indices[0], indices[-1])
         stored = self._source.view(self._start + first * dtype.itemsize, (last - first + 1) * dtype.itemsize)
-        return np.frombuffer(stored, dtype)[asked[0] - first :: asked.step]
+        return np.frombuffer(stored, dtype)[indices[0] - first :: indices.step]
 
     def __repr__(self) -> str:
-        return _beginning([str(number.item()) for number in self[: _edge(len(self))]], len(self))
+        return _abridged((str(self[i].item()) for i in range(len(self))), len(self))
 
 
 class StoredStrings(Sequence[str]):
-    """Strings one after another in a source, each after its length; decoded at each access, as UTF-8.
+    """Consecutive strings in a source, each after its length; decoded as UTF-8 on each access.
 
-    Bytes that are not UTF-8 come as lone surrogates (Python's ``surrogateescape``), and so are not lost. Equal to any sequence
-    of the same texts.
+    Bytes that are not UTF-8 become lone surrogates (Python's ``surrogateescape``), and so are not
+    lost. Equal to any sequence of the same texts.
 
     Attributes:
-        length: the number before each string: how many bytes it has.
-        order: the byte order of that number.
+        length: the number before each string, its length in bytes.
+        order: the byte order of the lengths.
     """
 
     def __init__(self, source: Source, start: int, nbytes: int, count: int, length: Number, order: ByteOrder) -> None:
@@ -106,7 +104,7 @@ class StoredStrings(Sequence[str]):
         self._start = start
         self._nbytes = nbytes
         self._count = count
-        self._ends: Places | None = None
+        self._ends: Positions | None = None
         self.length = length
         self.order = order
 
@@ -114,11 +112,11 @@ class StoredStrings(Sequence[str]):
         return StoredStrings, (self._source, self._start, self._nbytes, self._count, self.length, self.order)
 
     def stored(self) -> memoryview:
-        """Returns them with their lengths, as they are in the file. Raises ClosedError after the file was closed."""
+        """Returns the stored bytes, lengths included. Raises ClosedError if the file was closed."""
         return self._source.read(self._start, self._nbytes)
 
-    def ends(self) -> Places:
-        """Returns where each string ends, counted from the first byte of all. They are found out once, at the first call."""
+    def ends(self) -> Positions:
+        """Returns the end of each string, relative to the start of the array; computed once."""
         if self._ends is None:
             self._ends = np.fromiter((end for _, end in self._walk(self.stored())), np.int64, self._count)
         return self._ends
@@ -144,16 +142,12 @@ class StoredStrings(Sequence[str]):
         return (decoded(stored[first:end]) for first, end in self._walk(stored))
 
     def _walk(self, stored: memoryview) -> Iterator[tuple[int, int]]:
-        """Yields the first byte and the end of each string, without its length.
-
-        Raises:
-            FormatError: where they are not those any more that were there when the file was parsed.
-        """
+        """Yields start and end of each string. Raises FormatError if the file has changed."""
         unpack, size, end, last = self.length.unpacker(self.order), self.length.itemsize, 0, len(stored)
         for i in range(self._count):
             first = end + size
             if first > last or (end := first + unpack(stored, end)[0]) > last:
-                problem = f"expected {self._count} strings in {last} bytes, as when it was opened, found the end in string {i}"
+                problem = f"expected {self._count} strings in {last} bytes, found the end in string {i}: the file has changed"
                 raise FormatError(problem, offset=self._start, file=self._source.name)
             yield first, end
 
@@ -165,35 +159,37 @@ class StoredStrings(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return _beginning([shown(text) for text in islice(self, _edge(len(self)))], len(self))
+        return _abridged(map(shown, self), len(self))
 
 
-def _edge(count: int) -> int:
-    """Returns how many of `count` elements are shown."""
-    return count if count <= SHOWN else SHOWN // 2
-
-
-def _beginning(first: list[str], count: int) -> str:
-    return f"[{', '.join(first)}{f', ... {count:,} in all' if count > len(first) else ''}]"
+def _abridged(texts: Iterator[str], count: int) -> str:
+    if count <= SHOWN:
+        return f"[{', '.join(texts)}]"
+    return f"[{', '.join(islice(texts, SHOWN // 2))}, ... {count:,} in all]"
 
 
 def walk(source: Source, start: int, count: int, length: Number, order: ByteOrder) -> int:
-    """Walks over `count` strings that begin at `start`, each after its `length`, and returns where they end.
+    """Returns the end of `count` strings. Raises TruncatedError if one is cut off.
 
-    Raises:
-        TruncatedError: where one of them reaches past the end of the source.
+    Takes runs of short strings in one jump each, until too many of the runs are short.
     """
     position, done, nbytes, jumps = start, 0, WINDOW, 0
-    unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MANY
+    unpack, size, in_runs = length.unpacker(order), length.itemsize, count >= MIN_STRINGS
     while done < count:
         window = source.read(position, min(nbytes, source.size - position))
         nbytes = min(2 * nbytes, MAX_WINDOW)
-        at = before = 0
+        at, last, first = 0, len(window) - size, done
         if in_runs:
-            before, at, jumps = _walk_in_runs(window, count, done, jumps, length, order)
-            done += before
-            in_runs = jumps <= FEW + done // MANY
-        last, first = len(window) - size, done - before
+            starts, ends, breaks = _short_strings(window, size, order)
+        while in_runs and at <= last and done < count:
+            i = int(starts.searchsorted(at))
+            if i < len(starts) and starts[i] == at:
+                run = min(int(breaks[breaks.searchsorted(i)]) - i + 1, count - done)
+                at, done = int(ends[i + run - 1]), done + run
+            else:
+                at, done = at + size + unpack(window, at)[0], done + 1
+            jumps += 1
+            in_runs = jumps <= SPARE_JUMPS + done // MIN_STRINGS
         while at <= last and done < count:
             at += size + unpack(window, at)[0]
             done += 1
@@ -203,31 +199,12 @@ def walk(source: Source, start: int, count: int, length: Number, order: ByteOrde
     return position
 
 
-def _walk_in_runs(
-    window: memoryview, count: int, done: int, jumps: int, length: Number, order: ByteOrder
-) -> tuple[int, int, int]:
-    """Walks over strings from the beginning of `window` on, a run of short ones at a time, as long as there are long runs.
-
-    Returns how many strings these were, where the last one ends, in the window or beyond, and how many jumps that took.
-    """
-    unpack, size, position, walked = length.unpacker(order), length.itemsize, 0, 0
-    starts, ends, breaks = _short_strings(window, size, order)
-    while position <= len(window) - size and done + walked < count and jumps <= FEW + (done + walked) // MANY:
-        first, jumps = int(starts.searchsorted(position)), jumps + 1
-        if first < len(starts) and starts[first] == position:
-            run = min(int(breaks[breaks.searchsorted(first)]) - first + 1, count - done - walked)
-            position, walked = int(ends[first + run - 1]), walked + run
-        else:
-            position, walked = position + size + unpack(window, position)[0], walked + 1
-    return walked, position, jumps
-
-
-def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Places, Places, Places]:
-    """Finds everything that could be a string of less than 256 bytes after a length of `size` bytes.
+def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Positions, Positions, Positions]:
+    """Finds all candidates: bytes that read as a length of `size` bytes, below 256, and its string.
 
     Returns:
-        Where each begins and where it ends, and the numbers of those that do not end where the next one begins: from one that
-        is a string indeed, all up to the next such number are.
+        Start and end of each candidate, and the indices of candidates after which the next one does
+        not start. If a candidate is a string, so are all others up to the next such index.
     """
     stored = np.frombuffer(window, np.uint8)
     zeros, width = stored == 0, 1
@@ -240,7 +217,7 @@ def _short_strings(window: memoryview, size: int, order: ByteOrder) -> tuple[Pla
 
 
 class Numbers(construct.Construct):
-    """`count` numbers. Parses into `StoredNumbers`; builds from a sequence or array of numbers; size of its numbers."""
+    """`count` numbers. Parses into `StoredNumbers`, builds from a sequence or array of numbers."""
 
     def __init__(self, number: Number, count: Any) -> None:
         super().__init__()
@@ -265,7 +242,7 @@ class Numbers(construct.Construct):
 
 
 class Strings(construct.Construct):
-    """`count` strings, each after its length. Parses into `StoredStrings`; builds from texts; has no size of its own."""
+    """`count` strings, each after its length. Parses into `StoredStrings`, builds from texts."""
 
     def __init__(self, length: Picked, count: Any) -> None:
         super().__init__()
@@ -293,11 +270,7 @@ class Strings(construct.Construct):
 
 @contextmanager
 def fitting(stream: Any, counted: Any, count: int, least: int, path: str) -> Iterator[Cursor]:
-    """Gives a cursor that stands where `stream` does, and leaves `stream` where the cursor stood at the end.
-
-    Raises:
-        TruncatedError: as `check_count`.
-    """
+    """Calls `check_count`, and yields a cursor over `stream`, which then follows the cursor."""
     check_count(counted, count, least, bytes_left(stream), path)
     if isinstance(stream, Cursor):
         yield stream

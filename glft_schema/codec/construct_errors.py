@@ -10,14 +10,15 @@ import construct
 
 from glft_schema.codec.trace import without_root
 from glft_schema.errors import ClosedError, FormatError, LimitError, shown
-from glft_schema.limits import A_LIMIT
 
-HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)  # what construct raises an error of its own for
+TOO_DEEP = "nested too deeply for Python's stack"
+# Errors that construct replaces by its own.
+HIDDEN = (FormatError, ClosedError, OSError, MemoryError, RecursionError)
 
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Turns what construct raises into a FormatError with the field's path; lets the system's errors and ours through."""
+    """Turns construct's errors into a FormatError with the field's path. Others pass unchanged."""
     outside = sys.exc_info()[1]
     try:
         yield
@@ -30,7 +31,7 @@ def our_errors() -> Iterator[None]:
 
 @contextmanager
 def inside(path: str) -> Iterator[None]:
-    """Puts the path of the construct around a container before that of an error in it."""
+    """Prefixes the paths of errors in a container with the path of the construct around it."""
     try:
         yield
     except FormatError as error:
@@ -39,7 +40,7 @@ def inside(path: str) -> Iterator[None]:
 
 
 def _ours(error: Exception, outside: BaseException | None) -> BaseException:
-    """Returns what is raised in place of `error`; `outside` is what was being handled before, which is no cause of it."""
+    """Returns the error to raise. `outside` was being handled before, so it is not the cause."""
     path, hidden = without_root(getattr(error, "path", "")), error.__context__
     if isinstance(error, construct.ConstructError) and isinstance(hidden, HIDDEN) and hidden is not outside:
         error = hidden
@@ -47,12 +48,12 @@ def _ours(error: Exception, outside: BaseException | None) -> BaseException:
         error.path = without_root(error.path) or path
         return error
     if isinstance(error, RecursionError):
-        return LimitError(f"expected less on Python's stack, {A_LIMIT}, found no room", path)
+        return LimitError(TOO_DEEP, path)
     return error if isinstance(error, HIDDEN) else FormatError(_problem(error), path)
 
 
 def _problem(error: Exception) -> str:
-    """Returns what `error` says, in a sentence of ours where construct's would not help."""
+    """Returns the error's text, reworded if construct's would not help."""
     if isinstance(error, construct.StringError):
         return "expected UTF-8 text, found bytes or characters that are not"
     if isinstance(error, construct.FormatFieldError):

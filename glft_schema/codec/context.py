@@ -1,11 +1,11 @@
-"""The context that fields see while a container is parsed, built or sized.
+"""The context of a field while a container is parsed, built or sized.
 
-construct gives each field a context: a mapping of the fields before it in the same Struct, by name, that `this` stands for in
-expressions. Each Struct has a context of its own, which holds that of the Struct around it. What is known of the container as a
-whole are its `Parameters`, the same for all of them.
+construct passes a context to each field: a mapping of the earlier fields of its Struct, by name,
+which is ``this`` in expressions. Each Struct has its own context, nested in that of the outer one.
+All of them share the `Parameters` of the container.
 
-Fields of this package can also stand in a Struct of construct's, whose context is construct's own. So what may be missing there
-is asked for by functions: `byte_order`, `limits_of`.
+Fields of this package also work in construct's own Structs, whose contexts may lack parameters.
+`byte_order` and `limits_of` return the defaults there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ BIG: ByteOrder = "big"
 
 
 class Context(construct.Container):
-    """The fields of a Struct so far, by attribute and by key, and what construct adds.
+    """The fields of a Struct so far, by attribute and by key, and construct's own entries.
 
     Attributes:
-        _: the context of the Struct around.
-        _root: that of the outermost Struct.
+        _: the outer Struct's context.
+        _root: the outermost Struct's context.
         _params: the container's parameters.
         _io: the stream.
         _subcons: the declarations of the Struct's fields, by name.
-        _parsing, _building, _sizing: what is being done.
+        _parsing, _building, _sizing: the current operation.
     """
 
-    if not TYPE_CHECKING:  # attributes are items of the mapping, whose class has this slot alone
+    if not TYPE_CHECKING:  # attributes are items of the mapping, whose class has only this slot
         __slots__ = construct.Container.__slots__
 
     _: Context
@@ -50,18 +50,19 @@ class Context(construct.Container):
 
 
 class Parameters(Context):
-    """What is known of a container as a whole: the context around its outermost Struct, and ``_params`` in all others.
+    """A container's parameters: the outermost context, and ``_params`` of all others.
 
     Attributes:
-        byte_order: of its numbers; little-endian unless it is there.
-        limits: those that it is parsed or built with; unless there, those that hold for the caller.
-        trace: where the positions of fields are noted; None for a plain parse.
-        starts: the first byte of each row, by the path of its table; filled by a plain parse for the one that locates an error.
-        objects: how many rows and arrays there are so far, which their limit counts.
-        findings: where broken rules are noted that not every reader enforces; there if findings are asked for.
-        rules: the rule sets that building enforces beside the rules of every reader.
+        byte_order: of its numbers; little-endian by default.
+        limits: its resource limits; the caller's by default.
+        trace: records the positions of fields; None in a plain parse.
+        starts: the first byte of each row, by the path of its table. A plain parse fills it for the
+            parse that locates an error.
+        objects: the number of rows and arrays so far, which the limit ``objects`` counts.
+        findings: collects broken rules that not every reader enforces; only set if requested.
+        rules: the rule sets that building enforces in addition to required rules.
         forging: rules are not checked while building, to make bad files.
-        dims: of a tensor's payload: the tensor's sizes in torch's order. ``out`` and ``in`` are those of the matrix.
+        dims: in a tensor's payload, its sizes in torch's order. ``out`` and ``in``: the matrix's.
     """
 
     if not TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Parameters(Context):
 
 
 def new_context(parsing: bool, **parameters: Any) -> Parameters:
-    """Returns the context around a whole container, with its parameters: see `Parameters`."""
+    """Returns the outermost context of a container, see `Parameters`."""
     context = Parameters(_parsing=parsing, _building=not parsing, _sizing=False, **parameters)
     context._params = context
     return context
@@ -92,6 +93,6 @@ def byte_order(context: Context) -> ByteOrder:
 
 
 def limits_of(context: Context) -> Limits:
-    """Returns the limits that the container being parsed or built keeps to."""
+    """Returns the resource limits of the container being parsed or built."""
     limits: Limits = context["_params"].get("limits") or current()
     return limits

@@ -1,4 +1,4 @@
-"""Metadata: read-only mappings of keys to values, and the table of typed key-values that one kind is parsed from."""
+"""Metadata as read-only mappings, and the construct of typed key-values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from glft_schema.errors import FormatError, shown
 
 
 class Metadata(Mapping[str, Any]):
-    """Values by key, in file order. Read-only: build from a mapping with other ones."""
+    """Values by key, in file order. Read-only: to change a file, build it from another mapping."""
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._entries = dict(entries)
@@ -36,7 +36,7 @@ class Metadata(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
 
-    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+    def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
         return repr(self)
 
     def _repr_html_(self) -> str:
@@ -44,11 +44,11 @@ class Metadata(Mapping[str, Any]):
 
 
 class KeyTypes(NamedTuple):
-    """The types that the values of well-known keys have.
+    """The value types of well-known keys.
 
     Attributes:
-        type_of: (key, whether the value is an array) -> the type of new values, such as ``uint32``; None for other keys.
-        suits: (key, type) -> whether a value of the type may stand under the key.
+        type_of: (key, whether its value is an array) -> the type of new values, or None.
+        suits: (key, type) -> whether the key's value may have the type.
         kinds: key -> the kinds of type that suit it, in words.
         example: one of the keys.
     """
@@ -59,19 +59,10 @@ class KeyTypes(NamedTuple):
     example: str
 
 
-def _no_type(key: str, of_array: bool) -> str | None:
-    return None
-
-
-def _any_type(key: str, type_: str) -> bool:
-    return True
-
-
-NO_KEY_TYPES = KeyTypes(_no_type, _any_type, lambda key: "", "")
-
-
 class TypedMetadata(Metadata):
-    """Typed values by key, in file order, as plain Python. Read-only: ``metadata | {"key": value}`` is another one.
+    """Typed values by key, in file order, as plain Python. Read-only.
+
+    ``metadata | {"key": value}`` returns a copy with another entry.
 
     Args:
         entries: the stored values.
@@ -84,7 +75,7 @@ class TypedMetadata(Metadata):
 
     _entries: dict[str, StoredValue]
 
-    def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes = NO_KEY_TYPES) -> None:
+    def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes | None = None) -> None:
         super().__init__(entries)
         self._types = types
         self.key_types = keys
@@ -93,7 +84,7 @@ class TypedMetadata(Metadata):
         return self._entries[key].plain
 
     def __eq__(self, other: object) -> bool:
-        """Tells whether another mapping has the same keys with equal values, in any order; NaN is not equal to itself."""
+        """Compares keys and values in any order; NaN is not equal to itself."""
         if not isinstance(other, Mapping) or self.keys() != other.keys():
             return False if isinstance(other, Mapping) else NotImplemented
         return all(_equal(value, other[key]) for key, value in self.items())
@@ -101,13 +92,10 @@ class TypedMetadata(Metadata):
     __hash__ = None  # type: ignore[assignment]
 
     def __or__(self, others: Mapping[str, Any]) -> TypedMetadata:
-        """Returns these entries with others in their place or after them.
+        """Returns a copy with other entries, which replace these or follow them.
 
-        A key that stays keeps its type if that suits the key, unless it is an array of arrays, whose type says what each of
-        them has.
-
-        Raises:
-            FormatError: for a value that cannot be stored, or not in the key's type.
+        A replaced value keeps its type if that suits the key and is not an array of arrays, whose
+        type depends on each of them. Raises FormatError for a value that cannot be stored.
         """
         if not isinstance(others, Mapping):
             return NotImplemented
@@ -121,12 +109,7 @@ class TypedMetadata(Metadata):
         return self.replaced(entries)
 
     def with_texts(self, others: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
-        """Returns the same as ``|``, but text that replaces a value is parsed as one of its type.
-
-        Args:
-            others: the entries.
-            path: how errors call the metadata.
-        """
+        """Like ``|``, but parses text as the type of the value that it replaces."""
         return self | {key: self._parsed(key, value, f"{path} -> {key}") for key, value in others.items()}
 
     def _parsed(self, key: str, value: Any, path: str) -> Any:
@@ -135,17 +118,16 @@ class TypedMetadata(Metadata):
         return from_value_text(value, self.type_of(key), self._types, path) if isinstance(value, str) else value
 
     def _keeps_type(self, key: str) -> bool:
-        """Tells whether a plain value that replaces another one gets its type."""
-        return key in self and self.key_types.suits(key, self.type_of(key))
+        """Tells whether a plain value under `key` gets the type of the one that it replaces."""
+        return key in self and (not self.key_types or self.key_types.suits(key, self.type_of(key)))
 
     def entry(self, key: str, value: Any, path: str) -> StoredValue:
-        """Returns a value with its type. A plain value of a well-known key gets the type of the key if it has the right kind.
+        """Returns a value with its type: for plain values, that of a well-known key if it suits.
 
-        Raises:
-            FormatError: for a value that cannot be stored, and for text that is not a value of the key's type.
+        Raises FormatError for a value that cannot be stored, or text that is not of the key's type.
         """
         of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
-        type_ = self.key_types.type_of(key, of_array) if isinstance(key, str) else None
+        type_ = self.key_types.type_of(key, of_array) if self.key_types and isinstance(key, str) else None
         if type_ is None or isinstance(value, (np.generic, Typed, StoredValue)):
             return stored_value(value, self._types, path)
         if isinstance(value, str):
@@ -156,22 +138,22 @@ class TypedMetadata(Metadata):
         return stored_value(value, self._types, path)
 
     def without(self, *keys: str) -> TypedMetadata:
-        """Returns these entries but those of `keys`. Raises KeyError for a key that is not there."""
+        """Returns a copy without `keys`. Raises KeyError for an unknown key."""
         for key in keys:
             self._entries[key]
         without = set(keys)
         return self.replaced({key: entry for key, entry in self._entries.items() if key not in without})
 
     def replaced(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
-        """Returns metadata of the same types with other entries."""
+        """Returns metadata with the same types and other entries."""
         return TypedMetadata(entries, self._types, self.key_types)
 
     def type_of(self, key: str) -> str:
-        """Returns the stored type of a value, such as ``array[string]``. Raises KeyError where there is no such key."""
+        """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
         return self._entries[key].type_text
 
     def stored(self, key: str) -> StoredValue:
-        """Returns a value as it is stored. Raises KeyError where there is no such key."""
+        """Returns a value as stored. Raises KeyError for an unknown key."""
         return self._entries[key]
 
 
@@ -184,7 +166,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 class TypedArray(construct.Adapter):
-    """An array's Struct. Parses into an `Array`, builds from one."""
+    """The Struct of an array. Parses into an `Array`, builds from one."""
 
     def _decode(self, record: Any, context: Context, path: str) -> Array:
         return Array(record.type, record.elements)
@@ -195,17 +177,17 @@ class TypedArray(construct.Adapter):
 
 
 class KeyValues(construct.Subconstruct):
-    """A table of key-values: key, type, value. Parses into `TypedMetadata`, builds from any mapping of keys to values.
+    """A table of key, type and value. Parses into `TypedMetadata`, builds from any mapping.
 
     Args:
         table: the table.
         types: the value types.
-        once: the id of the rule that no key comes twice.
+        once: the id of the rule that keys are unique.
         keys: the types of well-known keys.
     """
 
     def __init__(
-        self, table: construct.Construct, types: TypeTable[ValueType], *, once: str, keys: KeyTypes = NO_KEY_TYPES
+        self, table: construct.Construct, types: TypeTable[ValueType], *, once: str, keys: KeyTypes | None = None
     ) -> None:
         super().__init__(table)
         self.types = types
@@ -229,7 +211,7 @@ class KeyValues(construct.Subconstruct):
         return TypedMetadata({row.key: StoredValue(row.type, row.value) for row in rows}, self.types, self.keys)
 
     def metadata(self, entries: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
-        """Returns entries with their types. Raises FormatError for a value that cannot be stored."""
+        """Returns entries with types. Raises FormatError for a value that cannot be stored."""
         if isinstance(entries, TypedMetadata):
             return entries
         if not isinstance(entries, Mapping):
@@ -239,5 +221,5 @@ class KeyValues(construct.Subconstruct):
 
     def stating(self, entries: Mapping[str, Any], key: str, number: int) -> TypedMetadata:
         """Returns entries with a number under a key, in the key's type."""
-        type_ = self.keys.type_of(key, False)
+        type_ = self.keys and self.keys.type_of(key, False)
         return self.metadata(entries) | {key: Typed(number, type_) if type_ else number}

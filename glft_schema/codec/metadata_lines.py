@@ -1,4 +1,4 @@
-"""Metadata of text alone: lines ``key=value``."""
+"""Metadata as text: lines ``key=value``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from glft_schema.storage.tensor_bytes import write_all
 
 
 class TextMetadata(Metadata):
-    """Texts by key, in file order. Read-only: build from a mapping with other ones.
+    """Texts by key, in file order. Read-only: to change a file, build it from another mapping.
 
     Attributes:
-        trailing_newline: the last line ends with a newline, which the format allows and `build` gives back.
+        trailing_newline: whether the last line ends with a newline, which `build` writes again.
     """
 
     def __init__(self, entries: Mapping[str, str] | None = None, trailing_newline: bool = False) -> None:
@@ -30,13 +30,13 @@ class TextMetadata(Metadata):
 
 
 class KeyValueLines(construct.Construct):
-    """Lines ``key=value``, UTF-8, separated by newlines; `size` bytes in all.
+    """UTF-8 lines ``key=value``, separated by newlines; `size` bytes in total.
 
-    Split on the newline alone, each line at its first ``=``: a value may contain one, a key may not be empty or come twice.
-    Parses into `TextMetadata`, builds from any mapping of str to str, takes the bytes of its lines.
+    Only newlines separate lines. Each is split at its first ``=``, so a value may contain it. Keys
+    are unique and not empty. Parses into `TextMetadata`, builds from any mapping of str to str.
     """
 
-    refuses = ("a line without `=` or with nothing before it", "a key that comes twice", "text that is not UTF-8")
+    refuses = ("a line without `=` or with an empty key", "a duplicate key", "text that is not UTF-8")
 
     def __init__(self, size: Any) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class KeyValueLines(construct.Construct):
 
     @staticmethod
     def encode(entries: Mapping[str, str] | None, path: str = "metadata") -> bytes:
-        """Returns the lines. Raises FormatError for whatever would not read back equal."""
+        """Returns the lines. Raises FormatError for entries that would not be parsed back equal."""
         lines = []
         if not isinstance(entries, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)

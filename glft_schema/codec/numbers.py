@@ -1,15 +1,15 @@
-"""Numbers as they are stored: ``u32`` is one, ``f16[OUT, IN // 64]`` an array of them as a torch tensor, in C order.
+"""Stored numbers: ``u32`` is one, ``f16[OUT, IN // 64]`` an array of them in C order.
 
-================  ================================================================================================
+================  =================================================================
 `Number`          one number; with dims a `TensorField`
-`TensorField`     an array of numbers
-`Picked`          one of two numbers, as the context decides
+`TensorField`     an array of numbers, as a torch tensor
+`Picked`          one of two numbers, depending on the context
 `Sizes`           a count, then as many integers
-`ByteOrderOf`     the byte order of the container, detected from the number that follows
-================  ================================================================================================
+`ByteOrderOf`     the container's byte order, detected from the following number
+================  =================================================================
 
-The byte order is a parameter of the whole container, ``context._params.byte_order``: little-endian unless set. Tensors are
-handed out in the machine's order whatever the file's is.
+The byte order is a parameter of the container, ``context._params.byte_order``: little-endian by
+default. Tensors are returned in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.expressions import compiled, read
+from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
 from glft_schema.errors import FormatError, shown
 from glft_schema.lazy import torch
@@ -33,20 +34,21 @@ from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
 from glft_schema.storage.tensor_bytes import in_c_order, tensor_bytes, tensor_over, write_all
 
-cached_struct = lru_cache(maxsize=256)(struct.Struct)  # which takes longer to make than to use
+MANY_DIMS = 8  # a row with as many dims is parsed in full
+cached_struct = lru_cache(maxsize=256)(struct.Struct)  # slower to make than to use
 
 
 class Number(construct.Construct):
     """A number, ``u32``; with dims an array of them, ``f16[4, 8]``.
 
-    Parses into an int, or into a numpy float, which keeps the bits of every NaN. Builds from either, and refuses what it
-    cannot hold; size of the number.
+    Parses into an int or a numpy float, which keeps the bits of every NaN. Builds from either, and
+    refuses a number out of range. Size: `itemsize`.
 
     Attributes:
-        kind: as written in a schema.
+        kind: its name in schemas.
         itemsize: bytes.
-        is_float: it is no integer.
-        is_signed: it is an integer that can be negative.
+        is_float: whether it is a floating-point number.
+        is_signed: whether it is a signed integer.
     """
 
     def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
@@ -62,29 +64,29 @@ class Number(construct.Construct):
         return self.kind
 
     def __reduce__(self) -> str:
-        return self.kind  # the name of a global of this module
+        return self.kind  # a global of this module
 
     def __getitem__(self, dims: Any) -> TensorField:
         return TensorField(self, dims if isinstance(dims, tuple) else (dims,))
 
     def pick(self, context: Context) -> Number:
-        """Returns itself, as `Picked` returns one of two."""
+        """Returns itself, see `Picked.pick`."""
         return self
 
     @property
     def dtype(self) -> torch.dtype:
-        """What arrays of it are in torch."""
+        """The dtype of its arrays in torch."""
         dtype = getattr(torch, self._torch_name)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
     def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:
-        """What arrays of it are in numpy, in a byte order."""
+        """Returns the dtype of its arrays in numpy."""
         dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
         return dtype
 
     def unpacker(self, order: ByteOrder, count: int = 1) -> Callable[[bytes | memoryview, int], tuple[int, ...]]:
-        """Returns what reads `count` of them, integers, from bytes at a position. Raises struct.error where they end before."""
+        """Returns a function that unpacks `count` integers from a buffer at an offset."""
         letters, sign = "bhiq" if self.is_signed else "BHIQ", "<" if order == LITTLE else ">"
         return cached_struct(f"{sign}{count}{letters[self.itemsize.bit_length() - 1]}").unpack_from
 
@@ -95,38 +97,45 @@ class Number(construct.Construct):
             return np.frombuffer(stored, self.numpy_dtype(order))[0]
         return int.from_bytes(stored, order, signed=self.is_signed)
 
+    def _fast_reader(self, context: Context) -> Reader:
+        order = byte_order(context)
+        if not self.is_float:
+            return unpacking_reader(self.unpacker(order), self.itemsize)
+        dtype = self.numpy_dtype(order)
+        return unpacking_reader(lambda stored, at: np.frombuffer(stored, dtype, 1, at), self.itemsize)
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         write_all(stream, self.stored(obj, byte_order(context), path))
         return obj
 
     def stored(self, number: Any, order: ByteOrder = LITTLE, path: str = "") -> bytes:
-        """Returns the bytes of a number. Raises FormatError for what it cannot hold; floats are rounded."""
+        """Returns the bytes of a number; floats are rounded. Raises FormatError if out of range."""
         try:
             if not isinstance(number, (bool, np.bool_)):
                 if self.is_float and isinstance(number, (int, float, np.integer, np.floating)):
-                    return self._stored_float(number, order)
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        stored = np.asarray(number, self.numpy_dtype(order))
+                    if np.isinf(stored) and not np.isinf(number):
+                        raise OverflowError
+                    return stored.tobytes()
                 if isinstance(number, (int, np.integer)):
                     return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
         except OverflowError:
             pass
         raise FormatError(f"expected a number that {self.kind} can hold, found {shown(number)}", path)
 
-    def _stored_float(self, number: Any, order: ByteOrder) -> bytes:
-        with np.errstate(over="ignore", invalid="ignore"):
-            stored = np.asarray(number, self._numpy)
-        if np.isinf(stored) and not np.isinf(number):
-            raise OverflowError
-        return stored.astype(self.numpy_dtype(order)).tobytes()
-
     def _sizeof(self, context: Context, path: str) -> int:
+        return self.itemsize
+
+    def _least_size(self) -> int:
         return self.itemsize
 
 
 class TensorField(construct.Construct):
-    """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions on the tensor's dims.
+    """An array of numbers, ``f16[OUT, IN // 64]``: dims are integers or expressions.
 
-    Parses into a torch tensor (a view where the source allows it, never one that reaches the file or the caller's bytes),
-    builds from a tensor of exactly this type and shape, size of its elements.
+    Parses into a torch tensor: a view if possible, but writing to it never changes the file or the
+    caller's bytes. Builds from a tensor of exactly this type and shape. Size: that of its elements.
     """
 
     def __init__(self, number: Number, dims: tuple[Any, ...]) -> None:
@@ -138,7 +147,7 @@ class TensorField(construct.Construct):
         return f"{self.number.kind}[{', '.join(str(dim) for dim in self.dims)}]"
 
     def shape(self, context: Context) -> list[int]:
-        """Returns the dims as integers; one that stands for several is spread."""
+        """Returns the dims as integers; an expression may give several."""
         sizes: list[int] = []
         for dim in self.dims:
             size = evaluate(dim, context)
@@ -146,11 +155,14 @@ class TensorField(construct.Construct):
         return sizes
 
     def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy whose numbers have their bytes in the other order, of any shape that keeps numbers whole."""
-        return tensor if self.number.itemsize == 1 else swapped_bytes(tensor)
+        """Returns numbers of this field, in any shape, in the other byte order."""
+        if self.number.itemsize == 1 or not tensor.numel():
+            return tensor
+        parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
+        return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
 
     def columns(self, name: str, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns what a formula takes of this field, `name`: one tensor, unless the field is cut into others."""
+        """Returns the tensors that formulas take of this field, by name: one unless it is split."""
         return {name: numbers}
 
     def _parse(self, stream: Any, context: Context, path: str) -> torch.Tensor:
@@ -175,28 +187,21 @@ class TensorField(construct.Construct):
         return math.prod(self.shape(context)) * self.number.itemsize
 
 
-def swapped_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of numbers of any width whose bytes are in the other order, on their device."""
-    if not tensor.numel():
-        return tensor
-    parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
-    return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
-
-
 # fmt: off
 u8,  i8  = Number("u8",  "u1"), Number("i8",  "i1")
 u16, i16 = Number("u16", "u2"), Number("i16", "i2")
 u32, i32 = Number("u32", "u4"), Number("i32", "i4")
 u64, i64 = Number("u64", "u8"), Number("i64", "i8")
 f16, f32, f64 = Number("f16", "f2"), Number("f32", "f4"), Number("f64", "f8")
-bf16 = Number("bf16", "u2", "bfloat16")  # numpy has none: arrays only
+bf16 = Number("bf16", "u2", "bfloat16")  # not in numpy: arrays only
 # fmt: on
 
 
 class ByteOrderOf(construct.Construct):
-    """The byte order of the container, told by the number that follows: it is small, so that its low 16 bits are not all 0.
+    """The container's byte order, detected from the next number, whose low 16 bits are not all 0.
 
-    Takes no bytes; parses into ``"little"`` or ``"big"`` and builds from either; what comes after is in that order.
+    Parses into ``"little"`` or ``"big"``, builds from either, and sets the order of what follows.
+    Size: 0.
     """
 
     def __init__(self, number: Number) -> None:
@@ -225,10 +230,10 @@ class Picked(construct.Construct):
     """One of two numbers, such as ``u32`` in one version and ``u64`` in another.
 
     Attributes:
-        condition: an expression that decides.
-        then: where it holds; the shorter one.
-        otherwise: where it does not.
-        can_be_read: whether it is known what `condition` looks at: of a function it is not.
+        condition: an expression.
+        then: the number if the condition holds; the shorter one.
+        otherwise: the number if it does not.
+        can_be_read: whether `condition` is an expression, whose fields are known, not a function.
     """
 
     def __init__(self, condition: Any, then: Number, otherwise: Number) -> None:
@@ -236,32 +241,40 @@ class Picked(construct.Construct):
         self.condition = condition
         self.can_be_read = read(condition) is not None
         self._holds = compiled(condition)
-        self.then = self.least = then
+        self.then = then
         self.otherwise = otherwise
 
     def pick(self, context: Context) -> Number:
-        """Returns the number that it is in `context`."""
+        """Returns one of the two numbers."""
         return self.then if self._holds(context) else self.otherwise
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._parse(stream, context, path)
 
+    def _fast_reader(self, context: Context) -> Reader:
+        if not self.can_be_read:  # a function may depend on the row
+            raise NotFast
+        return fast_reader(self.pick(context), context)
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         return self.pick(context)._build(obj, stream, context, path)
 
+    def _least_size(self) -> int:
+        return self.then.itemsize
+
 
 class Sizes(construct.Construct):
-    """How many, then so many integers. Parses into a list of ints, builds from a sequence of them.
+    """A count, then as many integers. Parses into a list of ints, builds from a sequence of ints.
 
     Args:
-        count: how their number is stored.
-        size: how each is.
-        limit: the name of the limit that says how many there may be.
+        count: the number that stores the count.
+        size: the number that stores each integer.
+        limit: the name of the limit on the count.
     """
 
     def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
         super().__init__()
-        self.count = self.least = count
+        self.count = count
         self.size = size
         self.limit = limit
         self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
@@ -274,9 +287,26 @@ class Sizes(construct.Construct):
         stored = read_exactly(stream, count * width, path)
         return [int.from_bytes(stored[at : at + width], order) for at in range(0, count * width, width)]
 
+    def _fast_reader(self, context: Context) -> Reader:
+        read_count, _ = fast_reader(self.count, context), fast_reader(self.size, context)
+        count, size = self.count.pick(context), self.size.pick(context)
+        if count.is_signed or count.is_float or size.is_signed or size.is_float:
+            raise NotFast
+        most, order, width = getattr(limits_of(context), self.limit), byte_order(context), size.itemsize
+        unpack = [size.unpacker(order, n) for n in range(min(MANY_DIMS, most + 1))]
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[list[int], int]:
+            n, first = read_count(stored, at, context)
+            return list(unpack[n](stored, first)), first + n * width
+
+        return read
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         limits_of(context).check(self.limit, len(obj), path)
         self.count._build(len(obj), stream, context, path)
         for size in obj:
             self.size._build(size, stream, context, path)
         return obj
+
+    def _least_size(self) -> int:
+        return self.count.itemsize

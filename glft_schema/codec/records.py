@@ -1,4 +1,4 @@
-"""`Record`: what a `Struct` parses into. A file has one for each tensor, so that they are small and quick."""
+"""`Record`, the result of parsing a `Struct`. Small and fast, as a file has one for each tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Record(Mapping[str, Any]):
-    """The fields of a parsed `Struct`, in order, by attribute and by key. Read-only; equal to any mapping with equal items.
+    """The fields of a parsed `Struct`, in order, by attribute and by key.
 
-    A file has as many as it has tensors, so each is no more than its values: a class for each set of names knows these.
+    Read-only; equal to any mapping with equal items. A record holds only values: there is a class
+    for each set of names.
 
     Attributes:
-        counts: what follows from the fields, such as ``n_tensors``. It can be read by attribute and by key too, but is no part
-            of the value.
+        counts: values computed from the fields, such as ``n_tensors``, by name. Also available by
+            attribute and by key, but not part of the record's value.
     """
 
     __slots__ = ()
@@ -27,7 +28,6 @@ class Record(Mapping[str, Any]):
     _count_names: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __new__(cls, fields: Mapping[str, Any], counts: Mapping[str, Any] = NO_COUNTS) -> Record:
-        """Returns a record of `fields`."""
         made = record_class(tuple(fields), tuple(counts))
         record = object.__new__(made)
         for slots, values in ((made._names, fields), (made._count_names, counts)):
@@ -37,7 +37,7 @@ class Record(Mapping[str, Any]):
 
     @property
     def counts(self) -> Mapping[str, Any]:
-        """What follows from the fields, by name."""
+        """The values computed from the fields, by name."""
         return {name: slot.__get__(self) for name, slot in self._count_names.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -65,7 +65,7 @@ class Record(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
-    def __str__(self) -> str:  # which torch.compile would fold into a constant if it was not defined
+    def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
         return repr(self)
 
     def _repr_html_(self) -> str:
@@ -77,7 +77,7 @@ class Record(Mapping[str, Any]):
 
 @lru_cache(maxsize=1024)
 def record_class(names: tuple[str, ...], counts: tuple[str, ...]) -> type[Record]:
-    """Returns the class of records with these fields and counts: a slot for each, which is an attribute of its name, too."""
+    """Returns the class of records with these fields and counts, each a slot and an attribute."""
     slots = [f"_{i}" for i in range(len(names) + len(counts))]
     made: Any = type("Record", (Record,), {"__slots__": slots, "__doc__": Record.__doc__})
     by_name = {name: vars(made)[slot] for name, slot in zip((*names, *counts), slots, strict=True)}

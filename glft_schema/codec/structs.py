@@ -1,11 +1,11 @@
-"""Structs and the fields whose values follow from others.
+"""Structs, and the fields that are computed from others.
 
-=============  =====================================================================================================
-`Struct`       construct's, whose result is a `Record` and whose fields can be traced to their bytes
-`Count`        an integer derived from what it counts: read, checked, and never a part of the value
-`Derived`      a value derived from the fields before it, without bytes
+=============  ==================================================================
+`Struct`       construct's, but parses into a `Record` and can trace its fields
+`Count`        an integer computed from the counted field, not part of the value
+`Derived`      a value computed from earlier fields, without bytes
 `Padding`      bytes up to a multiple
-=============  =====================================================================================================
+=============  ==================================================================
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from construct.core import evaluate
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import compiled, field_path
+from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, inner_reader
 from glft_schema.codec.records import Record, record_class
 from glft_schema.codec.rules import Check
 from glft_schema.errors import FormatError, TruncatedError, shown
@@ -29,7 +30,7 @@ from glft_schema.storage.tensor_bytes import write_all
 
 
 class Interpreted(construct.Construct):
-    """A construct that construct's compiler leaves as it is: its own code for the classes behind ours would check less."""
+    """A construct that is not compiled: construct's code for its base class would check less."""
 
     def _emitparse(self, code: Any) -> str:
         raise NotImplementedError
@@ -40,13 +41,13 @@ class Interpreted(construct.Construct):
 
 @dataclass
 class Forged:
-    """A value to be built by another construct than its field's own, into bytes that the field would never give.
+    """A value built by another construct than its field, into bytes the field would never build.
 
     Attributes:
-        construct: what builds it.
-        value: what is built.
-        seen: what other fields see of it.
-        start: where it begins in the stream, once it is built.
+        construct: builds it.
+        value: the argument of `construct`.
+        seen: the value that other fields see.
+        start: its first byte in the stream, once built.
     """
 
     construct: construct.Construct
@@ -55,24 +56,23 @@ class Forged:
     start: int | None = None
 
     def build(self, stream: Any, context: Context, path: str) -> Any:
-        """Writes the value, and returns what other fields see of it."""
+        """Writes the value, and returns the one that other fields see."""
         self.start = stream.tell()
         self.construct._build(self.value, stream, context, path)
         return self.seen
 
 
 class Struct(Interpreted, construct.Struct):
-    """Fields one after another, named ``"name" / Field * "sentence"``, and the rules on them.
+    """Consecutive fields, declared as ``"name" / Field * "sentence"``, and the rules on them.
 
-    A rule is checked right after the last field that it needs, wherever it stands.
+    Each rule is checked right after the last field that it needs.
 
-    Where ``forging``, a parameter of the container, is set, rules are not looked at while building: so bad files are made.
-
-    Parses into a `Record`, builds from any mapping, and has the size of its fields together.
+    Parses into a `Record`, builds from any mapping. Size: that of its fields. With ``forging``, a
+    parameter of the container, building checks no rules, to make bad files.
 
     Attributes:
-        title: what descriptions call it; the field that it is, where it has none.
-        needed: what a parse has to look at: name, field, and where its value goes in a record.
+        title: its name in descriptions; by default the name of its field.
+        needed: the parts that a plain parse needs, each with its name and its slot in a record.
         record: the class of its records.
     """
 
@@ -85,7 +85,7 @@ class Struct(Interpreted, construct.Struct):
         slots = {**self.record._names, **self.record._count_names}
         self._all = [(field.name, field, slots.get(field.name)) for field in self.subcons]
         self.needed = [field for field in self._all if not isinstance(field[1], Check) or field[1].is_required]
-        self._plan = [(name, _parser(field), slot) for name, field, slot in self.needed]
+        self._plan = [(name, _parse_of(field), slot) for name, field, slot in self.needed]
 
     def _parse(self, stream: Any, context: Context, path: str) -> Record:
         if context["_params"].get("trace") is not None:
@@ -99,6 +99,29 @@ class Struct(Interpreted, construct.Struct):
             context[name] = value = list(value) if isinstance(value, construct.ListContainer) else value
             slot.__set__(record, value)
         return record
+
+    def _fast_reader(self, context: Context) -> Reader:
+        if "_root" not in context:  # each row would be a root of its own
+            raise NotFast
+        given = dict(self._nested(context, None))
+        del given["_io"]  # a field that uses the stream finds none, and the row is parsed in full
+        ahead, record_class, new, nested = Context(given), self.record, object.__new__, Context
+        steps = []
+        for name, field, slot in self.needed:
+            make = _check_reader if isinstance(field, Check) else fast_reader
+            steps.append((name, make(field, ahead), slot and slot.__set__))
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
+            record, own = new(record_class), nested(given)
+            own["_"] = context
+            for name, read_field, put in steps:
+                value, at = read_field(stored, at, own)
+                if put is not None:
+                    own[name] = value
+                    put(record, value)
+            return record, at
+
+        return read
 
     def _parse_traced(self, stream: Any, context: Context, path: str) -> Record:
         params = context._params
@@ -120,7 +143,7 @@ class Struct(Interpreted, construct.Struct):
         context = self._nested(context, stream)
         if not isinstance(obj, (Mapping, NoneType)):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
-        obj = dict(obj or {})  # of a Record its fields, not its counts
+        obj = dict(obj or {})  # without the counts of a Record
         if unknown := [name for name in obj if name not in self._subcons]:
             raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
         context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
@@ -152,7 +175,7 @@ class Struct(Interpreted, construct.Struct):
 
 
 def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Construct]:
-    """Returns fields with each check as early as possible: right after the last field that it needs."""
+    """Moves each check up to the last field that it needs."""
     numbers = {field.name: i for i, field in enumerate(fields) if field.name}
 
     def after(i: int) -> int:
@@ -166,35 +189,43 @@ def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Con
     return [fields[i] for i in sorted(range(len(fields)), key=after)]
 
 
-def _parser(field: construct.Construct) -> Callable[[Any, Any, str], Any]:
-    """Returns what parses a field at the path that has its name already, without the wrappers that would add it."""
-    is_named = isinstance(field, construct.Renamed) and field.parsed is None
-    parse: Callable[[Any, Any, str], Any] = field.subcon._parse if is_named else field._parsereport
-    return parse
+def _parse_of(field: construct.Construct) -> Any:
+    """Returns the parse of a field, for paths that have its name already."""
+    return field.subcon._parse if isinstance(field, construct.Renamed) and field.parsed is None else field._parsereport
+
+
+def _check_reader(rule: Check, context: Context) -> Reader:
+    if type(rule)._parse is not Check._parse:
+        raise NotFast
+    check: Callable[[Context, str], object] = rule.check
+    return lambda stored, at, context: (check(context, ""), at)
 
 
 def _one_name(field: construct.Construct) -> construct.Construct:
-    """Merges ``("name" / X) * "doc"``, two wrappers that would put the name into error paths twice, into one."""
+    """Merges the two wrappers of ``("name" / X) * "doc"``, which would repeat the name in paths."""
     if isinstance(field, construct.Renamed) and isinstance(field.subcon, construct.Renamed):
         return construct.Renamed(field.subcon.subcon, field.name, field.docs, field.parsed)
     return field
 
 
 class Count(Interpreted, construct.Rebuild):
-    """An integer that says how much of something follows.
+    """An integer that counts a later field.
 
-    Parses into the number; builds from the thing counted, and refuses a number that says otherwise; size of `integer`.
+    Parses into the number. Builds it from the counted field, and refuses another number. Size: that
+    of `integer`.
 
     Args:
-        integer: how the number is stored.
-        of: the context -> what is counted by its length, or the number itself; nothing if a field is not given.
+        integer: the declaration of the number.
+        of: the context -> the counted field, or the number; 0 if a field it needs is not given.
     """
 
     def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
         super().__init__(integer, of)
 
+    _fast_reader = inner_reader
+
     def counted(self, context: Context) -> int:
-        """Returns the number that building writes."""
+        """Returns the number to build."""
         try:
             counted = evaluate(self.func, context)
         except KeyError:
@@ -204,19 +235,16 @@ class Count(Interpreted, construct.Rebuild):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         counted = self.counted(context)
         if obj is not None and not (isinstance(obj, int) and obj == counted):
-            raise FormatError(f"expected {counted}, which follows from what it counts, found {shown(obj)}", path)
+            raise FormatError(f"expected {counted}, computed from the other fields, found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)
 
 
 class Derived(construct.Construct):
-    """What follows from the fields before it. Takes no bytes, and is never a part of the value: `of` computes it.
-
-    Args:
-        of: the context -> the value.
+    """A value computed from earlier fields, not part of the Struct's value. Size: 0.
 
     Attributes:
-        of: as given.
-        value: the same, quicker.
+        of: the context -> the value.
+        value: `of`, compiled.
     """
 
     def __init__(self, of: Callable[[Any], Any]) -> None:
@@ -228,50 +256,47 @@ class Derived(construct.Construct):
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.value(context)
 
+    def _fast_reader(self, context: Context) -> Reader:
+        value = self.value
+        return lambda stored, at, context: (value(context), at)
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        follows_ = self.of(context)
-        if obj is not None and obj != follows_:
-            raise FormatError(f"expected {shown(follows_)}, which follows from the other fields, found {shown(obj)}", path)
-        return follows_
+        value = self.of(context)
+        if obj is not None and obj != value:
+            raise FormatError(f"expected {shown(value)}, computed from the other fields, found {shown(obj)}", path)
+        return value
 
     def _sizeof(self, context: Context, path: str) -> int:
         return 0
 
 
 def follows(field: construct.Construct) -> bool:
-    """Tells whether the value of `field` follows from others, and so is no part of a record's."""
+    """Tells whether a field is computed from others, and so is not part of a record's value."""
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, (Count, Derived))
 
 
 def unwrapped(field: Any) -> Any:
-    """Returns a declaration without the names and sentences around it."""
+    """Returns a declaration without its name and sentence."""
     while isinstance(field, construct.Renamed):
         field = field.subcon
     return field
 
 
 def member(struct: construct.Struct, name: str) -> Any:
-    """Returns the declaration of a field, without its name and sentence; None if there is no field of this name."""
+    """Returns the declaration of a field, without name and sentence, or None."""
     return unwrapped(next((field for field in struct.subcons if field.name == name), None))
 
 
 def is_count(field: construct.Construct) -> bool:
-    """Tells whether a field says how much of something there is."""
+    """Tells whether a field is a `Count`."""
     return isinstance(field, construct.Renamed) and isinstance(field.subcon, Count)
 
 
 def check_count(counted: Any, count: int, least: int, left: int, path: str) -> None:
-    """Checks that `count` elements can follow, before any of them is read.
-
-    Args:
-        counted: the declaration of the count, such as ``this.n``.
-        count: its value.
-        least: the fewest bytes of an element.
-        left: bytes from here to the end.
-        path: of the elements.
+    """Checks that `count` elements of at least `least` bytes fit into `left` bytes, before reading.
 
     Raises:
-        TruncatedError: at the count, if the elements do not fit into the bytes left.
+        TruncatedError: at the field that `counted` refers to, if the elements at `path` do not fit.
     """
     if count * least > left:
         most = f"{left // least} (bytes left: {left}, at least {least} each)"
@@ -279,9 +304,9 @@ def check_count(counted: Any, count: int, least: int, left: int, path: str) -> N
 
 
 class Padding(construct.Construct):
-    """Bytes up to a multiple of `to`, counted from the start of the container. Parses into the bytes, builds zeros.
+    """Bytes up to a multiple of `to`, counted from the start of the container.
 
-    Bytes that are given are written instead where they are as many as it takes.
+    Parses into the bytes. Builds from bytes of the right number, otherwise zeros.
 
     Args:
         to: the context -> the multiple.

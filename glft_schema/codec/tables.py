@@ -1,10 +1,10 @@
 """Tables and nested arrays. Counts are checked before reading.
 
-============  ====================================================================================================
-`Table`       an array of Structs that numbers its rows in error paths
-`NamesOnce`   the rule that no two rows of a table have the same name
-`Nested`      what may contain itself, such as arrays of arrays
-============  ====================================================================================================
+============  ======================================================
+`Table`       an array of Structs, with row numbers in error paths
+`NamesOnce`   the rule that the names of a table's rows are unique
+`Nested`      a recursive declaration, such as arrays of arrays
+============  ======================================================
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from glft_schema.storage.cursor import Cursor, bytes_left
 
 
 class Table(Interpreted, construct.Array):
-    """`count` rows of one Struct, whose paths read ``table -> 3 -> field``.
+    """`count` rows of one Struct, with paths such as ``table -> 3 -> field``.
 
-    Parses into a list, builds from any sequence. Before parsing a row, refuses a count whose rows do not fit into the bytes
-    left, or that exceeds the limit on objects (earlier tables included). Rows with nothing unusual take a fast path, see
-    `glft_schema.codec.fast_rows`.
+    Parses into a list, builds from any sequence. Refuses a count before reading if its rows do not
+    fit into the bytes left, or exceed the limit on objects together with earlier tables. Most rows
+    take a fast path, see `glft_schema.codec.fast_rows`.
     """
 
     def _parse(self, stream: Any, context: Context, path: str) -> list[Any]:
@@ -46,7 +46,7 @@ class Table(Interpreted, construct.Array):
         if starts and (wanted := trace.row_in(without_root(path))) is not None and wanted < len(starts):
             stream.seek(starts[wanted])
             self.subcon._parse(stream, context, f"{path} -> {wanted}")
-            raise Located  # there is no need for those after it
+            raise Located  # later rows are not needed
         rows: list[Any] = []
         for traced in chain(trace.rows_in(without_root(path), count), (count,)):
             params["trace"] = None
@@ -61,7 +61,7 @@ class Table(Interpreted, construct.Array):
     def _parse_rows(
         self, rows: list[Any], until: int, stream: Any, context: Context, path: str, starts: array[int] | None = None
     ) -> list[Any]:
-        """Adds to `rows` until there are so many, the unusual ones in full; where each begins is put into `starts`."""
+        """Extends `rows` to `until` rows, and `starts` by the first byte of each."""
         read = row_reader(self.subcon, context) if len(rows) < until and isinstance(stream, Cursor) else None
         while True:
             if read is not None:
@@ -82,16 +82,16 @@ class Table(Interpreted, construct.Array):
 
 
 def count_objects(context: Context, number: int, path: str) -> None:
-    """Counts objects of the container being parsed or built; raises LimitError where they are more than their limit."""
+    """Counts objects of the container. Raises LimitError if their total exceeds the limit."""
     params = context["_params"]
     params["objects"] = total = params.get("objects", 0) + number
     limits_of(context).check("objects", total, path, " tensors, entries and arrays")
 
 
 def least_size(field: construct.Construct) -> int:
-    """Returns the fewest bytes that `field` can take, from its declaration alone."""
-    if least := getattr(field, "least", None):
-        return least_size(least)
+    """Returns the minimum size of `field` in bytes, from its declaration alone."""
+    if hasattr(field, "_least_size"):  # of a class of this package
+        return int(field._least_size())
     if isinstance(field, (construct.Struct, construct.FocusedSeq)):
         return sum(least_size(part) for part in field.subcons)
     if isinstance(field, construct.Prefixed):
@@ -107,13 +107,11 @@ def least_size(field: construct.Construct) -> int:
 
 
 class Nested(construct.Construct):
-    """What may hold more of its kind, such as arrays in arrays, as deep as the limit on nesting allows.
-
-    Parses into and builds from what its declaration does.
+    """A declaration that may contain itself, such as arrays of arrays, up to the limit on nesting.
 
     Args:
-        declare: what may be one level below -> the declaration.
-        level: its own.
+        declare: the same, one level below -> the declaration.
+        level: its level, from 1 on.
     """
 
     def __init__(self, declare: Callable[[Nested], construct.Construct], level: int = 1) -> None:
@@ -123,13 +121,8 @@ class Nested(construct.Construct):
 
     @cached_property
     def subcon(self) -> construct.Construct:
-        """The declaration at its level."""
+        """The declaration at this level."""
         return self.declare(Nested(self.declare, self.level + 1))
-
-    @property
-    def least(self) -> construct.Construct:
-        """What takes as many bytes as it does at least."""
-        return self.subcon
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         self._check(context, path)
@@ -139,16 +132,19 @@ class Nested(construct.Construct):
         self._check(context, path)
         return self.subcon._build(obj, stream, context, path)
 
+    def _least_size(self) -> int:
+        return least_size(self.subcon)
+
     def _check(self, context: Context, path: str) -> None:
         try:
             limits_of(context).check("nesting", self.level, path, " levels of arrays")
         except LimitError as error:
-            error.offset = context["_io"].tell() if context["_parsing"] else None  # it has no field of its own to be found by
+            error.offset = context["_io"].tell() if context["_parsing"] else None  # not a field that a trace could find
             raise
 
 
 class NamesOnce(Check):
-    """The rule that no two rows of a table have the same name, or what else is their key."""
+    """The rule that the names of a table's rows, or values of another field, are unique."""
 
     def __init__(self, id: str, field: str, key: str = "name") -> None:
         super().__init__(id, field)
@@ -162,7 +158,7 @@ class NamesOnce(Check):
         self.check_rows(context[self.field], context, f"{path} -> {self.field}")
 
     def check_rows(self, rows: Sequence[Any], context: Context, path: str) -> None:
-        """Checks that the key of the rows of the table at `path` is never the same."""
+        """Checks that the keys of the rows at `path` are unique."""
         seen: dict[str, int] = {}
         for i, row in enumerate(rows):
             if (first := seen.setdefault(row[self.key], i)) != i:

@@ -1,4 +1,4 @@
-"""Strings after their length in bytes: UTF-8, with other bytes kept as lone surrogates."""
+"""Strings after their length in bytes: UTF-8, any other bytes kept as lone surrogates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import construct
 
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
+from glft_schema.codec.fast_rows import Reader, fast_reader, text_reader
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import bytes_left, read_exactly
@@ -14,12 +15,12 @@ from glft_schema.storage.tensor_bytes import write_all
 
 
 def decoded(stored: bytes | memoryview) -> str:
-    """Returns the text of a string's bytes, those that are not UTF-8 as lone surrogates."""
+    """Decodes UTF-8; any other bytes become lone surrogates."""
     return str(stored, "utf-8", "surrogateescape")
 
 
 def encoded(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
-    """Returns a text as UTF-8. Raises FormatError for other objects and, unless `errors` allows them, for lone surrogates."""
+    """Encodes text as UTF-8. Raises FormatError for text it cannot hold, and other objects."""
     if not isinstance(text, str):
         raise FormatError(f"expected text, found {shown(text)}", path)
     try:
@@ -29,7 +30,7 @@ def encoded(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
 
 
 def is_utf8(text: str) -> bool:
-    """Tells whether a text has no lone surrogate, such as stands for a byte that is not UTF-8."""
+    """Tells whether a text has no lone surrogates, which represent bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -38,7 +39,7 @@ def is_utf8(text: str) -> bool:
 
 
 def with_length(stored: bytes, length: Number, order: ByteOrder, path: str) -> bytes:
-    """Returns the bytes of a string after their length. Raises FormatError for a length that the number cannot hold."""
+    """Prefixes a string with its length. Raises FormatError if the length is out of range."""
     return length.stored(len(stored), order, path) + stored
 
 
@@ -47,14 +48,14 @@ class Text(construct.Construct):
 
     Args:
         length: the number before the string.
-        strict: refuse bytes that are not UTF-8. Otherwise they become lone surrogates, and are built again from these.
+        strict: refuse bytes that are not UTF-8. By default they become lone surrogates and back.
     """
 
     def __init__(self, length: Number | Picked, strict: bool = False) -> None:
         super().__init__()
-        self.length = self.least = length
+        self.length = length
         self.strict = strict
-        self.errors = "strict" if strict else "surrogateescape"
+        self._errors = "strict" if strict else "surrogateescape"
 
     def _parse(self, stream: Any, context: Context, path: str) -> str:
         nbytes = self.length._parse(stream, context, path)
@@ -63,12 +64,21 @@ class Text(construct.Construct):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path, offset)
         limits_of(context).check("text", nbytes, path, " bytes")
         try:
-            return str(read_exactly(stream, nbytes, path), "utf-8", self.errors)
+            return str(read_exactly(stream, nbytes, path), "utf-8", self._errors)
         except UnicodeDecodeError:
             raise FormatError("expected UTF-8 text, found bytes or characters that are not", path) from None
 
+    def _fast_reader(self, context: Context) -> Reader:
+        errors = self._errors
+        return text_reader(
+            fast_reader(self.length, context), limits_of(context).text, lambda stored: str(stored, "utf-8", errors)
+        )
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        stored = encoded(obj, path, self.errors)
+        stored = encoded(obj, path, self._errors)
         limits_of(context).check("text", len(stored), path, " bytes")
         write_all(stream, with_length(stored, self.length.pick(context), byte_order(context), path))
         return obj
+
+    def _least_size(self) -> int:
+        return self.length._least_size()

@@ -1,6 +1,6 @@
-"""Which bytes each field of a parse takes.
+"""The positions of parsed fields.
 
-A plain parse keeps no positions: it is run again with a `Trace` when they are wanted, to say where a file is broken.
+A plain parse keeps no positions. It is repeated with a `Trace`, for instance to locate an error.
 """
 
 from __future__ import annotations
@@ -10,47 +10,51 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-LABELS = ("name", "key")  # fields that say which row of a table one is
-ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # the last where construct's compiler has forgotten it
+LABELS = ("name", "key")  # fields that identify a row
+ROOTS = ("(parsing)", "(building)", "(sizeof)", "(???)")  # of compiled constructs: the last
 
 
 def without_root(path: str | None) -> str:
-    """Returns construct's path without its root: ``(parsing) -> header -> version`` becomes ``header -> version``."""
+    """Strips the root of construct's paths: ``(parsing) -> header`` becomes ``header``."""
     root, _, rest = (path or "").partition(" -> ")
     return rest if root in ROOTS else path or ""  # a root alone has no rest
 
 
 @dataclass
 class Span:
-    """A field's place: bytes `start` to `end` of the container; `end` is None while it is being parsed."""
+    """A field's bytes, `start` to `end` in the container; `end` is None during its parse."""
 
     path: str
     start: int
     end: int | None = None
     value: Any = None
-    has_parts: bool = False  # it is made of fields that have spans of their own
+    has_parts: bool = False  # whether its parts have spans, too
 
 
-class Located(Exception):  # noqa: N818 - it is no error
-    """What a trace looked for has been parsed; there is no need to go on."""
+class Located(Exception):  # noqa: N818 - not an error
+    """The wanted field of a trace has been parsed, so parsing can stop."""
 
 
 class Trace:
-    """The fields being parsed, outermost first, and the finished ones beside the last of them and beside `wanted`.
+    """Positions of fields being parsed, and of finished siblings of the last one and of `wanted`.
 
     Args:
-        wanted: the path to be located, or None where it is not known yet.
-        starts: where the fields whose paths are its keys begin is put here.
+        wanted: the path to locate; None if it is not known yet.
+        starts: filled with the first byte of each field whose path is a key.
+
+    Attributes:
+        open: the fields being parsed, outermost first.
     """
 
     def __init__(self, wanted: str | None = None, starts: dict[str, int | None] | None = None) -> None:
         self._starts = starts
         self._wanted_parent = _parent(wanted) if wanted else None
-        self._looked_for = [wanted] if wanted else list(starts or ())
-        self._rows: dict[str, list[int]] = {}  # that what is looked for is in, by table
-        rows = (path.rpartition(" -> ") for path in {part for path in self._looked_for for part in _with_parents(path)})
-        for row, table in sorted((int(name), table) for table, _, name in rows if name.isdecimal()):
-            self._rows.setdefault(table, []).append(row)
+        self._wanted = [wanted] if wanted else list(starts or ())
+        self._rows: dict[str, set[int]] = {}  # with wanted fields, by table
+        for names in (path.split(" -> ") for path in self._wanted):
+            for i, name in enumerate(names):
+                if name.isdecimal():
+                    self._rows.setdefault(" -> ".join(names[:i]), set()).add(int(name))
         self._last_parent = ""
         self._last: dict[str, Span] = {}
         self._kept: dict[str, Span] = {}
@@ -59,7 +63,7 @@ class Trace:
 
     @contextmanager
     def field(self, path: str, stream: Any) -> Iterator[Span]:
-        """Notes that the field at `path` begins where `stream` stands, and ends where it stands when the block is left."""
+        """Records the field at `path`, which the block parses."""
         span = Span(without_root(path), stream.tell())
         self.open.append(span)
         if self._starts is not None and span.path in self._starts:
@@ -77,32 +81,31 @@ class Trace:
         self._last[span.path] = span
 
     def rows_in(self, table: str, count: int) -> Sequence[int]:
-        """Returns the numbers of the rows of a table that what is looked for is in; where that is not known, of all `count`."""
-        return [row for row in self._rows.get(table, ()) if row < count] if self._looked_for else range(count)
+        """Returns the indices of a table's rows with wanted fields; all if these are not known."""
+        return sorted(row for row in self._rows.get(table, ()) if row < count) if self._wanted else range(count)
 
     def row_in(self, table: str) -> int | None:
-        """Returns the number of the one row of a table that what is looked for is in; None where there is none, or not one."""
-        found = self._rows.get(table, ())
-        return found[0] if len(found) == 1 else None
+        """Returns the index of the only row with wanted fields, or None."""
+        rows = self._rows.get(table, ())
+        return next(iter(rows)) if len(rows) == 1 else None
 
     def label(self, name: str, path: str) -> Any:
-        """Returns the field `name`, one of `LABELS`, of the row that `path` is in, or None where there is none."""
-        if beside := self.find(f"{_parent(path)} -> {name}"):
-            return beside.value
+        """Returns the value of `name`, one of `LABELS`, in the row that `path` is in, or None."""
+        if sibling := self.find(f"{_parent(path)} -> {name}"):
+            return sibling.value
         row, value = self._labels.get(name, ("", None))
         return value if row and path.startswith(f"{row} -> ") else None
 
     def find(self, path: str) -> Span | None:
-        """Returns the field at `path`, where it is one of those remembered."""
-        being_parsed = {span.path: span for span in self.open}
-        return self._kept.get(path) or self._last.get(path) or being_parsed.get(path)
+        """Returns the field at `path`, or None if it is not remembered."""
+        return self._kept.get(path) or self._last.get(path) or {span.path: span for span in self.open}.get(path)
 
 
 class FullTrace(Trace):
     """A trace that keeps every field.
 
     Attributes:
-        spans: the finished fields, each after those that it is made of.
+        spans: the finished fields, each after its parts.
     """
 
     def __init__(self) -> None:
@@ -111,18 +114,12 @@ class FullTrace(Trace):
 
     @contextmanager
     def field(self, path: str, stream: Any) -> Iterator[Span]:
-        """Keeps the field at `path`, which begins where `stream` stands, once the block is left."""
+        """Keeps the field at `path`, which the block parses."""
         span, before = Span(without_root(path), stream.tell()), len(self.spans)
         yield span
         span.end = stream.tell()
         span.has_parts = len(self.spans) > before
         self.spans.append(span)
-
-
-def _with_parents(path: str) -> list[str]:
-    """Returns a path and those of the fields that it is in."""
-    names = path.split(" -> ")
-    return [" -> ".join(names[: i + 1]) for i in range(len(names))]
 
 
 def _parent(path: str) -> str:

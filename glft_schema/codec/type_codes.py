@@ -1,4 +1,4 @@
-"""Types by code and name: the table of a format's types, and the field that holds the code of one."""
+"""Tables of types by code and name, and the field that stores a type's code."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import construct
 
 from glft_schema.codec.context import Context
+from glft_schema.codec.fast_rows import Reader, fast_reader
 from glft_schema.errors import FormatError, shown
 
 
 class HasCode(Protocol):
-    """What can be in a table: a name, and the number on disk."""
+    """An entry of a table: its name, and its number on disk."""
 
     @property
     def name(self) -> str: ...
@@ -23,16 +24,17 @@ class HasCode(Protocol):
 
 T = TypeVar("T", bound=HasCode)
 
-
-_TABLES: dict[str, TypeTable[Any]] = {}  # the first table of each kind, for pickle
+_TABLES: dict[str, TypeTable[Any]] = {}  # the first of each kind, for pickle
 
 
 class TypeTable(Generic[T]):
-    """Types by code, name in either case, and themselves, in order. Pickles as its kind, if it is the first table of that kind.
+    """Types in order, by code, by name (also in lower case) and by themselves.
+
+    The first table of each kind can be pickled, by its kind.
 
     Attributes:
-        kind: what they are types of, for errors.
-        unknown: makes a type of a code that is not in the table; where it is None, there are no others.
+        kind: a noun for errors, such as ``GGUF value``.
+        unknown: makes a type for a code that is not in the table; None to refuse these codes.
     """
 
     def __init__(self, kind: str, *types: T, unknown: Callable[[int], T] | None = None) -> None:
@@ -44,27 +46,22 @@ class TypeTable(Generic[T]):
             self.add(type_)
 
     def add(self, type_: T) -> None:
-        """Adds a type. Raises ValueError where its code or name is taken."""
+        """Adds a type. Raises ValueError if its code or name is in use."""
         keys = (type_.code, type_.name, type_.name.lower(), type_)
         if taken := [key for key in keys if key in self._known]:
             raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
         self._known |= dict.fromkeys(keys, type_)
 
     def __getitem__(self, key: object) -> T:
-        """Raises KeyError where there is no such type."""
+        """Returns a type. Raises KeyError if there is none."""
         try:
-            hash(key)
-        except TypeError:
-            raise KeyError(key) from None
-        if isinstance(key, bool):
-            raise KeyError(key)
-        if key not in self._known and self.unknown:
-            if isinstance(key, int) and key >= 0:
-                return self.unknown(key)
-            code = getattr(key, "code", None)
-            if isinstance(code, int) and self.unknown(code) == key:
+            if not isinstance(key, bool):
+                return self._known[key]
+        except (KeyError, TypeError):  # not in the table, or not hashable
+            code = key if isinstance(key, int) else getattr(key, "code", None)
+            if self.unknown and isinstance(code, int) and code >= 0 and key in (code, self.unknown(code)):
                 return self.unknown(code)
-        return self._known[key]
+        raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
         try:
@@ -90,11 +87,7 @@ def _table(kind: str) -> TypeTable[Any]:
 
 
 def by_table(type_: HasCode) -> tuple[Any, ...]:
-    """Returns what a type pickles as, for its ``__reduce__``: its code in the table that has it.
-
-    Raises:
-        TypeError: if the type is in no table.
-    """
+    """Returns a type's ``__reduce__``: its code in its table. Raises TypeError if it is in none."""
     for table in _TABLES.values():
         if type_ in table:
             return operator.getitem, (table, type_.code)
@@ -102,18 +95,27 @@ def by_table(type_: HasCode) -> tuple[Any, ...]:
 
 
 class TypeCode(construct.Adapter):
-    """An integer that stands for a type of `table`.
+    """The code of a type of `table`.
 
-    Parses into the type; builds from it, from its name or from its code; size of `integer`.
+    Parses into the type, builds from the type, its name or its code. Size: that of `integer`.
     """
 
     def __init__(self, integer: construct.Construct, table: Any) -> None:
         super().__init__(integer)
         self.table = table
-        self.refuses = () if table.unknown else ("a code that stands for no type",)
+        self.refuses = () if table.unknown else ("an unknown type code",)
 
     def _decode(self, code: int, context: Context, path: str) -> Any:
         return self._known(code, path)
+
+    def _fast_reader(self, context: Context) -> Reader:
+        code_reader, types = fast_reader(self.subcon, context), self.table
+
+        def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
+            code, end = code_reader(stored, at, context)
+            return types[code], end
+
+        return read
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         type_ = self._known(obj, path)

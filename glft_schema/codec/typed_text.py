@@ -1,4 +1,4 @@
-"""Typed values as lines of text, for formats whose metadata are text alone: reversible, bit for bit."""
+"""Typed values as lines of text, bit for bit, for formats whose metadata is text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ STRING = "string"
 
 
 def to_text(value: StoredValue) -> str:
-    """Returns a value as one line of text that `from_text` reads back bit for bit: its type, a space, and the value as JSON.
+    """Returns a value as a line of text: its type, a space, and the value as JSON.
 
-    NaN that is not the usual one comes as its bits, ``"0x7fa00001"``; a bool that is neither 0 nor 1 as its byte.
+    A NaN other than the default one is written as its bits, ``"0x7fa00001"``; a bool other than 0
+    and 1 as its byte.
     """
     return f"{value.type_text} {json.dumps(_to_json(value))}"
 
 
 def from_text(text: str, types: Any, path: str) -> StoredValue:
-    """Reads what `to_text` wrote. Raises FormatError for any other text."""
+    """Parses the text of `to_text`. Raises FormatError for any other."""
     type_text, _, value = text.partition(" ")
     try:
         return as_typed(json.loads(value), type_text, types, path, _from_json)
@@ -35,7 +36,7 @@ def from_text(text: str, types: Any, path: str) -> StoredValue:
 
 
 def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredValue:
-    """Reads a value of a known type: a string as it is, any other value as JSON. Raises FormatError for any other text."""
+    """Parses a value of a known type: JSON unless it is a string. Raises FormatError if invalid."""
     if type_text == STRING:
         return as_typed(text, type_text, types, path)
     try:
@@ -53,8 +54,8 @@ def _to_json(value: StoredValue) -> Any:
     if value.type.name == "bool":
         return bool(value.value) if value.value in (0, 1) else int(value.value)
     if isinstance(value.value, np.floating) and np.isnan(value.value):
-        bits, usual = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
-        return float("nan") if bits == usual else f"0x{bits}"
+        bits, default = (number.tobytes()[::-1].hex() for number in (value.value, value.value.dtype.type("nan")))
+        return float("nan") if bits == default else f"0x{bits}"
     return value.value.item() if isinstance(value.value, np.generic) else value.value
 
 

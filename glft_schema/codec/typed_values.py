@@ -1,7 +1,7 @@
-"""Values with a stored type: what a format's metadata holds beside plain Python.
+"""Values with a stored type, and their conversion from and to plain Python.
 
-A type is written as text: ``uint8``, ``string``, ``array[int32]``; of nested arrays ``array[array[int32]]``, and
-``array[array[int32],array[string]]`` where the inner ones differ.
+Types are written as ``uint8``, ``string``, ``array[int32]``. Nested arrays are
+``array[array[int32]]``, or ``array[array[int32],array[string]]`` if the inner types differ.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ import construct
 import numpy as np
 
 from glft_schema.codec.arrays import StoredNumbers, StoredStrings
+from glft_schema.codec.construct_errors import TOO_DEEP
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, LimitError, shown
 
-LONG = 1 << 10  # elements above which an array of numbers comes as a numpy view, and one of strings as a lazy sequence
+LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
-INTEGERS = ("uint32", "int32", "uint64", "int64")  # for ints without a type: the first that holds them
+INTEGERS = ("uint32", "int32", "uint64", "int64")  # an int without a type gets the first that fits
 
 Scalar = Callable[[Any, "ValueType", str], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class ValueType:
-    """A type that a value can have.
+    """A type of values.
 
     Attributes:
         name: such as ``uint8``.
         code: the number on disk.
-        field: how one value is stored.
+        field: the declaration of one value.
     """
 
     name: str
@@ -47,14 +48,14 @@ class ValueType:
 
 
 class Typed(NamedTuple):
-    """A value to be stored as a certain type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
+    """A value to store as a given type: ``Typed(3, "uint8")``, ``Typed([], "array[string]")``."""
 
     value: Any
     type: str
 
 
 class Array(NamedTuple):
-    """An array as it is stored: elements of one type; where that is ``array``, each an `Array` of its own type."""
+    """An array as stored: elements of one type. Those of type ``array`` are `Array` objects."""
 
     type: ValueType
     values: Sequence[Any]
@@ -64,14 +65,14 @@ class Array(NamedTuple):
 
 
 class StoredValue(NamedTuple):
-    """A value as it is stored: numbers with all their bits, bools as their byte, text, or an `Array`."""
+    """A value as stored: a number with all its bits, a bool as its byte, text, or an `Array`."""
 
     type: ValueType
     value: Any
 
     @property
     def plain(self) -> Any:
-        """The value as plain Python: int, float, bool, str, list; long arrays as a numpy view or a lazy sequence."""
+        """The value as int, float, bool, str or list; long arrays as a view or lazy sequence."""
         if isinstance(self.value, Array):
             return _plain_array(self.value)
         if self.type.name == "bool":
@@ -80,7 +81,7 @@ class StoredValue(NamedTuple):
 
     @property
     def type_text(self) -> str:
-        """The type, with those of elements."""
+        """The type, including the types of elements."""
         if not isinstance(self.value, Array):
             return self.type.name
         inner = [StoredValue(self.value.type, value).type_text for value in self.value.values] if self.is_nested else []
@@ -90,7 +91,7 @@ class StoredValue(NamedTuple):
 
     @property
     def is_nested(self) -> bool:
-        """Whether it is an array of arrays."""
+        """Whether the value is an array of arrays."""
         return isinstance(self.value, Array) and self.value.type.name == ARRAY
 
 
@@ -107,13 +108,13 @@ def _plain_array(array: Array) -> Any:
 
 
 def stored_value(value: Any, types: Any, path: str) -> StoredValue:
-    """Returns a value with its type: a `Typed` one's, a numpy one's, or that which a plain one gets.
+    """Returns a value with its type: given by `Typed`, numpy's, or inferred.
 
-    Plain ints become uint32, or else int32, uint64, int64, whichever holds them first; in lists int32 comes first. Plain floats
-    become float32, which is what readers of GGUF ask for.
+    An int becomes the first of uint32, int32, uint64 and int64 that holds it; in lists, int32 is
+    tried first. Floats become float32, which readers of GGUF expect.
 
     Raises:
-        FormatError: for what no type can hold, and for an empty list, whose type cannot be known.
+        FormatError: for a value that no type holds, and an empty list without a type.
     """
     if isinstance(value, StoredValue):
         return value
@@ -124,7 +125,7 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
             raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
         return as_typed(value.value, value.type, types, path)
     except RecursionError:
-        raise LimitError("expected arrays that are nested less deep, a limit of Python's", path) from None
+        raise LimitError(TOO_DEEP, path) from None
 
 
 def _type_of(value: Any, path: str) -> str:
@@ -144,7 +145,7 @@ def _type_of(value: Any, path: str) -> str:
     if isinstance(value, np.ndarray) and value.ndim == 1:
         return f"{ARRAY}[{'string' if value.dtype.kind == 'U' else value.dtype.name}]"
     if not _is_sequence(value):
-        raise FormatError(f"expected a number, bool, text or a list of such, found {shown(value)}", path)
+        raise FormatError(f"expected a number, bool, text or a list of these, found {shown(value)}", path)
     if isinstance(value, StoredStrings):
         return f"{ARRAY}[string]"
     if not len(value):
@@ -174,10 +175,9 @@ def _is_sequence(value: object) -> bool:
 
 
 def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None = None) -> StoredValue:
-    """Returns `value` as the type that `text` names; `scalar`, or `as_stored`, makes each value of it a stored one.
+    """Returns `value` as the type named by `text`; `scalar`, or `as_stored`, converts its elements.
 
-    Raises:
-        FormatError: where it is no such value, or the type is not known.
+    Raises FormatError for an unknown type, or a value that it cannot hold.
     """
     scalar = scalar or as_stored
     value = value.value if isinstance(value, Typed) else value
@@ -204,7 +204,7 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
 
 
 def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
-    """Returns the elements of an array as they are stored; those of long ones in a file or of numpy's are not looked at."""
+    """Returns the elements of an array as stored. Arrays of numpy and of a file are not copied."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
             raise FormatError(f"expected {element} in one dim, found {value.dtype} {list(value.shape)}", path)
@@ -228,7 +228,7 @@ def _parts(text: str, path: str) -> list[str]:
 
 
 def as_stored(value: Any, type_: ValueType, path: str) -> Any:
-    """Returns a plain value as it is stored. Raises FormatError for what the type cannot hold."""
+    """Returns a plain value as stored. Raises FormatError if the type cannot hold it."""
     if type_.name == "bool":
         if not isinstance(value, (bool, np.bool_)):
             raise FormatError(f"expected a bool, found {shown(value)}", path)
@@ -241,7 +241,7 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
 
 
 def values_within(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
-    """Yields a value, or of an array the array and what is in it, each with its type; runs of numbers as they are."""
+    """Yields a value and its type, and those within an array, except the numbers of an array."""
     yield type_, value
     if isinstance(value, Array) and not isinstance(value.type.field, Number):
         for element in value.values:

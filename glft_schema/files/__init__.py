@@ -1,1 +1,1 @@
-"""What a user opens: containers, files, sets of files, and the layout of new ones."""
+"""Files for users: containers, open files, sets of files, and the layout of new ones."""

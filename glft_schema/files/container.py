@@ -1,7 +1,6 @@
-"""`Container`: the construct for a whole weights file of any format, told apart by the first four bytes.
+"""`Container`: the construct for a weights file of any format. `open`: a file by its path.
 
-It parses into a `File` and builds from one, or from a mapping of the format's regions. Where a file is bad, it
-says in which field, at which byte and for which tensor.
+The first four bytes select the format. Errors name the field, the byte and the tensor.
 """
 
 from __future__ import annotations
@@ -32,68 +31,64 @@ from glft_schema.storage.tensor_bytes import Sink
 
 
 class ContainerConstruct(construct.Construct):
-    """A weights file. Parses into a `File`; builds from one or from a mapping of regions; has no size of its own.
+    """Parses into a `File`, builds from one or from a mapping of regions. No fixed size.
 
-    Inside another Struct it takes all bytes that are left: wrap it in ``Prefixed`` or ``FixedSized`` to bound it.
+    As a field of another Struct it takes all bytes left; ``Prefixed`` and ``FixedSized`` bound it.
     """
 
     @outside_graphs
     def parse(self, data: bytes | bytearray | memoryview, **contextkw: Any) -> File:
-        """Parses a file held in memory.
+        """Parses a file in memory.
 
         Raises:
-            FormatError: where the bytes are no file of a known format; with field, offset and tensor.
+            FormatError: if `data` is not a valid file; with field, offset and tensor.
         """
         return parse_source(BytesSource(data))
 
     @outside_graphs
     def parse_stream(self, stream: Readable, mmap: bool = True, **contextkw: Any) -> File:
-        """Parses what is left of `stream`, which need not be seekable.
+        """Parses the rest of `stream`, which need not be seekable, and moves the stream to its end.
 
-        A regular file that Python opened stays where it is, as with `parse_file`, and its payloads can be had also after
-        `stream` is closed. Any other stream is read into memory, after a look at its first bytes.
+        A regular file opened by Python stays on disk; its payloads remain available after `stream`
+        is closed. Other streams are read into memory, after a check of the first bytes.
 
         Args:
-            stream: a stream of bytes; it stands at its end afterwards.
+            stream: a stream of bytes.
             mmap: map a regular file.
 
         Raises:
             FormatError: as `parse`.
-            LimitError: where a stream has more bytes than are read into memory.
-            TypeError: where it is a stream of text.
+            LimitError: if a stream other than a regular file exceeds the limit ``stream``.
+            TypeError: if it is a text stream.
             OSError: from the system.
         """
-        with _closed_on_failure(stream_source(stream, format_of, mmap)) as source:
+        with _closed_on_error(stream_source(stream, format_of, mmap)) as source:
             return parse_source(source)
 
     @outside_graphs
     def parse_file(
         self, filename: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None, **contextkw: Any
     ) -> File:
-        """Parses the file at `filename`, or a part of it, which stays open for its payloads until the result is closed or gone.
+        """Parses the file at `filename` or a part of it. `mmap`, `offset`, `size`: see `open`.
 
-        Args:
-            filename: its path.
-            mmap: map it; otherwise payloads are read into memory of their own when asked for.
-            offset: where in the file the container begins, as `open` takes it.
-            size: the container's bytes, as `open` takes it.
+        The file stays open for its payloads until the result is closed or garbage-collected.
 
         Raises:
-            OSError: where it cannot be opened or is not a regular file.
+            OSError: if it cannot be opened or is not a regular file.
             FormatError: as `parse`.
         """
         return open(filename, mmap=mmap, offset=offset, size=size)
 
     def compile(self, filename: object = None) -> ContainerConstruct:
-        """Returns itself: a format is not made faster by construct's compiler, whose own constructs check less."""
+        """Returns itself: construct's compiler does not speed up formats, and checks less."""
         return self
 
     def build_file(self, obj: File | Mapping[str, Any], filename: StrPath, **contextkw: Any) -> None:
-        """Builds into the file at `filename`, one payload at a time, and replaces it only when all went well.
+        """Builds a file, one payload at a time. An existing file is replaced only on success.
 
         Raises:
-            OSError: from the system, with what stood at `filename` intact.
-            FormatError: where `obj` cannot be built, or breaks a rule of the sets in ``rules``, a keyword.
+            OSError: from the system; the old file is unchanged.
+            FormatError: if `obj` cannot be built, or breaks a rule of the sets in ``rules``.
         """
         with atomic_write(filename) as stream:
             self.build_stream(obj, stream, **contextkw)
@@ -125,22 +120,22 @@ def open(
     offset: int = 0,
     size: int | None = None,
 ) -> File:
-    """Opens a weights file of any format; of a set of GGUF files that the first one begins, all as one.
+    """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
     Args:
         path: the file.
-        device: where its tensors go.
-        mmap: map the file; otherwise payloads are read into memory of their own when asked for.
-        whole_set: open the other files of the set that it is the first of, too; not of a part of a file.
-        offset: where in the file the container begins. All other offsets, and what payloads are aligned to, count from there.
-        size: the container's bytes; unless given, all up to the end of the file.
+        device: device of its tensors.
+        mmap: map the file; otherwise payloads are read into memory when requested.
+        whole_set: open the other files of the set. A part of a file is never opened as a set.
+        offset: first byte of the container. All other offsets and alignments are relative to it.
+        size: bytes of the container; by default up to the end of the file.
 
     Raises:
-        OSError: with the path, where it cannot be opened or is not a regular file.
-        FormatError: where it is no file of a known format; with field, offset and tensor.
-        OptionError: for an offset or a size below 0.
+        OSError: with the path, if it cannot be opened or is not a regular file.
+        FormatError: if it is not a valid file of a known format; with field, offset and tensor.
+        OptionError: if offset or size is negative.
     """
-    with _closed_on_failure(open_source(path, mmap, offset=offset, size=size)) as source:
+    with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
         file = parse_source(source, device)
         if not whole_set or offset or size is not None:
             return file
@@ -148,8 +143,8 @@ def open(
 
 
 @contextmanager
-def _closed_on_failure(source: Source) -> Iterator[Source]:
-    """Gives back what a source holds where whatever is done with it fails."""
+def _closed_on_error(source: Source) -> Iterator[Source]:
+    """Closes the source if the block raises."""
     try:
         yield source
     except BaseException:
@@ -158,7 +153,7 @@ def _closed_on_failure(source: Source) -> Iterator[Source]:
 
 
 def _regions(obj: File | Mapping[str, Any]) -> tuple[Format, Mapping[str, Any]]:
-    """Returns the format and the regions to be built from."""
+    """Returns the format and the regions to build."""
     if isinstance(obj, File):
         if len(obj.shards) > 1:
             raise FormatError(f"expected one file, found a set of {len(obj.shards)}: merge it first")

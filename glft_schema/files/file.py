@@ -1,4 +1,4 @@
-"""A parsed file: the regions of its specification by name, its tensors, and the handle on its bytes."""
+"""A parsed file: its regions by name, its tensors, and its source of bytes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ Parse = Callable[[Source, "str | torch.device"], "File"]
 
 
 class File:
-    """A weights file, parsed; its payloads are cut from it when asked for.
+    """A parsed weights file. Payloads are read when requested.
 
-    The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``. Two files are equal when they
-    have the same bytes. A file pickles as its path, or as its bytes if it has none; so do its tensors, metadata and regions.
-    Unpickling raises OSError if the file at the path has changed since it was opened. It is a context manager; after `close`
-    every access raises ClosedError, while tensors handed out before stay valid.
+    The regions of the format are attributes and keys: ``file.header``, ``file["descriptors"]``.
+    Files are equal if their bytes are equal. A file pickles as its path, or as its bytes if it has
+    none; so do its tensors, metadata and regions. Unpickling raises OSError if the file has changed
+    since it was opened. A file is a context manager. After `close` every access raises ClosedError,
+    but existing tensors stay valid.
 
     Attributes:
-        format: the `Format` it is in.
-        name: its path, or ``<bytes>``.
-        source: where its bytes come from.
-        device: where tensors go unless told otherwise.
-        limits: those that it was opened with, and is built with.
+        format: the `Format`.
+        name: the path, or ``<bytes>``.
+        source: the `Source` of its bytes.
+        device: default device of tensors.
+        limits: the `Limits` it was opened with; building it uses them too.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class File:
     def __getitem__(self, region: str) -> Any:
         return self.regions[region]
 
-    __iter__ = None  # iterating could mean regions or tensors: say `regions` or `tensors`
+    __iter__ = None  # ambiguous: iterate over `regions` or `tensors`
     __contains__ = None
 
     def __getattr__(self, region: str) -> Any:
@@ -68,35 +69,36 @@ class File:
 
     @property
     def regions(self) -> Record:
-        """The regions by name, in file order. Raises ClosedError after `close`, as everything that uses it."""
+        """The regions by name, in file order. Raises ClosedError after `close`."""
         self.source.check_open()
         return self._record
 
     @property
     def shards(self) -> tuple[File, ...]:
-        """The files that it consists of: itself, or those of a set."""
+        """The files of a set, or the file itself."""
         return (self,)
 
     @property
     def tensors(self) -> Tensors:
-        """The tensors by name, in the table's order, with the gaps between them."""
+        """The tensors by name, in table order, and the gaps between payloads."""
         tensors = self.regions.data
         assert isinstance(tensors, Tensors)
         return tensors
 
     @property
     def device(self) -> str | torch.device:
-        """Where tensors go unless told otherwise."""
+        """Default device of tensors."""
         device: str | torch.device = self._record.data.device
         return device
 
     @device.setter
     def device(self, device: str | torch.device) -> None:
-        self._record.data.device = device
+        for shard in self.shards:
+            shard._record.data.device = device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole file, or of all files of a set."""
+        """Bytes of the file, or of all files of a set."""
         return sum(shard.source.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
@@ -105,21 +107,21 @@ class File:
 
     @outside_graphs
     def info(self, name: str) -> Tensor:
-        """Returns the tensor without its numbers: name, dims, dtype, place. Raises KeyError where there is none."""
+        """Returns a tensor without reading its values. Raises KeyError."""
         return self.tensors[name]
 
     @outside_graphs
     def get_tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Returns a tensor's numbers on the file's device, see `Tensor.dequantize`. Raises KeyError where there is none."""
+        """Returns a tensor's values, see `Tensor.dequantize`. Raises KeyError."""
         return self.tensors[name].dequantize(dtype)
 
     @outside_graphs
     def get_slice(self, name: str) -> Tensor:
-        """Returns the tensor to be indexed, ``get_slice(name)[3:5]``: only the bytes needed are read."""
+        """Returns a tensor to index, ``get_slice(name)[3:5]``; reads only the bytes needed."""
         return self.tensors[name]
 
     def close(self) -> None:
-        """Ends access to the file. May be called again."""
+        """Ends access to the file. Can be called again."""
         for shard in self.shards:
             shard.source.close()
 
@@ -140,11 +142,11 @@ class File:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> File:
-        return self  # nothing in it changes
+        return self  # immutable
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.source.check_open()
-        return _parsed_again, (self._parse, self.limits, self.source, self.device)
+        return _reparsed, (self._parse, self.limits, self.source, self.device)
 
     def __repr__(self) -> str:
         state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
@@ -152,15 +154,13 @@ class File:
 
     @outside_graphs
     def __str__(self) -> str:
-        if self.source.closed:
-            return repr(self)
-        return file_text(self)
+        return repr(self) if self.source.closed else file_text(self)
 
     def _repr_html_(self) -> str:
         return file_html(self)
 
 
-def _parsed_again(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:
+def _reparsed(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:
     with limits:
         return parse(source, device)
 
@@ -168,5 +168,5 @@ def _parsed_again(parse: Parse, limits: Limits, source: Source, device: str | to
 def _same_bytes(one: Source, other: Source, step: int = 1 << 20) -> bool:
     if one.size != other.size:
         return False
-    parts = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
-    return all(one.read(*part) == other.read(*part) for part in parts)
+    spans = ((start, min(step, one.size - start)) for start in range(0, max(one.size, 1), step))
+    return all(one.read(*span) == other.read(*span) for span in spans)

@@ -1,4 +1,4 @@
-"""Where each payload goes in a file to be written: planned before its first byte."""
+"""The layout of a file to be written: an offset for each payload, computed before writing."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from glft_schema.tensors.region import payload_size
 def with_offsets(
     format: Format, regions: Mapping[str, Any], alignment: int = 1, aliases: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Returns `regions` with an offset in each row of the table: back to back in the table's order, unless they have theirs.
+    """Returns `regions` with an offset in each table row, if they lack offsets.
 
     Args:
-        format: what the regions are of.
-        regions: by name; those that have a default may be missing.
-        alignment: the position of each payload, in bytes from the start of the container, becomes a multiple of it, and of
-            what the format asks for.
-        aliases: rows, by name, that share the payload of an earlier row.
+        format: the format of the regions.
+        regions: by name; regions with a default may be missing.
+        alignment: payloads begin at multiples of this and of the format's alignment, in bytes.
+        aliases: names of rows -> names of earlier rows whose payload they share.
 
     Raises:
-        FormatError: where a row does not fit the format, or only some have an offset.
-        OptionError: for an alignment below 1.
-        LimitError: for one above the limit.
+        FormatError: if a row does not fit the format, or only some rows have an offset.
+        OptionError: if the alignment is below 1.
+        LimitError: if the alignment exceeds the limit.
     """
     if not isinstance(alignment, int) or alignment < 1:
         raise OptionError(f"expected an alignment of at least 1, found {shown(alignment)}")
@@ -39,11 +38,11 @@ def with_offsets(
     if unknown := [region for region in regions if region not in names]:
         raise FormatError(f"expected the regions {', '.join(names)}, found {shown(unknown[0])}")
     rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
-    given = sum("offset" in row for row in rows)
-    if given == len(rows):
+    with_offset = sum("offset" in row for row in rows)
+    if with_offset == len(rows):
         return {"data": {}, **regions, format.table: rows}
-    if given:
-        raise FormatError(f"expected an offset in every row or in none, found {given} in {len(rows)} rows", format.table)
+    if with_offset:
+        raise FormatError(f"expected an offset in every row or in none, found {with_offset} in {len(rows)} rows", format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
     stream = io.BytesIO()
     with our_errors():
@@ -69,7 +68,7 @@ def _sequence(value: Any, path: str) -> Sequence[Any]:
 
 
 def _checked(row: Any, format: Format, number: int) -> Any:
-    """Returns `row`, after making sure that what is computed from it before it is built can be."""
+    """Returns `row` after checking the types that the layout depends on."""
     path = f"{format.table} -> {number}"
     if not isinstance(row, Mapping):
         raise FormatError(f"expected a mapping with the row's fields, found {shown(row)}", path)

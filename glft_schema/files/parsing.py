@@ -1,4 +1,4 @@
-"""Parses a source into a `File`; and again with a trace, for the positions of fields and for broken rules."""
+"""Parsing of a source into a `File`, with a second, traced parse to locate errors and findings."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from glft_schema.storage.source import Source
 
 @outside_graphs
 def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
-    """Parses a file wherever its bytes lie; a `Source` of one's own can fetch them from anywhere. Raises as `open` does."""
+    """Parses a file from any `Source`, including your own subclass. Raises as `open` does."""
     format, starts = format_of(source), dict[str, Any]()
     try:
         record = _run(format.struct, source, starts=starts)
     except FormatError as error:
-        known = error
+        unlocated = error
     else:
         return File(format, record, source, device, current(), parse_source)
-    raise _located(known, format, source, starts=starts)  # here, where nothing of the first parse is held any more
+    raise _with_location(unlocated, format, source, starts=starts)  # here, the first parse's memory is free
 
 
 def trace_fields(file: File) -> list[Span]:
-    """Returns the place of each field of `file`, those that a field is made of before it: the file is parsed again."""
+    """Returns the span of each field of `file`, parts before the whole. Parses the file again."""
     with file.limits:
         spans, error = trace_source(file.format, file.source)
     if error:
-        raise error  # it has changed since it was opened
+        raise error  # the file has changed since it was opened
     return spans
 
 
 def region_starts(file: File) -> dict[str, int]:
-    """Returns where each region of `file` begins, in file order: the file is parsed again."""
+    """Returns the offset of each region of `file`, in file order. Parses the file again."""
     starts: dict[str, int | None] = {field.name: None for field in file.format.struct.subcons if field.name}
     with file.limits:
         _run(file.format.struct, file.source, Trace(starts=starts))
@@ -54,52 +54,52 @@ def region_starts(file: File) -> dict[str, int]:
 
 
 def trace_source(format: Format, source: Source) -> tuple[list[Span], FormatError | None]:
-    """Returns the place of each field as far as `source` can be parsed, and why it cannot any further."""
+    """Returns the spans of all fields up to the first error, and the error or None."""
     trace = FullTrace()
     try:
         _run(format.struct, source, trace)
     except FormatError as error:
-        return trace.spans, _located(error, format, source)
+        return trace.spans, _with_location(error, format, source)
     return trace.spans, None
 
 
 def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
-    """Returns the rules of one or more rule sets that a file breaks, in file order: it is parsed again, and values looked into.
+    """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
 
     Args:
-        file: an open file; it keeps to `REQUIRED`, or it would not be.
+        file: an open file. It satisfies `REQUIRED`, or it could not have been opened.
         rules: `spec`, `ggml` or `required`, or several of them.
 
     Raises:
-        OptionError: for another rule set.
+        OptionError: if a rule set is unknown.
     """
-    wanted = set(rule_sets(rules))
-    if not wanted - {REQUIRED}:
+    sets = set(rule_sets(rules))
+    if not sets - {REQUIRED}:
         return []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     with file.limits:
-        _run(file.format.struct, file.source, Trace(), findings=found)
-        starts: dict[str, int | None] = {finding.path: None for finding in found if finding.offset is None}
-        if starts:  # of rows that were parsed before the rule was looked at
+        _run(file.format.struct, file.source, Trace(), findings=findings)
+        starts: dict[str, int | None] = {finding.path: None for finding in findings if finding.offset is None}
+        if starts:  # rows parsed before their rule was checked
             _run(file.format.struct, file.source, Trace(starts=starts))
-    for finding in found:
+    for finding in findings:
         finding.offset = starts.get(finding.path) if finding.offset is None else finding.offset
-    return [finding for finding in found if wanted.intersection(finding.sets)]
+    return [finding for finding in findings if sets.intersection(finding.sets)]
 
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
     context = new_context(True, trace=trace, limits=current(), **params)
-    with our_errors(), _without_collecting():
+    with our_errors(), _gc_paused():
         record = struct._parse(Cursor(source), context, "(parsing)")
     assert isinstance(record, Record)
     return record
 
 
 @contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Keeps Python's collector of cycles from looking through ever more rows again and again: they are in no cycle.
+def _gc_paused() -> Iterator[None]:
+    """Pauses cyclic garbage collection, which would scan the growing table again and again.
 
-    It is the process's: where another thread switches it meanwhile, what this one found is put back at the end.
+    The setting is process-wide. The previous state is restored even if a thread changes it.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -110,16 +110,16 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _located(known: FormatError, format: Format, source: Source, **params: Any) -> FormatError:
-    """Returns `known` with field, offset, and tensor or key, found by parsing once more with a trace.
+def _with_location(error: FormatError, format: Format, source: Source, **params: Any) -> FormatError:
+    """Returns the error with field, offset, and tensor or key, located by a parse with a trace.
 
-    Where `params` have the `starts` of rows of a parse before, only the row to blame is parsed again.
+    With the row `starts` of an earlier parse in `params`, only the faulty row is parsed again.
     """
-    trace = Trace(known.path)
+    trace = Trace(error.path)
     with suppress(FormatError, Located):
         _run(format.struct, source, trace, **params)
-    path = known.path or (trace.open[-1].path if trace.open else "")
-    place = trace.find(path) or (trace.open[-1] if trace.open else None)
-    offset = known.offset if known.offset is not None or place is None else place.start
-    tensor = trace.label("name", path) if known.tensor is None else known.tensor
-    return known.at(path, offset, tensor, source.name, trace.label("key", path))
+    path = error.path or (trace.open[-1].path if trace.open else "")
+    span = trace.find(path) or (trace.open[-1] if trace.open else None)
+    offset = error.offset if error.offset is not None or span is None else span.start
+    tensor = trace.label("name", path) if error.tensor is None else error.tensor
+    return error.at(path, offset, tensor, source.name, trace.label("key", path))

@@ -1,8 +1,8 @@
-"""Models in several GGUF files, ``model-00001-of-00003.gguf``, opened as one.
+"""Models split into several GGUF files, ``model-00001-of-00003.gguf``, opened as one.
 
-Each file says in its metadata which one it is (``split.no``, counted from 0), of how many (``split.count``) and how many
-tensors all have together (``split.tensors.count``); file names count from 1. The first has the model's metadata. Source:
-llama.cpp's llama-model-loader.cpp and gguf-split.
+The metadata of each file has its index (``split.no``, from 0), the number of files
+(``split.count``) and of tensors in all files (``split.tensors.count``). File names count from 1.
+The first file has the model's metadata. Source: llama.cpp's llama-model-loader.cpp and gguf-split.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, shown
 from glft_schema.files.file import File
-from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
@@ -25,42 +24,36 @@ NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf",
 
 
 class ShardInfo(NamedTuple):
-    """Which file of a set one is.
+    """The position of a file in its set."""
 
-    Attributes:
-        number: counted from 0.
-        files: how many there are.
-        tensors: of all files together.
-    """
-
-    number: int
+    number: int  # from 0
     files: int
-    tensors: int
+    tensors: int  # in all files
 
 
 def shard_info(file: File) -> ShardInfo | None:
-    """Returns which file of a set `file` is, or None where it stands alone.
+    """Returns the position of `file` in its set, or None if it is a single file.
 
     Raises:
-        FormatError: where its metadata say so, but not with three integers from 0 on.
+        FormatError: if a ``split`` value in the metadata is not a non-negative integer.
     """
     keys = file.format.shards
     if keys is None or file.metadata.get(keys.files, 1) == 1:
         return None
-    found = [file.metadata.get(key) for key in keys]
-    for key, number in zip(keys, found, strict=True):
+    numbers = [file.metadata.get(key) for key in keys]
+    for key, number in zip(keys, numbers, strict=True):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise FormatError(f"expected an integer from 0 on, found {shown(number)}", f"metadata -> {key}", file=file.name)
-    return ShardInfo(*found)
+            raise FormatError(f"expected a non-negative integer, found {shown(number)}", f"metadata -> {key}", file=file.name)
+    return ShardInfo(*numbers)
 
 
 def shard_path(prefix: StrPath, number: int, count: int) -> Path:
-    """Returns the path of a file of a set, `number` counted from 0."""
+    """Returns the path of file `number` of a set, counted from 0."""
     return Path(f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf")
 
 
 class ShardedTensors(Tensors):
-    """The tensors of several files by name, those of the first file first."""
+    """The tensors of several files by name, in the order of the files."""
 
     def __init__(self, shards: tuple[File, ...]) -> None:
         self.gaps = tuple(gap for shard in shards for gap in shard.tensors.gaps)
@@ -78,7 +71,7 @@ class ShardedTensors(Tensors):
 
 
 class ShardedFile(File):
-    """A set of files, opened as one: the regions are those of the first, the tensors those of all."""
+    """A set of files, opened as one: regions of the first file, tensors of all files."""
 
     def __init__(self, shards: tuple[File, ...]) -> None:
         self._shards = shards
@@ -99,50 +92,39 @@ class ShardedFile(File):
         self.source.check_open()
         return self._tensors
 
-    @property
-    def device(self) -> str | torch.device:
-        return self._shards[0].device
-
-    @device.setter
-    def device(self, device: str | torch.device) -> None:
-        for shard in self._shards:
-            shard.device = device
-
 
 def open_set(first: File, open_one: Callable[[Path], File]) -> File:
-    """Returns `first`, or where it is the first file of a set, all of the set as one.
-
-    Another file of a set stands for itself.
+    """Returns the whole set if `first` is the first file of one, otherwise `first`.
 
     Args:
         first: an open file.
-        open_one: opens another one.
+        open_one: opens another file of the set.
 
     Raises:
-        OSError: where a file of the set is missing or cannot be opened.
-        FormatError: where the files do not belong together.
+        OSError: if a file of the set is missing or cannot be opened.
+        FormatError: if the files do not belong together.
     """
     split, keys = shard_info(first), first.format.shards
     if keys is None or split is None or split.number != 0:
         return first
-    named = NAME.fullmatch(str(first.name))
-    if not named or (int(named["number"]), int(named["count"])) != (1, split.files):
-        expected = shard_path("NAME", 0, split.files)
-        raise FormatError(f"expected the first of {split.files} files to be called {expected}", file=first.name)
+    match = NAME.fullmatch(str(first.name))
+    if not match or (int(match["number"]), int(match["count"])) != (1, split.files):
+        name = shard_path("NAME", 0, split.files)
+        raise FormatError(f"expected the first of {split.files} files to be called {name}", file=first.name)
     shards = [first]
     try:
         for number in range(1, split.files):
-            path = shard_path(named["prefix"], number, split.files)
+            path = shard_path(match["prefix"], number, split.files)
             if not path.exists():
                 raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", str(path))
             shards.append(open_one(path))
-            found, wanted = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
-            if found != wanted:
-                raise FormatError(f"expected {wanted}, found {found}", "metadata -> split", file=str(path))
+            found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
+            if found != expected:
+                raise FormatError(f"expected {expected}, found {found}", "metadata -> split", file=str(path))
         names = [name for shard in shards for name in shard.tensors]
-        if twice := [name for name, seen in Counter(names).items() if seen > 1]:
+        if duplicates := [name for name, count in Counter(names).items() if count > 1]:
             problem = "expected each name once in all files, found it again"
-            raise FormatError(problem, first.format.table, tensor=twice[0], file=first.name)
+            raise FormatError(problem, first.format.table, tensor=duplicates[0], file=first.name)
         if len(names) != split.tensors:
             problem = f"expected {split.tensors} tensors in all files, found {len(names)}"
             raise FormatError(problem, f"metadata -> {keys.tensors}", file=first.name)

@@ -1,4 +1,4 @@
-"""A GGUF file cut into several, and several put together: payloads are copied as they are, one at a time."""
+"""Splitting a GGUF file into a set, and merging a set. Payloads are copied one at a time."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from glft_schema.tensors.tensor import Tensor
 
 
 def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
-    """Writes a GGUF file as a set of files.
+    """Splits a GGUF file into a set of files.
 
     Args:
         file: an open file.
-        prefix: what the files' names begin with: ``PREFIX-00001-of-00003.gguf``.
-        max_tensors: how many tensors each may have.
-        max_bytes: how many bytes the payloads of each may have together; a larger tensor has a file of its own.
+        prefix: of the file names: ``PREFIX-00001-of-00003.gguf``.
+        max_tensors: maximum number of tensors per file.
+        max_bytes: maximum payload bytes per file; a larger tensor gets its own file.
 
     Returns:
         The paths, in order.
 
     Raises:
-        OptionError: where `file` is no single GGUF file, neither limit is given, or a file has one of the names.
-        FormatError: where there are more files or tensors than their numbers can say.
-        OSError: from the system. No file of the set is left then.
+        OptionError: if `file` is not a single GGUF file, both limits are missing, or a path exists.
+        FormatError: if the number of files or tensors exceeds its field in the metadata.
+        OSError: from the system. Files already written are removed.
     """
     keys = file.format.shards
     if keys is None or shard_info(file):
-        raise OptionError(f"expected a single GGUF file to be split, found {shown(file.name)}")
+        raise OptionError(f"expected a single GGUF file to split, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
-        raise OptionError("expected a number of tensors or of bytes for each file, found neither")
+        raise OptionError("expected max_tensors or max_bytes, found neither")
     groups: list[list[Tensor]] = [[]]
     used = 0
     for tensor in file.tensors.values():
@@ -48,17 +48,16 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
         used += tensor.nbytes
     paths = [str(shard_path(prefix, number, len(groups))) for number in range(len(groups))]
     if taken := [path for path in paths if os.path.lexists(path)]:
-        raise OptionError(f"expected names that are free, found a file {shown(os.path.basename(taken[0]))}")
-    others = file.metadata.without(*(key for key in file.metadata if key != file.format.alignment_key))
-    begun: list[str] = []
+        raise OptionError(f"expected unused file names, found a file {shown(os.path.basename(taken[0]))}")
+    rest = file.metadata.without(*(key for key in file.metadata if key != file.format.alignment_key))
+    written: list[str] = []
     try:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
-            begun.append(path)
-            entries = {keys.number: Typed(number, "uint16"), keys.files: Typed(len(groups), "uint16")}
-            entries[keys.tensors] = Typed(len(file.tensors), "int32")
-            _write(file, (others if number else file.metadata) | entries, tensors, path)
+            written.append(path)
+            counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
+            _write(file, (rest if number else file.metadata) | dict(zip(keys, counts, strict=True)), tensors, path)
     except BaseException:
-        for path in begun:
+        for path in written:
             with suppress(OSError):
                 os.unlink(path)
         raise
@@ -66,10 +65,10 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
 
 
 def merge(file: File, path: StrPath) -> None:
-    """Writes a set of GGUF files as one, with the first one's metadata, and what the others have beside.
+    """Merges a set of GGUF files into one, with the first file's metadata and keys missing there.
 
     Raises:
-        OptionError: where `file` is not the first of a set.
+        OptionError: if `file` is not the first file of a set.
         OSError: from the system.
     """
     keys = file.format.shards
@@ -84,6 +83,6 @@ def merge(file: File, path: StrPath) -> None:
 
 def _write(file: File, metadata: TypedMetadata, tensors: list[Tensor], path: StrPath) -> None:
     rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.dtype} for tensor in tensors]
+    regions = {"header": file.header, "metadata": metadata, file.format.table: rows}
     payloads = {tensor.name: tensor for tensor in tensors}
-    regions = {"header": file.header, "metadata": metadata, file.format.table: rows, "data": payloads}
-    Container.build_file({"format": file.format.name, **regions}, path)
+    Container.build_file({"format": file.format.name, **regions, "data": payloads}, path)

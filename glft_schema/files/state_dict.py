@@ -1,4 +1,4 @@
-"""Whole state dicts from a file."""
+"""`load_file`: a weights file as a state dict."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ def load_file(
 
     Args:
         path: the file.
-        device: where the tensors go.
-        dtype: a float dtype for all; unless given, float tensors keep theirs and quantized ones come as float32.
-        mmap: map the file: floats that keep their dtype are then views of it, which writing into them does not change.
+        device: device of the tensors.
+        dtype: a float dtype for all tensors; by default as `Tensor.dequantize`.
+        mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
 
     Returns:
-        The tensors in the file's order. Names that share a payload share a tensor.
+        The tensors in file order. Names that share a payload share a tensor.
 
     Raises:
-        OSError: where the file cannot be opened.
-        FormatError: where it is no file of a known format.
+        OSError: if the file cannot be opened.
+        FormatError: if it is not a valid file of a known format.
     """
     with open(path, device, mmap=mmap) as file:
-        made: dict[Hashable, torch.Tensor] = {}
-        loaded = {}
-        for name, tensor in file.tensors.items():
-            if tensor.identity not in made:
-                made[tensor.identity] = tensor.dequantize(dtype)
-            loaded[name] = made[tensor.identity]
-        return loaded
+        by_payload: dict[Hashable, torch.Tensor] = {}
+        for tensor in file.tensors.values():
+            if tensor.identity not in by_payload:
+                by_payload[tensor.identity] = tensor.dequantize(dtype)
+        return {name: by_payload[tensor.identity] for name, tensor in file.tensors.items()}

@@ -1,4 +1,4 @@
-"""The quantization lab that GLFT comes from: its quantizing functions, its writer and reader, and its run from end to end."""
+"""The quantization lab that GLFT originates from: quantizers, file writer and reader, full run."""
 
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import (

@@ -1,4 +1,4 @@
-"""The lab's writer and reader of GLFT files."""
+"""The lab's writer and reader for GLFT files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ def write_gguf_lite(
     metadata: Mapping[str, str] | None = None,
     exclude: Iterable[str] = (),
 ) -> list[WrittenTensor]:
-    """Writes the parameters and buffers of `model` to a GLFT file: the lab's writer.
+    """Writes the parameters and buffers of `model` to a GLFT file.
 
-    Integer buffers, such as the counters of batch norms, cannot be held: `exclude` them. Returns and raises as `save_file`.
+    GLFT has no integer types: `exclude` integer buffers, such as the counters of batch norms. See
+    `save_file` for the return value and errors.
     """
     return save_file(model.state_dict(), path, metadata, schemes=schemes, format="GLFT", exclude=exclude)
 
 
 def read_gguf_lite(path: StrPath) -> dict[str, torch.Tensor]:
-    """Returns all tensors of a GLFT file as float32: the lab's reader. Raises as `load_file`."""
+    """Returns all tensors of a GLFT file as float32. Raises the errors of `load_file`."""
     return load_file(path, dtype=torch.float32)

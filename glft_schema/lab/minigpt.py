@@ -1,4 +1,4 @@
-"""MiniGPT: a byte-level GPT, small enough to train while one waits and large enough that its weights are not noise."""
+"""MiniGPT: a byte-level GPT that trains in a minute and still learns."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class MiniGPTConfig:
     """The sizes of a `MiniGPT`.
 
     Attributes:
-        width: of the residual stream; a multiple of 64, so that every linear layer can be stored in groups of 64.
-        heads: of attention; a divisor of `width`.
+        width: width of the residual stream; a multiple of 64, the group size of Q4_per_group_64.
+        heads: number of attention heads; a divisor of `width`.
         layers: number of blocks.
-        context: tokens that it sees at most.
-        tied: the head shares its weights with the token embedding.
+        context: maximum number of tokens.
+        tied: whether the head shares its weights with the token embedding.
     """
 
     width: int = 128
@@ -63,7 +63,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each with its layer norm before it and a residual around it."""
+    """Attention and MLP, each with a layer norm before it and a residual connection around it."""
 
     def __init__(self, config: MiniGPTConfig) -> None:
         super().__init__()

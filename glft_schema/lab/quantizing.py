@@ -1,4 +1,4 @@
-"""Symmetric quantizing of whole tensors, general in the group's size; and what a file gives back of a tensor."""
+"""Symmetric quantization of whole tensors with any group size, and fake quantization."""
 
 from __future__ import annotations
 
@@ -25,26 +25,32 @@ GLFT = format_named("GLFT")
 
 
 class Quantized(NamedTuple):
-    """A quantized tensor: int8 `codes` of its shape, and `scales` [out] per channel or [out, in / group_size] per group."""
+    """A quantized tensor.
+
+    Attributes:
+        codes: int8, in the tensor's shape.
+        scales: [out] per channel, or [out, in / group_size] per group.
+    """
 
     codes: torch.Tensor
     scales: torch.Tensor
 
 
 def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype | None = None, name: str = "w") -> Quantized:
-    """Quantizes to int8, one scale max|row| / 127 per row.
+    """Quantizes to int8 with one scale per row, max|row| / 127.
 
     Args:
-        w: any float tensor [out, ...] of at least two dims, of any strides, on any device; the rest of the dims is one row.
-        scale_dtype: what the scales are rounded to before the codes are computed; float16, as in a file, unless given.
-        name: how errors and warnings call the tensor.
+        w: float tensor [out, ...] of at least two dims; all dims but the first make up a row.
+        scale_dtype: dtype to which scales are rounded before codes are computed; by default
+            float16, as in a file.
+        name: name of the tensor in errors and warnings.
 
     Returns:
         codes int8 of `w`'s shape, in [-128, 127]; scales [out].
 
     Raises:
-        TensorError: for NaN, an infinity, or a row whose scale overflows; with the first index.
-        OptionError: for a `scale_dtype` of less than 16 bits.
+        TensorError: for NaN, an infinity, or a scale that overflows; with the first index.
+        OptionError: for a `scale_dtype` of fewer than 16 bits.
     """
     codes, scales = _quantize(w, None, Q8_MAX, scale_dtype, name)
     return Quantized(codes, scales.reshape(-1))
@@ -53,19 +59,19 @@ def quantize_symmetric_per_channel(w: torch.Tensor, *, scale_dtype: torch.dtype 
 def quantize_symmetric_per_group(
     w: torch.Tensor, group_size: int = GROUP, *, scale_dtype: torch.dtype | None = None, name: str = "w"
 ) -> Quantized:
-    """Quantizes to int4, one scale max|group| / 7 per `group_size` neighbours in a row.
+    """Quantizes to int4 with one scale, max|group| / 7, per `group_size` neighbours in a row.
+
+    `scale_dtype` and `name` are those of `quantize_symmetric_per_channel`, and so are the errors.
 
     Args:
-        w: as for `quantize_symmetric_per_channel`; its rows must be whole groups.
-        group_size: weights that share a scale.
-        scale_dtype: as there.
-        name: as there.
+        w: float tensor [out, ...] whose rows are whole groups.
+        group_size: number of weights that share a scale.
 
     Returns:
         codes int8 of `w`'s shape, in [-8, 7]; scales [out, in / group_size].
 
     Raises:
-        TensorError, OptionError: as there; TensorError also if `group_size` does not divide a row.
+        TensorError: also if a row is not a whole number of groups.
     """
     return Quantized(*_quantize(w, group_size, Q4_MAX, scale_dtype, name))
 
@@ -94,12 +100,12 @@ def _quantize(
 
 @lru_cache
 def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
-    """Returns `symmetric_codes` of weights alone, the same each time, so that a GPU's is compiled once."""
+    """Returns `symmetric_codes` as a function of the weights; cached to be compiled only once."""
     return partial(symmetric_codes, group=group, largest=largest, scale_dtype=scale_dtype)
 
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns codes times scales, as `Quantized` has them, in `dtype` (float32 unless given), of the codes' shape."""
+    """Returns codes times scales in the codes' shape, as `dtype` (float32 by default)."""
     rows = codes.shape[0]
     out = torch.empty(rows, matrix(codes.shape)[1], dtype=dtype or torch.float32, device=codes.device)
     dequantize_chunks(symmetric_weights, {"scales": scales.reshape(rows, -1), "codes": codes.reshape(rows, -1)}, out)
@@ -108,17 +114,18 @@ def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: to
 
 @outside_graphs
 def fake_quantize(w: torch.Tensor, scheme: str = "q4_per_group_64", *, scale_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Returns `w` as float32 after a round trip through `scheme`: exactly what a file written with it gives back.
+    """Returns `w` as float32 after a round trip through `scheme`, exactly as a file returns it.
 
     Args:
         w: the weights.
-        scheme: a type of GLFT, such as ``q8_per_channel``, or ``q4_per_group_N`` for groups of N (a file has N = 64).
-        scale_dtype: what scales are rounded to; float16, as in a file, unless given. Floats have none.
+        scheme: a GLFT type such as ``q8_per_channel``, or ``q4_per_group_N`` with groups of N
+            weights (64 in a file).
+        scale_dtype: dtype to which scales are rounded; by default float16, as in a file.
 
     Raises:
-        SchemeError: for another scheme.
-        OptionError: for a `scale_dtype` of less than 16 bits.
-        TensorError: where the scheme cannot hold `w`.
+        SchemeError: for an unknown scheme.
+        OptionError: for a `scale_dtype` of fewer than 16 bits.
+        TensorError: if the scheme cannot hold `w`.
     """
     if not isinstance(scheme, str):
         raise SchemeError(f"expected the name of a scheme, found {shown(scheme)}")

@@ -1,9 +1,10 @@
-"""The lab's README.md and its picture, from the numbers of the manifest."""
+"""The lab's README.md and chart, rendered from the manifest."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import jinja2
 
 from glft_schema.storage.atomic import atomic_write
 
-WIDTH, LEFT, BAR = 900, 120, 600  # of the picture, in its own units: in all, where bars begin, the longest bar
+WIDTH, LEFT, BAR = 900, 120, 600  # SVG units: width of the chart, start of bars, longest bar
 
-# What the picture tells apart: in words, its colour, and the keys of `byte_counts` that it adds up, by their endings.
+# Parts of a bar: label, colour, and the suffixes of the keys of `byte_counts` that it sums.
 PARTS = (
-    ("float32 numbers", "#8c959f", ("F32 weights",)),
+    ("float32 weights", "#8c959f", ("F32 weights",)),
     ("codes", "#0969da", ("codes", "nibbles")),
     ("scales", "#bf8700", ("scales",)),
     ("header, table, padding", "#cf222e", ("header", "metadata", "descriptors", "gaps")),
@@ -23,7 +24,7 @@ PARTS = (
 
 
 def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes ``README.md`` and ``bytes.svg`` into the folder `out`."""
+    """Writes ``README.md`` and ``bytes.svg`` to the directory `out`."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("glft_schema.lab"),
         autoescape=jinja2.select_autoescape(["svg.jinja"]),
@@ -48,27 +49,28 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         codes_alone=manifest["parameters"] // 2,
         table_bytes=sum(q4["bytes"][region] for region in ("header", "metadata", "descriptors")),
     )
-    picture = templates.get_template("bytes.svg.jinja").render(width=WIDTH, bars=_bars(manifest), legend=_legend())
-    for name, text in (("README.md", readme), ("bytes.svg", picture)):
+    starts = accumulate((40 + 8 * len(label) for label, *_ in PARTS), initial=LEFT)
+    legend = [{"label": label, "colour": colour, "x": x} for (label, colour, _), x in zip(PARTS, starts, strict=False)]
+    chart = templates.get_template("bytes.svg.jinja").render(width=WIDTH, bars=_bars(manifest), legend=legend)
+    for name, text in (("README.md", readme), ("bytes.svg", chart)):
         with atomic_write(out / name) as stream:
             stream.write(text.encode())
 
 
 def _needed(measured: Mapping[str, Any], least: float) -> str:
-    """Returns from which step of the widening on the file is small enough, as the end of a sentence."""
+    """Returns which layers must be quantized to reach the saving, as the end of a sentence."""
+    labels = []
     for label, saving in measured["widening"].items():
+        labels.append(label)
         if saving >= least:
-            steps = list(measured["widening"])
-            return f"takes {', '.join(steps[: steps.index(label) + 1])}"
+            return f"requires {', '.join(labels)}"
     return "is not reached"
 
 
 def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    whole, numbers = manifest["torch_save_bytes"], 4 * manifest["parameters"]
-    bars = [("torch.save", {"F32 weights": numbers, "header": whole - numbers})]
-    bars += [
-        (name, manifest["files"][scheme]["bytes"]) for name, scheme in (("q8", "q8_per_channel"), ("q4", "q4_per_group_64"))
-    ]
+    whole, weights = manifest["torch_save_bytes"], 4 * manifest["parameters"]
+    bars = [("torch.save", {"F32 weights": weights, "header": whole - weights})]
+    bars += [(scheme[:2], measured["bytes"]) for scheme, measured in manifest["files"].items()]
     drawn = []
     for label, counts in bars:
         x, parts = float(LEFT), []
@@ -78,11 +80,3 @@ def _bars(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             x += BAR * nbytes / whole
         drawn.append({"label": label, "parts": parts, "nbytes": sum(counts.values()), "end": x})
     return drawn
-
-
-def _legend() -> list[dict[str, Any]]:
-    entries, x = [], LEFT
-    for label, colour, _ in PARTS:
-        entries.append({"label": label, "colour": colour, "x": x})
-        x += 40 + 8 * len(label)
-    return entries

@@ -1,4 +1,4 @@
-"""Training MiniGPT on the bundled text, and its loss on the part of the text held back."""
+"""Training of MiniGPT on the bundled text, and its loss on held-back text."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 
 from glft_schema.lab.minigpt import VOCABULARY, MiniGPT
 
-HELD_BACK = 10  # the last of this many equal parts of the text is never trained on
+HELD_BACK = 10  # the last tenth of the text is held back from training
 BATCH = 8
 LEARNING_RATE = 3e-3
 
 
 def corpus() -> tuple[Tensor, Tensor]:
-    """Returns the bundled text as bytes, int64: the part trained on, and the part held back."""
+    """Returns the bundled text as int64 bytes: the training part and the held-back part."""
     text = files("glft_schema.lab").joinpath("corpus.txt").read_bytes()
     tokens = torch.tensor(list(text))
-    kept = len(tokens) * (HELD_BACK - 1) // HELD_BACK
-    return tokens[:kept], tokens[kept:]
+    split = len(tokens) * (HELD_BACK - 1) // HELD_BACK
+    return tokens[:split], tokens[split:]
 
 
 def train(model: MiniGPT, steps: int, seed: int, watch: Callable[[int, float], None] | None = None) -> float:
     """Trains `model` in place with AdamW, a one-cycle learning rate and clipped gradients.
 
     Args:
-        model: what to train.
-        steps: batches to see.
-        seed: for the choice of batches.
+        model: the model.
+        steps: number of batches.
+        seed: random seed for the choice of batches.
         watch: called with step and loss after each batch.
 
     Returns:
@@ -61,7 +61,7 @@ def train(model: MiniGPT, steps: int, seed: int, watch: Callable[[int, float], N
 
 @torch.no_grad()
 def held_back_loss(model: MiniGPT) -> float:
-    """Returns the loss of `model` on the text held back, in nats per byte."""
+    """Returns the loss of `model` on the held-back text, in nats per byte."""
     _, tokens = corpus()
     context = model.config.context
     windows = tokens[: (len(tokens) - 1) // context * context + 1]

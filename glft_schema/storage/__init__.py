@@ -1,1 +1,1 @@
-"""Bytes: where they come from and how they are written. Nothing here knows what they mean."""
+"""Sources of bytes and atomic writes. Knows nothing of what the bytes mean."""

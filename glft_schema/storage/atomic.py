@@ -1,4 +1,4 @@
-"""Atomic replacement of files: the name stands for the old file until the new one is safe on disk, then for the new one."""
+"""Atomic file replacement: readers see the old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -9,52 +9,54 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
 from glft_schema.storage.source import StrPath
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems say that cannot lock
-BLOCK = 1 << 21  # bytes that are handed to the system together: the largest page of memory of common processors
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # and those that cannot sync a folder
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
+BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
 
 
 @contextmanager
 def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
-    """Opens a new file beside `path` for writing, and lets it take the place of `path` when the block ends.
+    """Opens a temporary file for writing and renames it to `path` when the block ends.
 
-    The order is write, fsync, close, rename, fsync of the folder. Where anything before the last fails, `path` is as it was and
-    the new file is gone; where the folder's fsync does, the new file stands under its name but may not outlive a loss of power.
+    The order is write, fsync, close, rename, fsync of the folder. If a step before the last fails,
+    `path` is unchanged and the temporary file is removed. If the folder's fsync fails, the new file
+    is in place but may not survive a power loss.
 
-    A process that is killed, also by SIGTERM where nothing handles it, may leave ``.NAME.XXXXXXXX.tmp``. The next that writes
-    to `path` removes it. Files that are being written are locked, and so are told from those left behind; but for file systems
-    whose locks other machines do not see, where of two machines that write to one path at a time one may get an error.
+    A process killed by SIGKILL, or by SIGTERM without a handler, may leave ``.NAME.XXXXXXXX.tmp``.
+    The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
+    local to a machine, one of two machines that write to `path` at once may get an error.
 
-    Mode, owner and group are those of the file replaced, as far as the system lets us, or else follow the umask. A symbolic
-    link is followed, so that it stays one; another hard link keeps the old file.
+    The new file gets mode, owner and group of the old one if the system permits, otherwise the
+    umask applies. A symbolic link is followed and stays a link. Other hard links keep the old file.
 
     Raises:
-        OSError: from the system, with errno and `path`; before the block begins where the folder is missing or may not be
-            written, or `path` is something else than a regular file.
+        OSError: from the system, with errno and `path`. Raised before the block begins if the
+            folder is missing or not writable, or `path` is not a regular file.
     """
+    folder = None
     with ExitStack() as opened:
-        with _about(path):
+        with _naming(path):
             target, old = _find(path)
-            folder = _open_folder(os.path.dirname(target))
-            if folder is not None:
-                opened.callback(_close, folder)
+            with suppress(PermissionError):  # a folder may be writable but not readable
+                folder = os.open(os.path.dirname(target), os.O_RDONLY | os.O_DIRECTORY)
+                opened.callback(_attempt, os.close, folder)
             temporary, file = _create_beside(target)
-            opened.callback(_remove, temporary)
-            opened.callback(_discard, file)
-            lock = os.dup(file.fileno())  # which is held until the file has its name
-            opened.callback(_close, lock)
+            opened.callback(_attempt, os.unlink, temporary)  # fails after the rename
+            opened.callback(_attempt, file.close)
+            lock = os.dup(file.fileno())  # holds the lock until after the rename
+            opened.callback(_attempt, os.close, lock)
             if old:
-                _take_over(lock, old)
+                _copy_owner_and_mode(lock, old)
         stream = _Stream(file, path)
         yield stream
         stream.flush()
-        with _about(path):
+        with _naming(path):
             os.fsync(lock)
             file.close()
             os.replace(temporary, target)
@@ -63,8 +65,8 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _about(path: StrPath) -> Iterator[None]:
-    """Puts `path`, not that of the temporary file or none, into what the system says."""
+def _naming(path: StrPath) -> Iterator[None]:
+    """Makes errors from the system name `path` instead of the temporary file."""
     try:
         yield
     except OSError as error:
@@ -72,40 +74,40 @@ def _about(path: StrPath) -> Iterator[None]:
 
 
 class _Stream(io.BufferedWriter):
-    """A file being written, whose errors name the path that it will have; all that is written goes through it.
+    """The temporary file as a stream; its errors name the final path.
 
-    The system is given whole blocks, each from a multiple of their size on, and out of memory that is there: so it can keep the
-    file in large pages, and whoever maps it takes a tenth of the time for looking into each. What is written may itself be
-    mapped, and come in page by page.
+    The system gets whole aligned blocks from resident memory, so it can cache the file in large
+    pages, and page faults of a later map take a tenth of the time. The data passed to `write` may
+    itself be a map whose pages are not loaded yet.
     """
 
     def __init__(self, raw: io.FileIO, path: StrPath) -> None:
-        super().__init__(raw, BLOCK + 1)  # a whole block is less than that, and so is copied, not handed on as it lies
+        super().__init__(raw, BLOCK + 1)  # larger than a block, so that blocks are copied, not passed through
         self._path = path
-        self._filled = 0  # bytes of the current block
+        self._filled = 0  # bytes in the current block
 
     def write(self, data: Any) -> int:
         left = memoryview(data).cast("B")
-        with _about(self._path):
+        with _naming(self._path):
             while left:
-                taken = super().write(left[: BLOCK - self._filled])
-                self._filled, left = self._filled + taken, left[taken:]
+                n = super().write(left[: BLOCK - self._filled])
+                self._filled, left = self._filled + n, left[n:]
                 if self._filled == BLOCK:
                     self._filled = 0
                     super().flush()
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        with _about(self._path):
+        with _naming(self._path):
             super().flush()
 
     def fileno(self) -> int:
-        """Refuses: numpy would hand it to C's streams, which lose what fails when they are closed."""
-        raise io.UnsupportedOperation("a file that is being written has no descriptor to write to beside it")
+        """Refuses: numpy would write through C streams, which lose errors on close."""
+        raise io.UnsupportedOperation("an atomic write exposes no file descriptor")
 
 
 def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
-    """Returns where a file that is written to `path` goes, links followed, and what stands there. Raises as `atomic_write`."""
+    """Returns the path with links resolved and the old file's status. Raises as `atomic_write`."""
     name = os.fspath(path)
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         code = errno.EISDIR if name else errno.ENOENT
@@ -115,15 +117,15 @@ def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
         old = os.stat(name)
     if old and not stat.S_ISREG(old.st_mode):
         code = errno.EISDIR if stat.S_ISDIR(old.st_mode) else errno.EINVAL
-        raise OSError(code, "is not a regular file; it is left alone", name)
+        raise OSError(code, "is not a regular file; left unchanged", name)
     return os.path.realpath(name, strict=old is not None), old
 
 
 def _create_beside(target: str) -> tuple[str, io.FileIO]:
-    """Makes a file in the folder of `target`, locks it, and returns its path and the open file."""
+    """Creates and locks a temporary file in the folder of `target`. Returns its path and file."""
     folder, name = os.path.split(target)
     start = f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}."
-    _remove_leftovers(folder, start)
+    _remove_abandoned(folder, start)
     while True:
         path = os.path.join(folder, f"{start}{secrets.token_hex(4)}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -131,15 +133,15 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
             if _lock(fd) and os.path.lexists(path):
                 return path, io.FileIO(fd, "w")
         except BaseException:
-            _close(fd)
-            _remove(path)
+            _attempt(os.close, fd)
+            _attempt(os.unlink, path)
             raise
-        _close(fd)  # another writer took it for left behind before it was locked
-        _remove(path)
+        _attempt(os.close, fd)  # another writer saw it unlocked and took it for abandoned
+        _attempt(os.unlink, path)
 
 
 def _lock(fd: int) -> bool:
-    """Locks a file for as long as it is open, and tells whether nobody else has."""
+    """Locks a file until it is closed; returns False if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -150,13 +152,13 @@ def _lock(fd: int) -> bool:
     return True
 
 
-def _remove_leftovers(folder: str, start: str) -> None:
-    """Removes the files of writers that were killed: those that nobody has locked."""
-    left = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.tmp")
-    with suppress(OSError), os.scandir(folder) as entries:  # a folder that may not be read
-        for path in [entry.path for entry in entries if left.fullmatch(entry.name)]:
-            with suppress(OSError):  # locked, or not ours
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # it may be no more writable than its target
+def _remove_abandoned(folder: str, start: str) -> None:
+    """Removes unlocked temporary files: those of writers that were killed."""
+    temporary = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.tmp")
+    with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
+        for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
+            with suppress(OSError):  # locked, or another user's
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)  # may be read-only, as its target
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     if stat.S_ISREG(os.fstat(fd).st_mode):
@@ -165,8 +167,11 @@ def _remove_leftovers(folder: str, start: str) -> None:
                     os.close(fd)
 
 
-def _take_over(fd: int, old: os.stat_result) -> None:
-    """Gives a new file the group, owner and mode of the old one; where not the group, then its own has the rights of others."""
+def _copy_owner_and_mode(fd: int, old: os.stat_result) -> None:
+    """Gives the new file group, owner and mode of the old one.
+
+    If the group cannot be set, the file's own group gets the permissions of others.
+    """
     new = os.fstat(fd)
     mode = stat.S_IMODE(old.st_mode)
     if new.st_gid != old.st_gid:
@@ -181,34 +186,13 @@ def _take_over(fd: int, old: os.stat_result) -> None:
         os.fchmod(fd, mode)
 
 
-def _discard(file: io.FileIO) -> None:
-    """Closes a file, unless that is done, so that nothing is written to it any more."""
+def _attempt(function: Callable[..., object], *args: object) -> None:
+    """Calls a function that cleans up. Its errors are ignored: no data can be lost any more."""
     with suppress(OSError):
-        file.close()
-
-
-def _remove(path: str) -> None:
-    """Removes a temporary file, unless it has another name by now."""
-    with suppress(OSError):
-        os.unlink(path)
-
-
-def _close(fd: int) -> None:
-    """Closes a descriptor that nothing is written through any more, so that nothing can be lost."""
-    with suppress(OSError):
-        os.close(fd)
-
-
-def _open_folder(folder: str) -> int | None:
-    """Opens a folder, so that the names in it can be made durable; returns None for one that may be written but not read."""
-    try:
-        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:
-        return None
+        function(*args)
 
 
 def _sync_folder(fd: int) -> None:
-    """Makes the names in a folder durable, where the system can."""
     try:
         os.fsync(fd)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The stream over a `Source` that construct reads."""
+"""`Cursor`: the stream over a `Source` that construct reads."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from glft_schema.storage.source import Source
 class Cursor:
     """A stream over a `Source`, for construct: `read`, `seek`, `tell`."""
 
-    WINDOW = 1 << 16  # bytes fetched at a time, at least
+    WINDOW = 1 << 16  # minimum bytes per fetch
 
     def __init__(self, source: Source, position: int = 0) -> None:
         self.source = source
         self._position = position
-        self._window = b""  # a copy, so that a cursor in some traceback does not keep a map open
+        self._window = b""  # a copy, so that a cursor in a traceback does not keep a map open
         self._window_start = 0
 
     @property
     def left(self) -> int:
-        """Bytes between here and the end."""
+        """Bytes up to the end."""
         return max(self.source.size - self._position, 0)
 
     def read(self, size: int = -1) -> bytes:
-        """Returns `size` bytes, or all that are left.
+        """Returns the next `size` bytes, or everything up to the end.
 
         Raises:
-            TruncatedError: where fewer are left; nothing is read then.
+            TruncatedError: if fewer bytes are left. Nothing is read then.
         """
         size = self.left if size < 0 else size
         start = self._position - self._window_start
@@ -42,12 +42,12 @@ class Cursor:
         return self._window[start : start + size]
 
     def ahead(self) -> tuple[bytes, int]:
-        """Returns bytes that are in memory already, and where in them the next one is; that may be none of them."""
+        """Returns the bytes already in memory and the index of the next byte in them."""
         at = self._position - self._window_start
         return (self._window, at) if at >= 0 else (b"", 0)
 
     def private(self, nbytes: int) -> memoryview:
-        """Returns the next bytes to be written to, see `Source.private`."""
+        """Returns the next bytes as a writable view. See `Source.private`."""
         view = self.source.private(self._position, nbytes)
         self._position += nbytes
         return view
@@ -62,16 +62,15 @@ class Cursor:
 
 
 def bytes_left(stream: Any) -> int:
-    """Returns the bytes between here and the end of any seekable stream."""
+    """Returns the bytes up to the end of any seekable stream."""
     return stream.left if isinstance(stream, Cursor) else int(construct.stream_size(stream)) - int(stream.tell())
 
 
 def read_exactly(stream: Any, nbytes: int, path: str) -> bytes:
-    """Returns the next bytes of a stream, of a `Cursor` or any other, for the field at `path`.
+    """Returns the next `nbytes` bytes of any stream, for the field at `path`.
 
     Raises:
-        TruncatedError: where fewer are left.
-        construct.StreamError: the same, of another stream than a `Cursor`.
+        TruncatedError: if fewer are left; construct.StreamError if it is not a `Cursor`.
     """
     if not isinstance(stream, Cursor):
         return bytes(construct.stream_read(stream, nbytes, path))

@@ -1,4 +1,4 @@
-"""Regular files as sources: mapped, or read in pieces."""
+"""Regular files as sources: memory-mapped, or read on demand."""
 
 from __future__ import annotations
 
@@ -7,46 +7,41 @@ import mmap
 import os
 import stat
 import sys
+from contextlib import suppress
 from typing import Any
 
 from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.storage.source import BytesSource, Source, StrPath
 
-Version = tuple[int, int, int]  # of a file: its inode, size in bytes, and time of modification in nanoseconds
+Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
 
 
 class FileSource(Source):
-    """A regular file, or a part of one, read in pieces into memory of its own: what is read cannot change afterwards.
+    """A regular file or a part of it, read on demand. Data read cannot change afterwards.
 
-    The file's size is looked up again at each reading: a file cut short since it was opened is an error here. Pickles as the
-    path, or as its bytes if it has none; unpickling raises OSError if the file at the path has changed since it was opened.
+    Each read checks the file's size again, so a file truncated while open raises an error. Pickles
+    as the path, or as the bytes if there is none. Unpickling a changed file raises OSError.
 
     Args:
-        fd: the open file's descriptor, which the source takes over.
-        name: the file's, or ``<bytes>``.
-        start: where in the file the bytes begin.
-        size: how many they are; unless given, all up to where the file ends now.
-        has_path: `name` is where it can be opened again.
-
-    Attributes:
-        start: as given.
-        asked: the size as it was given.
-        has_path: as given.
-        version: changes if the file is written to or replaced.
+        fd: file descriptor; the source takes ownership.
+        name: the file's name, or ``<bytes>``.
+        start: first byte of the part.
+        size: bytes of the part; by default up to the end of the file.
+        has_path: whether `name` is a path that opens the file again.
     """
 
     def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
         self._fd = fd
         self.start = start
-        self.asked = size
+        self._size_given = size
         self.has_path = has_path
         status = os.fstat(fd)
-        self.version = _version(status)
+        self.version = _version(status)  # changes if the file is written to or replaced
         left = max(status.st_size - start, 0)
         super().__init__(name, left if size is None else size)
         if self.size > left:
             self.close()
-            raise TruncatedError(f"expected {size} bytes from byte {start} of the file on, found {left}", offset=0, file=name)
+            raise TruncatedError(f"expected {size} bytes at byte {start} of the file, found {left}", offset=0, file=name)
 
     def read(self, start: int, nbytes: int) -> memoryview:
         return self._guarded(self._read, start, nbytes)
@@ -55,19 +50,19 @@ class FileSource(Source):
         self.check_open()
         if not self.has_path:
             return BytesSource, (bytes(self.read(0, self.size)),)
-        return _reopened, (self.name, self.mapped, self.start, self.asked, self.version)
+        return _reopened, (self.name, self.mapped, self.start, self._size_given, self.version)
 
     def _size_now(self) -> int:
         return min(self.size, os.fstat(self._fd).st_size - self.start)
 
     def _read(self, start: int, nbytes: int) -> memoryview:
         view = memoryview(bytearray(nbytes))
-        got = 0
-        while got < nbytes:
-            n = os.preadv(self._fd, [view[got:]], self.start + start + got)
+        done = 0
+        while done < nbytes:
+            n = os.preadv(self._fd, [view[done:]], self.start + start + done)
             if n == 0:
-                raise TruncatedError(f"expected {nbytes} bytes, found {got}", offset=start, file=self.name)
-            got += n
+                raise TruncatedError(f"expected {nbytes} bytes, found {done}", offset=start, file=self.name)
+            done += n
         return view
 
     def _view(self, start: int, nbytes: int) -> memoryview:
@@ -87,10 +82,10 @@ class FileSource(Source):
 
 
 class MappedSource(FileSource):
-    """A regular file, or a part of one, mapped: once to be viewed, and once copied on write for private views.
+    """A mapped file or a part of it: one map for views, one copy-on-write map for private views.
 
-    `read`, which parsing uses, does not touch the map. What is cut off the file while a view is in use no map can protect
-    against; `FileSource` can.
+    Parsing uses `read`, which does not touch the maps. If a mapped file is truncated while a view
+    is in use, the process ends with SIGBUS; a `FileSource` raises an error instead.
     """
 
     mapped = True
@@ -98,12 +93,12 @@ class MappedSource(FileSource):
     def __init__(self, fd: int, name: str, start: int = 0, size: int | None = None, has_path: bool = False) -> None:
         self._maps: list[mmap.mmap] = []
         super().__init__(fd, name, start, size, has_path)
-        self._lead = start % mmap.ALLOCATIONGRANULARITY  # a map begins at a page
+        self._lead = start % mmap.ALLOCATIONGRANULARITY  # maps begin at page boundaries
         if self.size:
-            place = {"length": self._lead + self.size, "offset": start - self._lead}
+            span = {"length": self._lead + self.size, "offset": start - self._lead}
             try:
-                self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **place))
-                self._maps.append(_copy_on_write(fd, **place))
+                self._maps.append(mmap.mmap(fd, access=mmap.ACCESS_READ, **span))
+                self._maps.append(_copy_on_write(fd, **span))
             except OSError as error:
                 self.close()
                 error.filename = name
@@ -123,26 +118,24 @@ class MappedSource(FileSource):
     def _release(self) -> None:
         super()._release()
         maps, self._maps = self._maps, []
-        for held in maps:
-            try:
-                held.close()
-            except BufferError:  # tensors still look into it: it goes when the last of them goes
-                continue
+        for map_ in maps:
+            with suppress(BufferError):  # tensors still use it: it is released with the last of them
+                map_.close()
 
 
 def _copy_on_write(fd: int, length: int, offset: int) -> mmap.mmap:
-    """Maps a file for writing that stays in memory, and promises no memory for it: a file may be larger than the machine's."""
-    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # Python names it from 3.13 on
+    """Maps a file copy-on-write without reserving memory: the file may be larger than RAM."""
+    no_reserve = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since Python 3.13
     return mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE | no_reserve, prot=mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
 
 
 def open_regular(path: StrPath) -> int:
-    """Opens a regular file for reading and returns its descriptor; refuses all else without waiting on it.
+    """Opens a regular file for reading and returns its descriptor; never blocks on a pipe.
 
     Raises:
-        OSError: with the path; from the system, or where it is not a regular file.
+        OSError: with the path; from the system, or if the path is not a regular file.
     """
-    _check_regular(os.stat(path), path)  # first, because opening a device may set something off
+    _check_regular(os.stat(path), path)  # before open, which can have side effects on a device
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(os.fstat(fd), path)
@@ -152,29 +145,29 @@ def open_regular(path: StrPath) -> int:
     return fd
 
 
-def _check_regular(found: os.stat_result, path: StrPath) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
-        raise OSError(number, "it is not a regular file", os.fspath(path))
+def _check_regular(status: os.stat_result, path: StrPath) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
+        raise OSError(code, "it is not a regular file", os.fspath(path))
 
 
 def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None) -> FileSource:
-    """Opens the file at `path`, or a part of it, mapped or read in pieces.
+    """Opens the file at `path`, or a part of it.
 
     Args:
         path: the file.
-        mmap: map it.
-        offset: the part's first byte.
-        size: the part's bytes; unless given, all up to the end.
+        mmap: map the file; otherwise read it on demand.
+        offset: first byte of the part.
+        size: bytes of the part; by default up to the end.
 
     Raises:
-        OSError: with the path, where it cannot be opened or is not a regular file.
-        OptionError: for an offset or a size below 0.
-        TruncatedError: where the file has fewer than `size` bytes there.
+        OSError: with the path, if it cannot be opened or is not a regular file.
+        OptionError: if offset or size is negative.
+        TruncatedError: if the file has fewer than `size` bytes at `offset`.
     """
     for what, number in (("offset", offset), ("size", size)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-            raise OptionError(f"expected an integer from 0 on as {what}, found {shown(number)}")
+            raise OptionError(f"expected a non-negative integer as {what}, found {shown(number)}")
     path = os.fsdecode(path)
     fd = open_regular(path)
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
@@ -182,7 +175,7 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
 
 def _reopened(path: str, mmap: bool, offset: int, size: int | None, version: Version) -> FileSource:
     fd = open_regular(path)
-    if _version(os.fstat(fd)) != version:  # first: a file that is cut short fails to open in another way
+    if _version(os.fstat(fd)) != version:  # before the source, which reports a shortened file differently
         os.close(fd)
         raise OSError(errno.ESTALE, "the file has changed since it was opened", path)
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)

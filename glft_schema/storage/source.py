@@ -1,7 +1,7 @@
-"""Sources of bytes: the class, bytes in memory, and a source that reads another one without its map.
+"""Byte sources: the base class, bytes in memory, and a wrapper that never touches a map.
 
-A `Source` hands out views of a known number of bytes, and refuses to go past the end before anything is allocated. Files are in
-`glft_schema.storage.file_source`; the stream over a source that construct reads is `glft_schema.storage.cursor.Cursor`.
+A `Source` checks the bounds of each read before it allocates. Files are in `storage.file_source`,
+and `storage.cursor.Cursor` is the stream over a source that construct reads.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ StrPath = str | os.PathLike[str]
 
 
 class Source:
-    """A number of bytes that can be viewed anywhere, any number of times, from any thread.
+    """Bytes of known size with random access from any thread.
 
-    Subclasses give `_view`, and what else differs.
+    Subclasses implement `_view`, and override the other private methods as needed.
 
     Attributes:
         name: the path, or ``<bytes>``.
-        size: bytes in all.
-        mapped: views cost nothing, however many bytes they span.
-        closed: no more views are given.
+        size: total bytes.
+        mapped: whether a view costs nothing, whatever its size.
+        closed: whether `close` was called.
     """
 
     mapped = False
@@ -35,25 +35,25 @@ class Source:
         self.name = name
         self.size = size
         self.closed = False
-        self._nobody_reads()
+        self._reset_readers()
         _ALIVE.add(self)
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """Returns `nbytes` bytes from `start` on, not to be written to.
+        """Returns `nbytes` bytes from `start`, read-only.
 
         Raises:
             ClosedError: after `close`.
-            TruncatedError: where the bytes are not all there (any more).
+            TruncatedError: if the source does not have the bytes, or no longer has them.
             OSError: from the system, with the file's name.
         """
         return self._guarded(self._view, start, nbytes)
 
     def private(self, start: int, nbytes: int) -> memoryview:
-        """Like `view`, but may be written to: that changes no file, nothing that `view` shows, and no caller's bytes."""
+        """Like `view`, but writable; changes affect no file, no `view` and no caller's bytes."""
         return self._guarded(self._private, start, nbytes)
 
     def read(self, start: int, nbytes: int) -> memoryview:
-        """Like `view`, but in memory that no change of the file can take away: of a mapped file a copy."""
+        """Like `view`, but a truncated file cannot invalidate the result; copies a mapped file."""
         return self.view(start, nbytes)
 
     def check_open(self) -> None:
@@ -62,14 +62,14 @@ class Source:
             raise ClosedError(f"{self.name} is closed")
 
     def close(self) -> None:
-        """Ends access, and gives the file back once reads under way have ended. Tensors handed out before stay valid."""
+        """Ends access; reads in progress finish first, and existing tensors stay valid."""
         with self._lock:
-            ended, self.closed = self.closed, True
-            if not ended and not self._readers:
+            was_closed, self.closed = self.closed, True
+            if not was_closed and not self._readers:
                 self._release()
 
-    def _guarded(self, give: Callable[[int, int], memoryview], start: int, nbytes: int) -> memoryview:
-        """Returns what `give` does of bytes that are there, in a file that stays open meanwhile."""
+    def _guarded(self, read: Callable[[int, int], memoryview], start: int, nbytes: int) -> memoryview:
+        """Calls `read` after a bounds check; the file stays open during the call."""
         with self._lock:
             self.check_open()
             self._readers += 1
@@ -77,7 +77,7 @@ class Source:
             left = max(self._size_now() - start, 0)
             if nbytes > left:
                 raise TruncatedError(f"expected {nbytes} bytes, found {left}", offset=start, file=self.name)
-            return give(start, nbytes)
+            return read(start, nbytes)
         except OSError as error:
             error.filename = error.filename or self.name
             raise
@@ -87,8 +87,8 @@ class Source:
                 if self.closed and not self._readers:
                     self._release()
 
-    def _nobody_reads(self) -> None:
-        """Is so at the beginning, and in a child that was forked while others were reading: they are not in it."""
+    def _reset_readers(self) -> None:
+        """Sets the reader count to 0, also in a forked child: reading threads are not in it."""
         self._readers = 0
         self._lock = threading.Lock()
 
@@ -111,7 +111,7 @@ class Source:
         return memoryview(bytearray(self._view(start, nbytes)))
 
     def _release(self) -> None:
-        """Gives back what the system lent; called when nobody reads."""
+        """Releases system resources. Called when no read is in progress."""
 
 
 _ALIVE: WeakSet[Source] = WeakSet()
@@ -119,7 +119,7 @@ _ALIVE: WeakSet[Source] = WeakSet()
 
 def _after_fork() -> None:
     for source in _ALIVE:
-        source._nobody_reads()
+        source._reset_readers()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -140,9 +140,9 @@ class BytesSource(Source):
 
 
 class ReadSource(Source):
-    """The bytes of another source, read when they are asked for: a map is not touched.
+    """Another source accessed through `read` only, which avoids its map.
 
-    A fault in a map makes the system read ahead, megabytes on some disks. A reading of a few bytes takes their pages alone.
+    A page fault in a map triggers read-ahead, megabytes on some disks. `read` avoids that.
     """
 
     def __init__(self, source: Source) -> None:

@@ -1,4 +1,4 @@
-"""What is left of a stream, as a `Source`: a regular file stays where it is, all else is read into memory."""
+"""The rest of a stream as a `Source`: regular files stay on disk, other streams go to memory."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import FileSource, MappedSource
 from glft_schema.storage.source import BytesSource, Source
 
-START = 16  # bytes that are looked at before the rest is read
-STEP = 1 << 16  # bytes read at a time at first; later as many as are there already, up to a limit
-MAX_STEP = 1 << 24
+START = 16  # bytes checked before the rest is read
+STEP, MAX_STEP = 1 << 16, 1 << 24  # bytes per read: doubles what is there, within these bounds
 
 
 class Readable(Protocol):
-    """Any stream with a `read`: what `Container.parse_stream` takes."""
+    """A stream with a `read` method, as `Container.parse_stream` takes."""
 
     def read(self, size: int = -1, /) -> bytes: ...
 
 
 def stream_source(stream: Readable, check: Callable[[Source], object], mmap: bool = True) -> Source:
-    """Returns what is left of `stream`, which stands at its end afterwards.
+    """Returns the rest of `stream` as a source, and moves the stream to its end.
 
-    Of a file that Python opened, where it is a regular one, nothing is read: the source has a descriptor of its own, and works
-    also after `stream` is closed. Of other streams the first bytes are looked at before the rest is waited for.
+    A regular file opened by Python is not read: the source duplicates its descriptor and stays
+    valid after `stream` is closed. Other streams are read into memory after a first check.
 
     Args:
-        stream: it need not be seekable.
-        check: looks at the first `START` bytes, or at all where there are fewer, and raises where it is not worth to go on.
-        mmap: map a regular file; otherwise it is read in pieces.
+        stream: a stream of bytes; need not be seekable.
+        check: called with the first bytes, at most `START`; raises to stop reading.
+        mmap: map a regular file; otherwise read it on demand.
 
     Raises:
-        LimitError: where more bytes come than are read of a stream that is no regular file.
-        TypeError: where `stream` gives text.
-        OSError: from the system; BlockingIOError where a stream has no bytes yet, but does not wait for them.
+        LimitError: if a stream other than a regular file exceeds the limit ``stream``.
+        TypeError: if `stream` yields text.
+        OSError: from the system; BlockingIOError if a non-blocking stream has no bytes yet.
     """
-    if isinstance(stream, Cursor):  # inside of another container
+    if isinstance(stream, Cursor):  # inside another construct
         return BytesSource(stream.read())
     if (file := _regular(stream)) is not None:
-        start = file.tell()  # of the stream: the file itself may be further, as far as it was read ahead
+        start = file.tell()  # the position of the stream; the descriptor may be further, due to read-ahead
         name = os.fsdecode(file.name) if isinstance(file.name, (str, bytes, os.PathLike)) else "<bytes>"
         source = (MappedSource if mmap else FileSource)(os.dup(file.fileno()), name, start)
         file.seek(0, os.SEEK_END)
@@ -63,9 +62,9 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
 
 
 def _regular(stream: Any) -> Any:
-    """Returns `stream` where it is a regular file that Python opened, else None.
+    """Returns `stream` if it is a regular file opened by Python, otherwise None.
 
-    Other streams over a file have other bytes than it: one that unpacks them has that file's descriptor, too.
+    A wrapper such as a GzipFile has the file's descriptor, but other bytes.
     """
     raw = stream.raw if type(stream) in (io.BufferedReader, io.BufferedRandom) else stream
     if type(raw) is not io.FileIO or not raw.readable() or not stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
@@ -76,10 +75,10 @@ def _regular(stream: Any) -> Any:
 
 
 def _piece(stream: Readable, nbytes: int) -> bytes:
-    """Returns up to `nbytes` bytes of `stream`, none at its end."""
+    """Returns up to `nbytes` bytes of `stream`; none at its end."""
     piece: Any = stream.read(nbytes)
     if piece is None:
-        raise BlockingIOError(errno.EAGAIN, "the stream has no bytes yet, and does not wait for them")
+        raise BlockingIOError(errno.EAGAIN, "the stream is non-blocking and has no bytes yet")
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise TypeError(f"expected a stream of bytes, found one that gives {shown(piece, 40)}: open it in binary mode")
+        raise TypeError(f"expected a stream of bytes, found one of {shown(piece, 40)}: open it in binary mode")
     return bytes(piece)

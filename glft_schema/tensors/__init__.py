@@ -1,1 +1,1 @@
-"""A payload in a file: the tensor, the region that holds all payloads, and the copy to a GPU."""
+"""Tensors in a file, the region of payloads, and copies to a GPU."""

@@ -1,4 +1,4 @@
-"""The region of a file that holds the payloads, and the rules that tie it to the table of tensors."""
+"""The region of payloads, and the rules that tie it to the table of tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.tensor import Place, Tensor
 
-GAP_PIECE = 1 << 20  # bytes of a gap that are read at a time
-COUNTABLE = 1 << 59  # numbers, of up to 16 bytes each, whose bytes a signed 64-bit integer can count
+GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
+MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64-bit integer
 
 
 class TensorFits(Check):
-    """The rule that a row's type can hold its shape, and that the size in bytes does not overflow 64 bits."""
+    """Rule: a row's type can hold its shape, and the size in bytes does not overflow 64 bits."""
 
     expected = "sizes that the type can hold and whose bytes do not overflow 64 bits"
 
@@ -46,49 +46,36 @@ class TensorFits(Check):
             self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
 
 
-@lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes
+@lru_cache(maxsize=1 << 12)  # models have many tensors of few shapes
 def fits(dtype: TensorType, shape: tuple[int, ...]) -> bool:
-    """Tells whether a type can hold a tensor of this shape, and 64 bits count its bytes."""
+    """Returns whether a type can hold a shape without overflow of 64 bits."""
     return is_countable(shape) and dtype.refusal(shape) is None
 
 
 def is_countable(shape: tuple[int, ...]) -> bool:
-    """Tells whether the bytes of a tensor of this shape, with each size at least 1, do not overflow 64 bits."""
-    return math.prod(max(size, 1) for size in shape) < COUNTABLE
+    """Returns whether the bytes of a shape, with each size at least 1, fit 64 bits."""
+    return math.prod(max(size, 1) for size in shape) < MAX_ELEMENTS
 
 
 class Gap(NamedTuple):
-    """Bytes that belong to no tensor: `nbytes` from `offset` into the region on."""
+    """`nbytes` unused bytes at `offset` in the region."""
 
     offset: int
     nbytes: int
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by name.
+    """Tensors by name."""
 
-    Attributes:
-        gaps: bytes that belong to none of them, in order.
-        trailing: those after the last payload.
-    """
-
-    gaps: tuple[Gap, ...] = ()
-    trailing: int = 0
+    gaps: tuple[Gap, ...] = ()  # spans of bytes that belong to no tensor, in order
+    trailing: int = 0  # bytes after the last payload
 
     def _repr_html_(self) -> str:
         return tensors_table(self).html()
 
 
 class TensorMap(Tensors):
-    """The tensors of a file by name, in the table's order, and the bytes between them.
-
-    Attributes:
-        start: where the region begins, in bytes from the start of the container.
-        size: bytes of the region.
-        order: the byte order of the payloads.
-        gaps: bytes that belong to no tensor, in order; kept where the file is built again with the same table.
-        device: where the tensors go unless told otherwise.
-    """
+    """The tensors of a file by name, in table order. Rebuilding the same table copies the gaps."""
 
     def __init__(
         self,
@@ -101,9 +88,9 @@ class TensorMap(Tensors):
     ) -> None:
         self._rows = {row.name: (row, places[i]) for i, row in enumerate(rows)}
         self._source = source
-        self.start = start
+        self.start = start  # of the region, in bytes from the start of the container
         self.order = order
-        self.size = source.size - start
+        self.size = source.size - start  # of the region, in bytes
         self.gaps = tuple(gaps)
         last = self.gaps[-1] if self.gaps else Gap(0, 0)
         self.trailing = last.nbytes if sum(last) == self.size else 0
@@ -123,33 +110,31 @@ class TensorMap(Tensors):
         return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
 
     def places(self) -> dict[str, Place]:
-        """Returns where each payload lies."""
+        """Returns the place of each payload."""
         return {name: place for name, (_, place) in self._rows.items()}
 
-    def gap_bytes(self, gap: Gap) -> memoryview:
-        """Returns what stands in a gap."""
-        return self._source.view(self.start + gap.offset, gap.nbytes)
-
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
-        """Yields what stands in a gap, in pieces."""
-        for start in range(gap.offset, sum(gap), GAP_PIECE):
-            yield self._source.read(self.start + start, min(GAP_PIECE, sum(gap) - start))
+        """Yields the bytes of a gap in chunks."""
+        for start in range(gap.offset, sum(gap), GAP_CHUNK):
+            yield self._source.read(self.start + start, min(GAP_CHUNK, sum(gap) - start))
 
 
 class TensorData(construct.Construct):
     """The payloads of the tensors in `table`, each at its row's offset, up to the end of the file.
 
-    Gaps, other orders and exact aliases (equal `Place`s) are legal; other overlaps, and payloads that reach outside the file,
-    are not. Parses into a `TensorMap` without reading a payload; builds from a mapping of names to payloads: a `Tensor`, the
-    fields of its type, bytes, or anything with ``pieces(order)``. No size of its own.
+    Parses into a `TensorMap` without reading payloads. Builds from a mapping of names to payloads:
+    a `Tensor`, the fields of its type, bytes, or an object with ``pieces(order)``. No fixed size.
+
+    Gaps, any order of payloads, and aliases (equal `Place`s) are legal. Other overlaps and payloads
+    past the end of the file are not.
 
     Args:
         table: the field with the rows: name, dims, shape, dtype, offset.
-        padded_to: of what the region's size is a multiple where it is built from payloads alone: a number or an expression.
+        padded_to: a number or expression; without gaps to copy, pads the region to a multiple.
     """
 
     refuses = (
-        "a payload that reaches outside of the region",
+        "a payload that extends past the end of the region",
         "payloads that share bytes, unless their rows have equal offset, type and dims",
     )
 
@@ -165,53 +150,53 @@ class TensorData(construct.Construct):
         size, end, gaps = source.size - start, 0, []
         places = self._in_order(rows, self._extents(rows, size), path)
         for i, place in places:
-            after = place.offset + place.nbytes
-            if after > size:
-                raise self._reaches_out(i, rows[i].name, place, start, size, path)
+            payload_end = place.offset + place.nbytes
+            if payload_end > size:
+                raise self._past_end(i, rows[i].name, place, start, size, path)
             if place.nbytes:
                 if place.offset > end:
                     gaps.append(Gap(end, place.offset - end))
-                end = max(end, after)
+                end = max(end, payload_end)
         stream.seek(source.size)
         gaps = [*gaps, Gap(end, size - end)] if size > end else gaps
         return TensorMap(rows, dict(places), source, start, gaps, byte_order(context))
 
     def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
-        """Returns the bytes of each row's payload; one of unknown type reaches up to the next offset."""
+        """Returns the bytes of each payload. An unknown type extends to the next offset."""
         if all(row.dtype.is_known for row in rows):
             return [row.dtype.nbytes(row.shape) for row in rows]
         offsets = sorted({min(row.offset, size) for row in rows} | {size})
         extents = []
         for row in rows:
-            after = bisect_right(offsets, row.offset)
-            opaque = offsets[after] - row.offset if after < len(offsets) else 0
+            following = bisect_right(offsets, row.offset)
+            opaque = offsets[following] - row.offset if following < len(offsets) else 0
             extents.append(row.dtype.nbytes(row.shape) if row.dtype.is_known else opaque)
         return extents
 
     def _in_order(self, rows: Sequence[Any], extents: Sequence[int], path: str) -> list[tuple[int, Place]]:
-        """Returns the rows' numbers and places in the order of their offsets; raises FormatError where payloads overlap."""
-        unordered = [Place(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)]
-        places = sorted(enumerate(unordered), key=lambda item: item[1][:2])
-        end, before = 0, None
-        for i, place in places:
+        """Returns (row number, place) sorted by offset. Raises FormatError on overlap."""
+        places = [Place(row.offset, extent, row.dtype, tuple(row.shape)) for row, extent in zip(rows, extents, strict=True)]
+        ordered = sorted(enumerate(places), key=lambda item: item[1][:2])
+        end, previous = 0, None
+        for i, place in ordered:
             if place.nbytes:
-                if before is not None and place.offset < end and place != before[1]:
-                    problem = f"expected no overlap, found bytes shared with tensor {shown(rows[before[0]].name)}"
+                if previous is not None and place.offset < end and place != previous[1]:
+                    problem = f"expected no overlap, found bytes shared with tensor {shown(rows[previous[0]].name)}"
                     raise FormatError(problem, self._offset_path(path, i), tensor=rows[i].name)
-                end, before = place.offset + place.nbytes, (i, place)
-        return places
+                end, previous = place.offset + place.nbytes, (i, place)
+        return ordered
 
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _reaches_out(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
-        """Returns the error for a payload that goes past the end of the region, naming the first field of it that does."""
+    def _past_end(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
+        """Returns the error for a payload past the end, with its first field that does not fit."""
         if payload.offset > size:
             problem = f"expected at most {size}, the bytes of the region, found {payload.offset}"
             return TruncatedError(problem, self._offset_path(path, row))
         left = size - payload.offset
-        places = payload.dtype.field_spans(payload.shape).items()
-        field, (at, nbytes) = next((field, place) for field, place in places if sum(place) > left)
+        spans = payload.dtype.field_spans(payload.shape).items()
+        field, (at, nbytes) = next((field, span) for field, span in spans if sum(span) > left)
         problem = f"expected {nbytes} bytes, found {max(left - at, 0)}"
         return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
 
@@ -234,16 +219,16 @@ class TensorData(construct.Construct):
             row, where, payload = rows[i], f"{path} -> {shown(rows[i].name)}", obj[rows[i].name]
             if place in written:
                 if place.nbytes and not same_payload(payload, written[place], row, order):
-                    raise FormatError("expected the payload that stands at its place", where, tensor=row.name)
+                    raise FormatError("expected equal payloads at equal offsets", where, tensor=row.name)
                 continue
             written[place] = payload
             while gaps and gaps[0].offset < place.offset:
                 end += sum(write_all(stream, piece) for piece in obj.gap_pieces(gaps.pop(0)))
             end += write_zeros(stream, place.offset - end)
-            found = write_payload(payload, row, stream, where, order)
-            end += found
-            if found != place.nbytes:
-                raise FormatError(f"expected {place.nbytes} bytes, found {found}", where, tensor=row.name)
+            nbytes = write_payload(payload, row, stream, where, order)
+            end += nbytes
+            if nbytes != place.nbytes:
+                raise FormatError(f"expected {place.nbytes} bytes, found {nbytes}", where, tensor=row.name)
         if gaps is None:
             write_zeros(stream, -end % evaluate(self.padded_to, context))
         for gap in gaps or ():
@@ -253,21 +238,20 @@ class TensorData(construct.Construct):
 
 
 def payload_size(payload: Any, row: Any) -> int:
-    """Returns the bytes that the payload of a row takes: what its type says, or, of an unknown type, its own size."""
+    """Returns the bytes of a row's payload: by its type, or `payload`'s size if it is unknown."""
     if not row.dtype.is_known:
         if not isinstance(payload, (bytes, bytearray)) and not hasattr(payload, "nbytes"):
-            raise FormatError(
-                f"expected a payload of bytes, found {shown(payload)}", f"data -> {shown(row.name)}", tensor=row.name
-            )
+            problem = f"expected a payload of bytes, found {shown(payload)}"
+            raise FormatError(problem, f"data -> {shown(row.name)}", tensor=row.name)
         return int(payload.nbytes if hasattr(payload, "nbytes") else len(payload))
     return int(row.dtype.nbytes(row.shape))
 
 
 def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrder) -> int:
-    """Writes one payload, of whatever `TensorData` builds from, and returns its bytes.
+    """Writes one payload of any kind that `TensorData` accepts, and returns its bytes.
 
     Raises:
-        FormatError: where it is not one of the row's type and shape.
+        FormatError: if its type or shape differs from the row's.
     """
     if isinstance(payload, Tensor) and (payload.dtype, payload.shape) != (row.dtype, tuple(row.shape)):
         found = f"{payload.dtype} {list(payload.shape)}"
@@ -285,7 +269,7 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
 
 
 def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
-    """Tells whether two payloads of a row are the same bytes."""
+    """Returns whether two payloads of a row have the same bytes."""
     if one is other or (isinstance(one, Tensor) and isinstance(other, Tensor) and one.identity == other.identity):
         return True
     written = []
@@ -297,7 +281,7 @@ def same_payload(one: Any, other: Any, row: Any, order: ByteOrder) -> bool:
 
 
 def write_zeros(stream: Any, nbytes: int) -> int:
-    """Writes padding, and returns its bytes."""
-    for start in range(0, nbytes, 1 << 20):
-        write_all(stream, bytes(min(nbytes - start, 1 << 20)))
+    """Writes `nbytes` of padding and returns the count."""
+    for start in range(0, nbytes, GAP_CHUNK):
+        write_all(stream, bytes(min(nbytes - start, GAP_CHUNK)))
     return max(nbytes, 0)

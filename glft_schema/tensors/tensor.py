@@ -1,4 +1,4 @@
-"""A tensor in a file: found by its row in the table, cut from the bytes only when asked, and only as far as asked."""
+"""A tensor in a file. Reads only the bytes that a request needs."""
 
 from __future__ import annotations
 
@@ -19,40 +19,33 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensors.upload import to_device
 
-PIECE = 1 << 24  # bytes copied at a time when a payload is taken over as it is
+PIECE = 1 << 24  # bytes per read when a payload is copied unchanged
 
 Index = int | slice | EllipsisType
 
 
 class Place(NamedTuple):
-    """Where a payload lies in the region of payloads, and what it is: tensors of equal places share one payload.
+    """Location, type and shape of a payload. Tensors with equal places share one payload."""
 
-    Attributes:
-        offset: its first byte, counted from that of the region.
-        nbytes: its bytes.
-        dtype: the type.
-        shape: the tensor's sizes in torch's order.
-    """
-
-    offset: int
+    offset: int  # first byte, from the start of the region
     nbytes: int
     dtype: TensorType
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # in torch's order
 
 
 class Tensor:
-    """A tensor in an open file. Nothing of its payload is read before it is asked for.
+    """A tensor in an open file. The payload is read on request.
 
     Attributes:
         name: as in the file.
-        dims: sizes as stored: GLFT stores them in torch's order, GGUF in the other one.
+        dims: sizes as stored: torch's order in GLFT, the reverse in GGUF.
         shape: sizes in torch's order.
         dtype: the `TensorType`.
-        offset: where the payload begins, in bytes into the region of payloads.
-        position: the same, in bytes from the start of the container.
+        offset: first byte of the payload in the region.
+        position: first byte of the payload in the container.
         nbytes: bytes of the payload.
-        order: the byte order of its numbers.
-        device: where `dequantize` and slices put their result unless told otherwise.
+        order: byte order of the payload.
+        device: default device of `dequantize` and of slices.
     """
 
     def __init__(
@@ -85,52 +78,49 @@ class Tensor:
 
     @property
     def identity(self) -> tuple[Source, int, int, TensorType, tuple[int, ...]]:
-        """Source, position, bytes, type and shape: equal for tensors of one open file that share a payload."""
+        """Source and place. Equal for tensors of one open file that share a payload."""
         return self._source, self.position, self.nbytes, self.dtype, self.shape
 
     @property
     @outside_graphs
     def raw(self) -> memoryview:
-        """The payload as it is in the file, read-only. Raises as `dequantize`."""
+        """The payload's bytes, read-only. Raises as `dequantize`."""
         return self._source.view(self.position, self.nbytes).toreadonly()
 
     @property
     @outside_graphs
     def payload(self) -> Record:
-        """The payload's fields as torch tensors, such as ``payload.scales``; views of the mapped file where it is one.
-
-        Raises as `dequantize`.
-        """
+        """The payload's fields as torch tensors, ``payload.scales``. Raises as `dequantize`."""
         self._check_known()
         return self.dtype.parse(Cursor(self._source, self.position), self.shape, self.order)
 
     @property
     @outside_graphs
     def fields(self) -> dict[str, torch.Tensor]:
-        """What is stored, by field: of a type of blocks each field of its block, [blocks, numbers], in file order.
+        """The stored fields in file order; those of block types are [blocks, elements].
 
-        Unsigned words come as their bytes, the lowest first. Raises as `dequantize`.
+        Unsigned words are returned as bytes, lowest first. Raises as `dequantize`.
         """
         return self.dtype.columns(self.payload)
 
     @property
     def file(self) -> str:
-        """The path of the file that it is in, or ``<bytes>``."""
+        """Path of the tensor's file, or ``<bytes>``."""
         return self._source.name
 
     def get_shape(self) -> list[int]:
-        """Returns `shape`, as safetensors has it."""
+        """Returns `shape` as a list, as in safetensors."""
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """Returns the name of the type, as safetensors has it."""
+        """Returns the name of the type, as in safetensors."""
         return self.dtype.name
 
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
-        """Yields the payload's bytes in order: as they are, or with its numbers in another byte order.
+        """Yields the payload in chunks, unchanged or converted to another byte order.
 
         Raises:
-            TensorError: where the byte order of an unknown type is to be changed.
+            TensorError: if the byte order of an unknown type is to be changed.
             ClosedError, TruncatedError: as `dequantize`.
         """
         self._source.check_open()
@@ -145,21 +135,23 @@ class Tensor:
 
     @outside_graphs
     def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
-        """Returns the tensor's numbers.
+        """Returns the tensor's values.
 
         Args:
-            dtype: a float dtype; unless given, the stored one of a tensor of plain numbers and float32 of a quantized one.
-            device: where to put them; the file's device unless given.
+            dtype: a float dtype; by default float32 for quantized tensors and the stored dtype for
+                others.
+            device: by default the file's device.
 
         Returns:
-            A tensor of `shape`. Plain numbers kept in their dtype on the CPU are a view of a mapped little-endian file. Writing
-            into them changes neither the file nor what is built from it, but other views of the same open file.
+            A tensor of `shape`. An unquantized tensor in its own dtype on the CPU is a view of a
+            mapped little-endian file. Writing to it changes other views of the open file, but
+            neither the file nor files built from it.
 
         Raises:
-            ClosedError: after the file was closed.
-            TruncatedError: where the file has become shorter since it was opened.
-            TensorError: where the type is not known.
-            ValueError: where `dtype` is not a float dtype.
+            ClosedError: if the file is closed.
+            TruncatedError: if the file was truncated after opening.
+            TensorError: if the type is unknown.
+            ValueError: if `dtype` is not a float dtype.
         """
         self._source.check_open()
         self._check_known()
@@ -167,10 +159,10 @@ class Tensor:
         return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
 
     def chunks(self, numbers: int = CHUNK) -> Iterator[torch.Tensor]:
-        """Yields the tensor's numbers in C order, flat, about so many at a time, so that no tensor is too large for memory.
+        """Yields the values in C order as flat tensors, to process tensors larger than memory.
 
         Args:
-            numbers: how many to aim at; at least those that share a scale come together.
+            numbers: target size of a chunk; weights that share a scale stay together.
 
         Raises:
             ClosedError, TruncatedError, TensorError: as `dequantize`.
@@ -183,7 +175,7 @@ class Tensor:
 
     @outside_graphs
     def _chunk_sizes(self, numbers: int) -> tuple[int, int, int, int]:
-        """Returns the rows and columns of the matrix, and of a chunk; no rows for a tensor without numbers."""
+        """Returns rows and columns of the matrix and of a chunk; no rows if the tensor is empty."""
         self._check_known()
         (out, columns), unit = matrix(self.shape), self.dtype.unit(self.shape)
         if 0 in (out, columns):
@@ -192,21 +184,22 @@ class Tensor:
 
     @outside_graphs
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
-        """Returns a part of the tensor, as indexing a torch tensor with integers, slices and ``...`` does.
+        """Returns a part of the tensor. Indices are integers, slices and ``...``, as in torch.
 
-        Reads, in each row asked for, the bytes from the first number to the last, and those that share a scale with them.
+        Reads, in each selected row, the bytes from the first to the last element, rounded to whole
+        blocks.
 
         Raises:
-            IndexError: as torch does; for a step below 1, and for other kinds of index, too.
+            IndexError: as torch does; also for a step below 1 and other kinds of index.
             ClosedError, TruncatedError, TensorError: as `dequantize`.
         """
         self._source.check_open()
         self._check_known()
         ranges, dropped = self._ranges(index)
-        kept = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
-        if 0 in kept:
-            return torch.empty(kept, dtype=self.dtype.dtype, device=self.device)
-        has_rows = len(ranges) > 1  # otherwise all is one row, see `matrix`
+        shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
+        if 0 in shape:
+            return torch.empty(shape, dtype=self.dtype.dtype, device=self.device)
+        has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
         first = sum(part[0] * stride for part, stride in zip(inner, strides, strict=True))
@@ -217,35 +210,35 @@ class Tensor:
         down, across = block.stride()
         steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
         steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
-        part = block.as_strided(kept, steps, block.storage_offset() + (first - columns.start) * across)
+        part = block.as_strided(shape, steps, block.storage_offset() + (first - columns.start) * across)
         is_view = self._source.mapped and self.dtype.exact and self.order == LITTLE and block.device.type == "cpu"
         return part if is_view or part.numel() == block.numel() else part.clone()
 
     def _check_known(self) -> None:
         if not self.dtype.is_known:
-            problem = f"its type, {self.dtype.code}, is not known; glft_schema.types.register_type adds types"
+            problem = f"type {self.dtype.code} is unknown; glft_schema.types.register_type adds types"
             raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
-        """Returns the numbers asked for along each dim, and whether the dim goes from the result."""
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if any(part is None for part in parts):
+        """Returns the range of each dim, and whether the result drops the dim."""
+        indices = list(index) if isinstance(index, tuple) else [index]
+        if any(part is None for part in indices):
             raise IndexError("new axes (None) are not supported in slices: index with integers, slices and ...")
-        ellipses = [at for at, part in enumerate(parts) if part is ...] or [len(parts)]
+        ellipses = [at for at, part in enumerate(indices) if part is ...] or [len(indices)]
         if len(ellipses) > 1:
             raise IndexError("an index can have a single ellipsis ('...')")
-        missing = len(self.shape) - sum(part is not ... for part in parts)
+        missing = len(self.shape) - sum(part is not ... for part in indices)
         if missing < 0:
             raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.shape)} dims")
-        parts[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
+        indices[ellipses[0] : ellipses[0] + 1] = [slice(None)] * missing
         ranges = []
-        for axis, (part, size) in enumerate(zip(parts, self.shape, strict=True)):
+        for axis, (part, size) in enumerate(zip(indices, self.shape, strict=True)):
             if isinstance(part, slice) and (part.step is None or part.step > 0):
                 picked = range(size)[part]
-                ranges.append(range(picked[0], picked[0] + 1) if len(picked) == 1 else picked)  # whatever its step is
+                ranges.append(range(picked[0], picked[0] + 1) if len(picked) == 1 else picked)  # any step
                 continue
             try:
-                at = None if isinstance(part, (bool, slice, EllipsisType)) else operator.index(part)  # numpy's, too
+                at = None if isinstance(part, (bool, slice, EllipsisType)) else operator.index(part)  # accepts numpy integers
             except TypeError:
                 at = None
             if at is None:
@@ -253,13 +246,13 @@ class Tensor:
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for dim {axis} of size {size}")
             ranges.append(range(at % size, at % size + 1))
-        return ranges, [not isinstance(part, slice) for part in parts]
+        return ranges, [not isinstance(part, slice) for part in indices]
 
     @outside_graphs
     def _numbers(
         self, rows: range, columns: range, dtype: torch.dtype | None, device: str | torch.device | None
     ) -> torch.Tensor:
-        """Returns a part of the matrix [out, in]; `columns` begins and ends at multiples of the type's unit."""
+        """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
         dtype, device = dtype or self.dtype.dtype, device or self.device
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"expected a torch dtype, found {shown(dtype)}")

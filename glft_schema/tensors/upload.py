@@ -1,8 +1,8 @@
-"""Payloads from a file to a GPU: through two pinned buffers, so that reading, copying and computing go on at the same time.
+"""Uploads to a GPU through two pinned buffers, so that reading, copying and computing overlap.
 
-Memory that the system may move can only be copied to a device piece by piece, by the driver, while the program waits. So a
-payload is copied into pinned memory here, by all threads; from there the device fetches it by itself, on a stream of its own,
-while the next piece goes into the other buffer and the formulas of earlier tensors run on the main stream.
+The driver copies pageable memory in small steps while the program waits. Here all threads copy a
+payload into pinned memory. The device fetches it on a separate stream while the next piece fills
+the other buffer and formulas of earlier tensors run on the main stream.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from glft_schema.lazy import torch
 
-PIECE = 1 << 25  # bytes of a buffer
+PIECE = 1 << 25  # bytes per buffer
 
 
 def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
-    """Returns a tensor of the processor's memory on a device; on a GPU as soon as the current stream gets to it."""
+    """Copies a CPU tensor to a device. On a GPU, the copy is asynchronous in stream order."""
     target = torch.device(device)
     if target == tensor.device:
         return tensor
@@ -27,10 +27,9 @@ def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
 
 
 class Uploads:
-    """What copies to one GPU: a stream, and two pinned buffers that take turns.
+    """The upload stream of one GPU and its two pinned buffers, used in turn. Kept until exit.
 
-    They are kept until the process ends. Tensors that are handed out as they were stored lie in memory of this stream, which
-    torch uses again for uploads only.
+    Tensors returned in their stored dtype keep memory of this stream, reused for uploads only.
     """
 
     def __init__(self, index: int) -> None:
@@ -42,7 +41,7 @@ class Uploads:
         self._lock = threading.Lock()
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of `tensor` on the device, for the current stream, which waits for it."""
+        """Returns a copy of `tensor` on the device. The current stream waits for it."""
         stored, arrived = tensor.contiguous().view(-1).view(torch.uint8), torch.cuda.Event()  # type: ignore[no-untyped-call]
         with self._lock, torch.cuda.stream(self.stream):
             out = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
@@ -50,7 +49,7 @@ class Uploads:
             for start in range(0, len(stored), PIECE):
                 part = stored[start : start + PIECE]
                 buffer, fetched = self.buffers[self.turn][: len(part)], self.fetched[self.turn]
-                fetched.synchronize()  # what was in the buffer is on the device
+                fetched.synchronize()  # the buffer's previous content is on the device
                 buffer.copy_(part)
                 flat[start : start + len(part)].copy_(buffer, non_blocking=True)
                 fetched.record(self.stream)
@@ -58,10 +57,8 @@ class Uploads:
             arrived.record(self.stream)
         current = torch.cuda.current_stream(self.device)
         current.wait_event(arrived)
-        out.record_stream(current)  # its memory belongs to the other stream, which may not use it again before
+        out.record_stream(current)  # keeps the upload stream from reusing the memory too early
         return out
 
 
-@lru_cache
-def _uploads(index: int) -> Uploads:
-    return Uploads(index)
+_uploads = lru_cache(Uploads)

@@ -1,1 +1,1 @@
-"""From weights to a file: checkpoints, schemes, importance, save and convert."""
+"""From weights to a file: checkpoints, type schemes, importance, saving and conversion."""

@@ -1,4 +1,4 @@
-"""Checkpoints of any kind, opened by what they are: safetensors, a folder or index of shards, torch, GLFT or GGUF."""
+"""Opens checkpoints of any kind: safetensors, a folder or index of shards, torch, GLFT or GGUF."""
 
 from __future__ import annotations
 
@@ -15,56 +15,50 @@ from glft_schema.files.file import File
 from glft_schema.formats.registry import SAFETENSORS_ENDING, format_with
 from glft_schema.storage.file_source import open_regular, read_regular
 from glft_schema.storage.source import StrPath
-from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.safetensors_files import open_safetensors
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor, in_file, in_memory
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 INDEX_SUFFIX = f"{SAFETENSORS_ENDING}.index.json"
 
 
 class Checkpoint(NamedTuple):
-    """An open checkpoint.
-
-    Attributes:
-        tensors: by name.
-        metadata: typed of GGUF, text of GLFT and of a safetensors file; those of a GGUF set do not say that it was one.
-        file: the weights file that it is, or None.
-    """
+    """An open checkpoint."""
 
     tensors: Mapping[str, Any]
-    metadata: Mapping[str, Any]
-    file: File | None = None
+    metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
+    file: File | None = None  # if it is a weights file
 
 
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
-    """Opens a checkpoint: a safetensors file, a folder of them with its index, a torch file of tensors, or a weights file.
+    """Opens a checkpoint: safetensors (a file, folder or index), a torch file, or a weights file.
 
-    A torch file is read with ``weights_only=True``: it can run no code. Where it is a dict that has the weights under
-    ``state_dict``, ``model_state_dict`` or ``model``, these are taken. Tensors of a safetensors file are read one by one.
+    A torch file is read with ``weights_only=True``, so it cannot run code. If its dict has the
+    weights under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used. Tensors of
+    safetensors files are read one at a time.
 
     Args:
         path: the file or folder.
-        exclude: names or fnmatch patterns of entries to leave out; they need not be tensors.
+        exclude: names or fnmatch patterns of entries to omit, which need not be tensors.
 
     Raises:
-        OSError: where a file cannot be opened.
-        FormatError: where it is not a checkpoint.
-        TensorError: for an entry that is no tensor.
-        SchemeError: for a pattern that matches nothing.
+        OSError: if a file cannot be opened.
+        FormatError: if it is not a checkpoint.
+        TensorError: if an entry is not a tensor.
+        SchemeError: if a pattern matches nothing.
     """
     return dict(open_with_metadata(path, exclude).tensors)
 
 
 def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata."""
-    found = _open_any(path)
-    return found._replace(tensors=in_memory(leave_out(found.tensors, exclude)))
+    checkpoint = _open_any(path)
+    return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
 def _open_any(path: StrPath) -> Checkpoint:
-    """Opens a checkpoint of any kind, whose entries are not yet known to be tensors."""
+    """Opens a checkpoint of any kind. Its entries may not be tensors."""
     if os.path.isdir(path):
         return Checkpoint(_open_folder(Path(path)), {})
     if os.fspath(path).endswith(INDEX_SUFFIX):
@@ -78,17 +72,12 @@ def _open_any(path: StrPath) -> Checkpoint:
         return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
     if format_with(magic):
         file = open_container(path)
-        tensors = {name: _in_file(tensor) for name, tensor in file.tensors.items()}
+        tensors = {name: in_file(tensor) for name, tensor in file.tensors.items()}
         metadata = file.metadata
         if keys := file.format.shards:
             metadata = metadata.without(*(key for key in keys if key in metadata))
         return Checkpoint(tensors, metadata, file)
     return Checkpoint(*open_safetensors(path))
-
-
-def _in_file(tensor: Tensor) -> StoredTensor:
-    """Returns a tensor of a weights file, which stays open for it."""
-    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
 
 
 def _open_folder(folder: Path) -> Mapping[str, Any]:
@@ -106,23 +95,25 @@ def _open_folder(folder: Path) -> Mapping[str, Any]:
 def _open_index(index: Path) -> Mapping[str, Any]:
     stored = read_regular(index)
     try:
-        places = json.loads(stored.decode("utf-8"))["weight_map"]
-        shards = set(places.values())
+        weight_map = json.loads(stored.decode("utf-8"))["weight_map"]
+        shards = set(weight_map.values())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FormatError(f"expected JSON with a weight_map, found something else in {safe(index.name)}") from None
+        raise FormatError(f"expected JSON with a weight_map in {safe(index.name)}") from None
     if not shards:
         raise FormatError(f"expected at least one tensor in the weight_map, found none in {safe(index.name)}")
     opened = {}
     for shard in sorted(shards, key=str):
-        if not isinstance(shard, str) or not is_file_name(shard):
+        if not _is_file_name(shard):
             raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
         opened[shard] = open_safetensors(index.parent / shard)[0]
-    missing = [name for name, shard in places.items() if name not in opened[shard]]
+    missing = [name for name, shard in weight_map.items() if name not in opened[shard]]
     if missing:
-        raise FormatError(f"expected tensor {shown(missing[0])} in {safe(places[missing[0]])}, found none", "weight_map")
-    return {name: opened[shard][name] for name, shard in places.items()}
+        raise FormatError(f"expected tensor {shown(missing[0])} in {safe(weight_map[missing[0]])}, found none", "weight_map")
+    return {name: opened[shard][name] for name, shard in weight_map.items()}
 
 
-def is_file_name(text: str) -> bool:
-    """Tells whether a text names a file of the folder that it is looked for in, and no other place."""
-    return text == os.path.basename(text) and text not in ("", ".", "..") and "\0" not in text and is_utf8(text)
+def _is_file_name(text: object) -> bool:
+    """Returns whether a value is the name of a file in the same folder."""
+    if not isinstance(text, str) or text in ("", ".", ".."):
+        return False
+    return text == os.path.basename(text) and "\0" not in text and is_utf8(text)

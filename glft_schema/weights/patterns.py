@@ -1,4 +1,4 @@
-"""Tensors chosen by name or by pattern."""
+"""Selection of tensors by name or fnmatch pattern."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
-    """Returns the names that `pattern` stands for: the tensor of that name alone, or else those that it matches (fnmatch).
+    """Returns `pattern` if it is a tensor's name, otherwise the names it matches (fnmatch).
 
     Raises:
-        SchemeError: where there is none; the text suggests the closest name.
+        SchemeError: if nothing matches; suggests the closest name.
     """
     if not isinstance(pattern, str):
         raise SchemeError(f"expected a name or pattern, found {shown(pattern)}")
     if pattern in tensors:
         return [pattern]
-    names = [str(name) for name in tensors]  # a torch file may have keys that are none
+    names = [str(name) for name in tensors]  # keys of a torch file may not be strings
     if matched := [name for name, text in zip(tensors, names, strict=True) if fnmatchcase(text, pattern)]:
         return matched
     close = difflib.get_close_matches(pattern, names, n=1)
@@ -31,7 +31,7 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
 
 
 def leave_out(tensors: Mapping[str, T], patterns: Iterable[str]) -> dict[str, T]:
-    """Returns the tensors that no pattern stands for. Raises SchemeError for a pattern that stands for none."""
+    """Returns the tensors that match no pattern. Raises as `names_matching`."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
-    left_out = {name for pattern in patterns for name in names_matching(pattern, tensors)}
-    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    excluded = {name for pattern in patterns for name in names_matching(pattern, tensors)}
+    return {name: tensor for name, tensor in tensors.items() if name not in excluded}

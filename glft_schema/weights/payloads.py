@@ -1,4 +1,4 @@
-"""A tensor on its way into a file: planned with its type and size, made when its turn comes, reported when it is written."""
+"""Payloads to be written: planned with type and size, encoded on writing, and reported."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from glft_schema.weights.stored_tensors import StoredTensor, check_dense
 
 @dataclass(frozen=True)
 class WrittenTensor:
-    """A tensor as it went into a file.
+    """The result of writing a tensor.
 
     Attributes:
-        name: its name.
-        source: the dtype it came in.
-        type: the type it was stored in.
-        nbytes: bytes of its payload; 0 where it shares that of `alias_of`.
-        alias_of: the tensor that it is tied to, or None.
-        note: why the type is not the one asked for or stored; mostly empty.
-        copied: the payload is that of the source, bit for bit but for the byte order; nothing was computed.
-        error: max |stored - source|, where that was asked for.
+        name: of the tensor.
+        source: its dtype before writing.
+        type: its type in the file.
+        nbytes: bytes of its payload; 0 if it shares the payload of `alias_of`.
+        alias_of: the tensor it is tied to, or None.
+        note: why the type differs from the requested or stored one, or empty.
+        copied: whether the payload equals the source's except for byte order.
+        error: max |stored - source|, if requested.
     """
 
     name: str
@@ -44,53 +44,36 @@ class WrittenTensor:
 
 @dataclass
 class PlannedPayload:
-    """A payload that is made when it is written.
-
-    Attributes:
-        name: of the tensor.
-        stored: what it is made of.
-        choice: the type it gets.
-        done: called with the name when it is written.
-        measure: whether what is stored is compared with its source.
-        error: max |stored - source|, once it is known.
-    """
+    """A payload that is encoded when written."""
 
     name: str
-    stored: StoredTensor
+    stored: StoredTensor  # the source
     choice: Choice
-    done: Callable[[str], None] | None = None
-    measure: bool = False
-    error: float | None = None
+    done: Callable[[str], None] | None = None  # called with the name after writing
+    measure: bool = False  # whether to compare the payload with its source
+    error: float | None = None  # max |stored - source|, set by writing
 
     @property
     def type(self) -> TensorType:
-        """The type it gets."""
         return self.choice.type
 
     @property
     def copy_of(self) -> Tensor | None:
-        """The tensor of another weights file whose payload it is, or None."""
+        """The tensor of a weights file whose payload is copied, or None."""
         file_tensor = self.stored.file_tensor
         return file_tensor if file_tensor is not None and file_tensor.dtype == self.type else None
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the numbers are stored as they come."""
+    def is_unchanged(self) -> bool:
+        """Whether the values are stored unchanged."""
         return self.type.exact == str(self.stored.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload."""
-        if self.copy_of:
-            return self.copy_of.nbytes
-        return self.type.nbytes(self.stored.shape)
+        return self.copy_of.nbytes if self.copy_of else self.type.nbytes(self.stored.shape)
 
     def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
-        """Yields the payload's bytes.
-
-        Raises:
-            TensorError: where the tensor cannot be stored as planned.
-        """
+        """Yields the payload's bytes. Raises TensorError if the tensor does not match the plan."""
         if self.copy_of:
             yield from self.copy_of.pieces(order)
             self.error = 0.0
@@ -101,9 +84,12 @@ class PlannedPayload:
 
     def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
         source = self.stored.rows or self._loaded()
-        if self.is_kept:
+        if self.is_unchanged:
             self.error = 0.0
-            for part in (source[rows] for rows in self._row_chunks()) if isinstance(source, Rows) else (source,):
+            chunks = (
+                (source[rows] for rows in row_chunks(*matrix(self.stored.shape))) if isinstance(source, Rows) else (source,)
+            )
+            for part in chunks:
                 yield from self.type.pieces({"weights": part}, order)
         else:
             self.error = 0.0 if self.measure else None
@@ -114,34 +100,31 @@ class PlannedPayload:
             yield from self.type.pieces(fields, order)
 
     def _loaded(self) -> torch.Tensor:
-        """Returns the tensor. Raises TensorError where it is not what was planned."""
+        """Returns the source tensor. Raises TensorError if it does not match the plan."""
         tensor, dims = self.stored.load(), self.stored.shape
         check_dense(self.name, tensor)
         if (tuple(tensor.shape), tensor.dtype) != (dims, self.stored.dtype):
-            payloads_of, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
-            raise TensorError(f"expected {payloads_of} as planned, found {found}", self.name)
+            planned, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
+            raise TensorError(f"expected {planned} as planned, found {found}", self.name)
         return tensor
 
-    def _row_chunks(self) -> Iterator[slice]:
-        return row_chunks(*matrix(self.stored.shape))
-
     def _compare(self, source: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> None:
-        """Takes the error of some rows [rows, in], given what is stored of them."""
+        """Updates the error with some rows [rows, in] and their encoded fields."""
         stored = self.type.decode(fields, source.shape[1])
         self.error = max(self.error or 0.0, max_error(stored, source))
 
     def written(self, alias_of: PlannedPayload | None = None) -> WrittenTensor:
-        """Returns what became of it, once it is written; `alias_of` is the tensor whose payload it shares."""
+        """Returns the report after writing. `alias_of` is the tensor whose payload it shares."""
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = alias_of.error if alias_of else self.error
-        copied = self.copy_of is not None or (self.is_kept and self.stored.file_tensor is None)
+        copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
         return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, copied, error)
 
 
 def payloads_of(
     choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor], progress: Progress | None, measure: bool
 ) -> dict[str, PlannedPayload]:
-    """Returns a payload for each tensor; as they are written, `progress` is told the share of all numbers."""
+    """Plans a payload for each tensor. `progress` receives the share of weights written."""
     total = sum(tensor.numel for tensor in tensors.values()) or 1
     written = 0
 

@@ -1,8 +1,9 @@
-"""safetensors files: their layout, read and written one tensor at a time.
+"""safetensors files, read and written one tensor at a time.
 
-Source: the format as its README tells it (safetensors 0.8): u64 length, JSON header, payloads without gaps. As the library
-does, the header is padded with spaces to a multiple of 8, and tensors with wider numbers come first, so that all are aligned.
-The library itself checks what is read; it is not used to write, because it holds all tensors in memory.
+Source: the README of safetensors 0.8. A file is a u64 length, a JSON header, and payloads without
+gaps. As in the library, the header is padded with spaces to a multiple of 8, and tensors are sorted
+by decreasing element size, which aligns them. The library validates files on reading. It is not
+used for writing because it holds all tensors in memory.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from glft_schema.weights.payloads import WrittenTensor, payloads_of
 from glft_schema.weights.schemes import choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
-SAFETENSORS_METADATA = "__metadata__"  # the entry of a header that is no tensor
+SAFETENSORS_METADATA = "__metadata__"  # the header entry that is not a tensor
 
-# What safetensors calls torch's dtypes. Source: `Dtype` in safetensors 0.8.
+# Names of torch's dtypes. Source: `Dtype` in safetensors 0.8.
 # fmt: off
 SAFETENSORS_DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -50,28 +51,18 @@ SAFETENSORS_DTYPES = {
 # fmt: on
 
 
-def verbatim_type(name: str, code: int, number: Number) -> TensorType:
-    """Declares a type whose numbers are stored as they come, and are never made of others."""
-    payload = Struct("weights" / number[DIMS] * "as torch has them")
-    return TensorType(name, code, payload, as_stored, None, exact=SAFETENSORS_DTYPES[name])
+def copied_type(code: int, name: str, kind: str) -> TensorType:
+    """Declares a type for copies only: no encoder converts other dtypes to it."""
+    dtype = SAFETENSORS_DTYPES[name]
+    payload = Struct("weights" / Number(name.lower(), kind, dtype)[DIMS] * "as in torch")
+    return TensorType(name, code, payload, as_stored, None, exact=dtype)
 
 
-ONLY_KEPT = [
-    verbatim_type(name, 100 + code, Number(name.lower(), kind, SAFETENSORS_DTYPES[name]))
-    for code, (name, kind) in enumerate(
-        {
-            "U8": "u1",
-            "U16": "u2",
-            "U32": "u4",
-            "U64": "u8",
-            "BOOL": "u1",
-            "C64": "c8",
-            **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "u1"),
-        }.items()
-    )
-]
-TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *ONLY_KEPT)
-MAX_HEADER = 100_000_000  # bytes, of which readers take no more
+COPIED_KINDS = {"U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8", "BOOL": "u1", "C64": "c8"}
+COPIED_KINDS |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "u1")
+COPIED_TYPES = [copied_type(100 + i, name, kind) for i, (name, kind) in enumerate(COPIED_KINDS.items())]
+TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *COPIED_TYPES)
+MAX_HEADER = 100_000_000  # bytes: the limit of other readers
 
 
 def save_safetensors(
@@ -84,13 +75,13 @@ def save_safetensors(
     progress: Progress | None = None,
     measure: bool = False,
 ) -> list[WrittenTensor]:
-    """Writes tensors to a safetensors file; quantized ones are dequantized. Arguments, result and errors as of `save_file`.
+    """Writes tensors to a safetensors file; quantized ones are dequantized. See `save_file`.
 
-    Tensors that are one and the same are stored once for each name: the format does not let them share bytes.
+    Tied tensors are stored once per name: the format does not allow shared bytes.
     """
     stored = in_memory(leave_out(tensors, exclude))
     if SAFETENSORS_METADATA in stored:
-        raise TensorError("expected a name that the format does not use itself", SAFETENSORS_METADATA)
+        raise TensorError("this name is reserved by safetensors", SAFETENSORS_METADATA)
     choices = choose_types(stored, schemes or {}, TYPES)
     payloads = payloads_of(choices, stored, progress, measure)
     codes = {torch_name: code for code, torch_name in SAFETENSORS_DTYPES.items()}
@@ -116,30 +107,28 @@ def save_safetensors(
     return [tensor.written() for tensor in payloads.values()]
 
 
-@dataclass(frozen=True)
-class _Unreadable:
-    """An entry that torch has no dtype for: it may be left out."""
-
-    code: str
-
-    def __repr__(self) -> str:
-        return f"a dtype that torch does not have, {self.code}"
-
-
 def open_safetensors(path: StrPath) -> tuple[dict[str, Any], dict[str, str]]:
-    """Opens a file that the format's own library accepts, and returns its entries and its metadata.
+    """Opens a file that the safetensors library accepts, and returns its entries and its metadata.
 
-    Numbers are read here: the library is slow to read some rows. An entry of a dtype that torch lacks is no `StoredTensor`.
+    Values are read here because the library is slow to read single rows. An entry with a dtype that
+    torch lacks is a text that says so. It can be excluded.
 
     Raises:
         OSError: from the system.
-        FormatError: for a file that the library does not accept.
+        FormatError: if the library rejects the file.
     """
-    source = open_source(path)  # first: it refuses what is no regular file without waiting on it
-    names = _names_in_safetensors(path)
+    from safetensors import SafetensorError, safe_open
+
+    source = open_source(path)  # first: it never blocks on a pipe
+    try:
+        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
+        names = list(opened.keys())
+    except SafetensorError as error:
+        problem = f"expected a safetensors or torch file, found {one_line(str(error))}"
+        raise FormatError(problem, file=os.fspath(path)) from error
     length = int.from_bytes(source.read(0, 8), "little")
     header = json.loads(bytes(source.read(8, length)))
-    stored: dict[str, StoredTensor | _Unreadable] = {}
+    stored: dict[str, Any] = {}
     for name in names:
         code, shape, start = header[name]["dtype"], tuple(header[name]["shape"]), header[name]["data_offsets"][0]
         dtype = getattr(torch, SAFETENSORS_DTYPES.get(code, ""), None)
@@ -147,13 +136,13 @@ def open_safetensors(path: StrPath) -> tuple[dict[str, Any], dict[str, str]]:
             numbers = _Numbers(source, 8 + length + start, dtype, name)
             stored[name] = StoredTensor(shape, dtype, partial(numbers, 0, shape), rows=Rows(shape, dtype, numbers))
         else:
-            stored[name] = _Unreadable(code)
+            stored[name] = f"{code}, a dtype that torch lacks"
     return stored, header.get(SAFETENSORS_METADATA) or {}
 
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Numbers one after another in a file, from byte `start` on."""
+    """Consecutive values in a file, from byte `start`."""
 
     source: Source
     start: int
@@ -161,22 +150,10 @@ class _Numbers:
     name: str
 
     def __call__(self, first: int, shape: Sequence[int]) -> torch.Tensor:
-        """Returns a tensor of those from number `first` on."""
+        """Returns a tensor of `shape` that begins at element `first`."""
         size = self.dtype.itemsize
         try:
             return tensor_over(self.source.private(self.start + first * size, math.prod(shape) * size), self.dtype, shape)
-        except FormatError as error:  # of a file that was cut since it was opened
+        except FormatError as error:  # the file was truncated after opening
             error.tensor = self.name
             raise
-
-
-def _names_in_safetensors(path: StrPath) -> list[str]:
-    """Returns the names of tensors in a file; raises FormatError, with what the library says, where it does not accept it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        opened: Any = safe_open(os.fspath(path), framework="pt", backend="pread")
-        return list(opened.keys())
-    except SafetensorError as error:
-        found = one_line(str(error))
-        raise FormatError(f"expected a safetensors or torch file, found {found}", file=os.fspath(path)) from error

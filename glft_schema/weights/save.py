@@ -1,4 +1,4 @@
-"""Tensors into a file: every size and offset planned first, then one payload at a time, and the file replaced at the end."""
+"""Saves tensors: plans all sizes and offsets, then writes one payload at a time."""
 
 from __future__ import annotations
 
@@ -39,40 +39,42 @@ def save_file(
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
 
-    The file at `path` is replaced at the end, or left as it was where anything fails. Tensors that are one and the same, as
-    tied weights are, are stored once. Peak memory is that of the largest tensor as float32, twice, and a constant; of a tensor
-    that is a single row, three times.
+    The file at `path` is replaced at the end, and unchanged after an error. Tied tensors are stored
+    once. Peak memory is a constant and 2 float32 copies of the largest tensor, 3 if it is one row.
 
     Args:
-        tensors: by name; torch tensors, or `StoredTensor`s that are loaded when their turn comes.
-        path: where to.
-        metadata: text by key in GLFT; in GGUF values of any kind, see `glft_schema.Typed`.
-        schemes: names or fnmatch patterns -> types in lower case, such as ``f32``, ``q8_per_channel``, ``q4_0``; a name
-            wins over patterns, later patterns over earlier ones. Tensors that none names keep their type.
-        alignment: payloads begin at multiples of it; 1 in GLFT and 32 in GGUF unless given. 64 lets every float tensor be read
-            in place, at its best speed.
-        format: ``glft`` or ``gguf``; unless given, GGUF where `path` ends in ``.gguf``, and else GLFT.
-        header: fields of the header that are not to have their default: ``{"version": 2, "byte_order": "big"}`` of GGUF.
-        rules: rule sets that the file has to keep to, such as ``["spec"]``, or none, ``[]``; those of the format unless given,
-            ``["spec", "ggml"]`` of GGUF.
-        exclude: names or fnmatch patterns of tensors that are not to be written.
-        progress: called after each tensor with its name and the share of all numbers that is written, from 0 to 1.
-        measure: compare what is stored with its source, and report the error.
-        importance: by tensor, how much an error in each of its columns matters: see `glft_schema.read_importance`.
+        tensors: torch tensors, or `StoredTensor`s to be loaded one at a time, by name.
+        path: the file to write.
+        metadata: text by key in GLFT; values of any type in GGUF, see `glft_schema.Typed`.
+        schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
+            ``q4_0``. Names override patterns, later patterns override earlier ones. Other tensors
+            keep their type.
+        alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
+            64, every float tensor can be read in place at full speed.
+        format: ``glft`` or ``gguf``; by default GGUF if `path` ends in ``.gguf``, otherwise GLFT.
+        header: header fields with values other than the default, such as ``{"version": 2,
+            "byte_order": "big"}`` in GGUF.
+        rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
+            default the format's own, ``["spec", "ggml"]`` in GGUF.
+        exclude: names or fnmatch patterns of tensors to omit.
+        progress: called after each tensor with its name and the share written, from 0 to 1.
+        measure: compare payloads with their source and report the error.
+        importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
 
     Returns:
-        What became of each tensor, in the file's order.
+        The result for each tensor, in file order.
 
     Raises:
-        OptionError: for a format, alignment or rule set that is not known or possible, and for an importance of other tensors.
-        SchemeError: for a scheme or pattern that cannot be followed.
-        TensorError: for a tensor that cannot be stored as asked.
-        FormatError: for names, shapes or metadata that the format cannot hold.
+        OptionError: if a format, alignment or rule set is unknown or invalid, or `importance`
+            covers none of the tensors.
+        SchemeError: if a scheme or pattern is invalid or matches nothing.
+        TensorError: if a tensor cannot be stored as requested.
+        FormatError: if the format cannot hold names, shapes or metadata.
         OSError: from the system.
 
     Warns:
-        QuantizationWarning: where weights are so small that their scale rounds to zero.
-        TiedWarning: where tensors that are one and the same get different types, and so are stored apart.
+        QuantizationWarning: if weights are so small that their scale rounds to zero.
+        TiedWarning: if tied tensors get different types and are stored separately.
     """
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
@@ -80,7 +82,7 @@ def save_file(
     stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
     choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors)
     rules = target.keeps_to if rules is None else rule_sets(rules)
-    aliases = {} if set(rules).intersection(target.unshared_by) else _tied(stored, choices)
+    aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
     payloads = payloads_of(choices, stored, progress, measure)
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
@@ -97,10 +99,10 @@ def save_file(
     return [tensor.written(payloads.get(aliases.get(name, ""))) for name, tensor in payloads.items()]
 
 
-def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:
-    """Returns, for each tensor that is the same numbers in the same type as an earlier one, the name of that one.
+def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:
+    """Returns aliases: names of tied tensors -> the earlier tensor whose payload they share.
 
-    Notes in `choices`, and warns of, those that are the same numbers in another type.
+    Tied tensors with different payloads get a note in `choices` and a warning.
     """
     first: dict[Any, list[str]] = {}
     aliases = {}
@@ -108,24 +110,22 @@ def _tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dic
         if tensor.identity is None:
             continue
         earlier = first.setdefault(tensor.identity, [])
-        same = [other for other in earlier if _stored_alike(other, name, stored, choices)]
+        same = [other for other in earlier if _same_payload(other, name, stored, choices)]
         if same:
             aliases[name] = same[0]
             continue
         if earlier:
-            other = "type" if choices[earlier[0]].type != choices[name].type else "importance"
-            note = f"tied to {shown(earlier[0])}, which gets another {other}: stored apart"
+            difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
+            note = f"tied to {shown(earlier[0])}, which gets another {difference}: stored separately"
             choices[name] = Choice(choices[name].type, "; ".join(filter(None, (choices[name].note, note))))
             warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
         earlier.append(name)
     return aliases
 
 
-def _stored_alike(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
-    """Tells whether two tensors that are the same numbers become the same payload."""
+def _same_payload(one: str, other: str, stored: Mapping[str, StoredTensor], choices: Mapping[str, Choice]) -> bool:
+    """Returns whether two tied tensors get the same payload."""
     type_, first, second = choices[one].type, stored[one].importance, stored[other].importance
-    if type_ != choices[other].type:
-        return False
-    if type_.weighted is None or first is second:
-        return True
+    if type_ != choices[other].type or type_.weighted is None or first is second:
+        return type_ == choices[other].type
     return first is not None and second is not None and torch.equal(first, second)

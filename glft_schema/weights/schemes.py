@@ -1,4 +1,4 @@
-"""Which type each tensor gets: from its name, the schemes asked for, and what the types can hold."""
+"""Choice of a type for each tensor, by name, schemes and the limits of the types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glft_schema.weights.stored_tensors import StoredTensor
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a tensor, and, where that is not the one asked for or stored, why."""
+    """The type of a tensor, and why it differs from the requested or stored type, if it does."""
 
     type: TensorType
     note: str = ""
@@ -30,32 +30,32 @@ def choose_types(
 ) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
-    A key that is a tensor's name stands for that tensor alone. A name wins over a pattern, and the last matching pattern whose
-    type can hold the tensor over earlier ones. A tensor that no scheme names, or none can hold, keeps its own type; where the
-    format has none of its kind, it gets the next that holds it exactly: a quantized one of another format is dequantized to
-    F32, narrower floats are widened to it, and integers to wider ones.
+    Names override patterns. Among matching patterns, the last one whose type can hold the tensor
+    wins. A tensor without such a scheme keeps its type. If the format lacks that type, the next
+    type that holds it exactly is used: quantized tensors of another format are dequantized to F32,
+    narrow floats widened to F32, and integers to wider ones.
 
     Args:
-        tensors: what is to be written.
-        schemes: names or fnmatch patterns -> names of types, such as ``{"*.weight": "q8_per_channel"}``.
+        tensors: by name.
+        schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``.
         types: of the format.
-        keep_vectors: patterns leave tensors of fewer than two dims as they are.
+        keep_vectors: whether patterns ignore tensors with fewer than two dims.
 
     Raises:
-        SchemeError: for a scheme that names no type or matches no tensor, and for a type that needs to know the importance of
-            columns where none is known.
-        TensorError: for an exact name whose type cannot hold the tensor, and for a tensor of no type of the format.
+        SchemeError: if a scheme names no type or matches no tensor, or its type requires an
+            importance matrix and no tensor has one.
+        TensorError: if the type for an exact name, or every type of the format, cannot hold it.
     """
     if not isinstance(schemes, Mapping):
         raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
-    wanted: dict[str, list[tuple[str, TensorType]]] = {}
+    requests: dict[str, list[tuple[str, TensorType]]] = {}
     for key, scheme in schemes.items():
         type_, names = _type(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
-            raise SchemeError(f"expected an importance matrix, which {type_.scheme} needs, found none for {shown(key)}")
+            raise SchemeError(f"{type_.scheme} needs an importance matrix, found none for {shown(key)}")
         for name in names:
-            wanted.setdefault(name, []).append((key, type_))
-    return {name: _choose(name, tensor, wanted.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
+            requests.setdefault(name, []).append((key, type_))
+    return {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
 
 
 def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
@@ -69,24 +69,24 @@ def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
 
 
 def _choose(
-    name: str, tensor: StoredTensor, wanted: list[tuple[str, TensorType]], types: TypeTable[TensorType], keep_vectors: bool
+    name: str, tensor: StoredTensor, requests: list[tuple[str, TensorType]], types: TypeTable[TensorType], keep_vectors: bool
 ) -> Choice:
-    """Returns the type of a tensor for which `wanted` has the keys that stand for it, in order, with their types."""
+    """Returns the type of a tensor. `requests` are the matching keys and their types, in order."""
     stored_type = tensor.file_tensor.dtype if tensor.file_tensor else None
     refusals: list[str] = []
     if stored_type is not None and not stored_type.is_known:
-        if stored_type not in types or name in [key for key, _ in wanted]:
-            raise TensorError(f"its type, {stored_type.code}, is not known, and cannot be made another", name)
-        return Choice(stored_type, "its type is not known" if wanted else "")
-    by_name, by_pattern = ([item for item in reversed(wanted) if (item[0] == name) == exact] for exact in (True, False))
+        if stored_type not in types or name in [key for key, _ in requests]:
+            raise TensorError(f"type {stored_type.code} is unknown and cannot be converted", name)
+        return Choice(stored_type, "its type is unknown" if requests else "")
+    by_name, by_pattern = ([item for item in reversed(requests) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:
         if type_ == stored_type:
             return Choice(type_, "; ".join(refusals))
         refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
         if refusal is None and type_.needs_importance and tensor.importance is None:
-            refusal = "the importance of its columns is not known"
+            refusal = "it has no importance matrix"
         if refusal is None and keep_vectors and key != name and len(tensor.shape) < 2:
-            refusal = "it has fewer than two dims, and no scheme of its own"
+            refusal = "it has fewer than two dims and no scheme by name"
         if refusal is None:
             return Choice(type_, "; ".join(refusals))
         if key == name:
@@ -104,7 +104,7 @@ def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], not
         if type_.exact == str(tensor.dtype).removeprefix("torch."):
             return type_, "; ".join(notes)
     if tensor.dtype == torch.float64:
-        raise TensorError("no type holds float64 unchanged; name it in a scheme, such as f32, to have it rounded", name)
+        raise TensorError("no type holds float64 exactly; select a type by scheme, such as f32, to round it", name)
     if is_float(tensor.dtype):
         return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])
     for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():

@@ -1,4 +1,4 @@
-"""Tensors to be written: shape and dtype, known at once, and numbers, loaded when a tensor's turn comes."""
+"""Tensors to be written: shape and dtype are known, values are loaded when needed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class StoredTensor:
     Attributes:
         shape: its sizes.
         dtype: its torch dtype.
-        load: gives its numbers; called when they are written, and not kept.
-        identity: equal for tensors that are the same numbers at the same place, None where that cannot be known.
-        file_tensor: the tensor in the weights file that it comes from, or None.
-        rows: the same numbers as a matrix [out, in] of which some rows are loaded at a time; None where they come all at once.
-        importance: how much an error in each column matters, as of `TensorType.encode`, where that is known.
+        load: returns its values; called on writing, and the result is not kept.
+        identity: equal for tensors with the same storage; None if unknown.
+        file_tensor: the tensor of a weights file it comes from, or None.
+        rows: loads parts of the matrix [out, in]; None if only `load` is available.
+        importance: see `TensorType.encode`; None if unknown.
     """
 
     shape: tuple[int, ...]
@@ -37,22 +37,23 @@ class StoredTensor:
 
     @property
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
-def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns the tensors of a state dict as `StoredTensor`s; those that are stay so.
+def in_file(tensor: Tensor) -> StoredTensor:
+    """Returns a tensor of an open weights file."""
+    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
 
-    Raises:
-        TensorError: for a value that is no dense torch tensor with numbers.
-    """
+
+def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
+    """Returns a state dict as `StoredTensor`s. Raises TensorError unless tensors are dense."""
     return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
 
 
 def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if not isinstance(name, str):
-        raise TensorError("expected a name that is text", str(name))
+        raise TensorError("expected a string as name", str(name))
     if isinstance(tensor, StoredTensor):
         return tensor
     check_dense(name, tensor)
@@ -61,7 +62,7 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raises TensorError for what is no torch tensor that has its numbers in memory."""
+    """Raises TensorError unless `tensor` is a torch tensor with its values in memory."""
     if not isinstance(tensor, torch.Tensor):
         raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
     if not is_dense(tensor):
@@ -70,11 +71,11 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Tells whether the tensor has its numbers in memory, one after another by strides."""
+    """Returns whether a tensor has strided values in memory."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
         return False
     try:
         tensor.data_ptr()
-    except (RuntimeError, ValueError):  # of tensors that only stand for others
+    except (RuntimeError, ValueError):  # wrapper tensors have no storage
         return False
     return True

@@ -1,4 +1,4 @@
-"""Files that `torch.save` writes."""
+"""Files written by `torch.save`."""
 
 from __future__ import annotations
 
@@ -13,56 +13,52 @@ from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.stored_tensors import is_dense
 
-# A zip archive; and a pickle that begins with torch's own number, as before 1.6. With fewer of its bytes one could not tell it
-# from a safetensors file, which begins with the length of its header.
+# A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also
+# be the header length at the start of a safetensors file.
 TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
 
-REPEATED = 1 << 24  # bytes up to which a tensor of a file may repeat what is stored of it
+MAX_REPEATED = 1 << 24  # bytes that a tensor with repeated elements may expand to
 
-NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights in a larger dict
+NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
 
 
 def load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
-    """Returns the entries of a torch file that holds only tensors; they need not be dense ones.
+    """Returns the entries of a torch file that holds only tensors, dense or not.
 
     Raises:
         OSError: from the system.
-        FormatError: for a file that is none, or holds other objects.
-        TensorError: for a tensor that repeats what is stored of it.
+        FormatError: if it is not a torch file, or holds other objects.
+        TensorError: if a tensor expands repeated elements beyond `MAX_REPEATED`.
     """
     try:
         _check_not_compressed(path)
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except (OSError, MemoryError, FormatError, ModuleNotFoundError):
         raise
     except Exception as error:
         reason = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
         if isinstance(error, pickle.UnpicklingError):
-            reason = "Python objects beside them, or none at all; save model.state_dict() instead"
+            reason = "other Python objects, or no tensors; save model.state_dict() instead"
         raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error
     for key in NESTED_KEYS:
-        if isinstance(found, dict) and isinstance(found.get(key), dict):
-            found = found[key]
-    if not isinstance(found, dict) or not found:
-        raise FormatError(f"expected a dict of tensors, found {shown(found)}")
-    for name, tensor in found.items():
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict) or not loaded:
+        raise FormatError(f"expected a dict of tensors, found {shown(loaded)}")
+    for name, tensor in loaded.items():
         if isinstance(tensor, torch.Tensor) and is_dense(tensor):
-            _check_not_repeated(str(name), tensor)
-    return dict(found)
+            stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
+            if whole > max(stored, MAX_REPEATED):
+                problem = f"expected {whole} bytes of values, found {stored} that are repeated: save a contiguous tensor"
+                raise TensorError(problem, str(name))
+    return dict(loaded)
 
 
 def _check_not_compressed(path: StrPath) -> None:
-    """Raises FormatError for an archive that takes more memory than it has bytes; torch stores all as it is."""
+    """Raises FormatError for a compressed archive, which could expand to any size."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 if member.compress_type != zipfile.ZIP_STORED:
-                    problem = f"expected members as they are, as torch stores them, found {shown(member.filename)} compressed"
+                    problem = f"expected an uncompressed archive, found {shown(member.filename)} compressed"
                     raise FormatError(problem, file=os.fspath(path))
-
-
-def _check_not_repeated(name: str, tensor: torch.Tensor) -> None:
-    """Raises TensorError for a tensor of a file that is much larger than what is stored of it: a few bytes, again and again."""
-    stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-    if whole > max(stored, REPEATED):
-        raise TensorError(f"expected {whole} bytes of numbers, found {stored} that are repeated: save a contiguous one", name)

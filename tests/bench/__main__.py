@@ -41,22 +41,22 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    about = {"machine": machine(), "threads": given.threads, "versions": {name: version(name) for name in PACKAGES}}
-    if given.markdown:
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    about = {"machine": machine(), "threads": options.threads, "versions": {name: version(name) for name in PACKAGES}}
+    if options.markdown:
         print(TITLE.format(datetime.date.today()))
-    if not given.json:
+    if not options.json:
         versions = ";\n".join(f"{name} {found}" for name, found in about["versions"].items())
         print(about["machine"], versions, sep="\n\n", flush=True)
     measured = []
-    for group in given.groups or GROUPS:
+    for group in options.groups or GROUPS:
         rows = list(import_module(f"tests.bench.{group}").rows())
         measured.extend(rows)
-        if not given.json and rows:
-            heading = f"## {group.capitalize()}" if given.markdown else group
-            print(f"\n{heading}\n\n{table(rows, given.markdown)}", flush=True)
-    if given.json:
+        if not options.json and rows:
+            heading = f"## {group.capitalize()}" if options.markdown else group
+            print(f"\n{heading}\n\n{table(rows, options.markdown)}", flush=True)
+    if options.json:
         print(json.dumps({**about, "rows": [{**asdict(row), "ratio": row.ratio, "met": row.met} for row in measured]}))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import gguf
 import numpy as np
@@ -21,7 +22,7 @@ AGAINST_MEMORY = ("Q8_0", "Q8_per_channel", "Q4_per_group_64")
 
 
 def payload(type_: TensorType) -> dict[str, torch.Tensor]:
-    """Returns the fields of a tensor of random weights, or of random bytes where there is no encoder."""
+    """Returns the fields of a tensor of random weights, or of random bytes without an encoder."""
     if type_.quantize:
         weights = torch.randn(256, COLUMNS, generator=torch.Generator().manual_seed(0))
         fields = type_.encode(weights, "w")
@@ -32,7 +33,7 @@ def payload(type_: TensorType) -> dict[str, torch.Tensor]:
 
 
 def by_c(type_: TensorType, blocks: np.ndarray, out: np.ndarray) -> Callable[[], None] | None:
-    """Returns what llama.cpp does, on one thread; None where it has no function for the type."""
+    """Returns llama.cpp's call, on one thread; None if it has no function for the type."""
     try:
         function = llama_cpp.row_function(type_.name)
     except AttributeError:
@@ -41,7 +42,7 @@ def by_c(type_: TensorType, blocks: np.ndarray, out: np.ndarray) -> Callable[[],
 
 
 def by_gguf_py(type_: TensorType, blocks: np.ndarray) -> float | None:
-    """Returns how long gguf-py takes; None where it does not know the type."""
+    """Returns gguf-py's time in seconds; None if it lacks the type."""
     try:
         with np.errstate(all="ignore"):
             return once(lambda: gguf.dequantize(blocks, getattr(gguf.GGMLQuantizationType, type_.name)))
@@ -50,7 +51,7 @@ def by_gguf_py(type_: TensorType, blocks: np.ndarray) -> float | None:
 
 
 def compiled(run: Callable[[], object]) -> Callable[[], None]:
-    """Returns what runs with formulas compiled for the processor."""
+    """Returns a call with formulas compiled for the processor."""
 
     def run_compiled() -> None:
         compile_formulas()
@@ -63,19 +64,15 @@ def compiled(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
-    weights = ROWS * COLUMNS * 4e-9  # GB that come out
+    weights = ROWS * COLUMNS * 4e-9  # GB of output
     threads = torch.get_num_threads()
     memory = torch.empty(ROWS, COLUMNS)
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
         fields, out = payload(type_), np.zeros((ROWS, COLUMNS), np.float32)
-        runs: dict[str, Callable[[], object]] = {
-            "": lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory),
-            ", compiled": compiled(lambda fields=fields, type_=type_: type_.decode(fields, COLUMNS, out=memory)),
-            "fill": lambda: memory.fill_(1.0),
-        }
+        decode = partial(type_.decode, fields, COLUMNS, out=memory)
+        runs: dict[str, Callable[[], object]] = {"": decode, ", compiled": compiled(decode), "fill": lambda: memory.fill_(1.0)}
         blocks = fields["blocks"].numpy() if "blocks" in fields else np.empty(0, np.uint8)
         if len(blocks) and (c := by_c(type_, blocks, out)):
             runs["C"] = c

@@ -1,4 +1,4 @@
-"""A large checkpoint into a packed file: time and memory."""
+"""Converting a large checkpoint to a packed file: time and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.bench.measure import Row, in_turn
 
 TENSORS, ROWS, COLUMNS = 32, 4096, 4096  # 64 MiB each, 2 GiB in all
 
-# In a process of its own: how long it takes, and the largest memory of its own (no page of a mapped file is).
+# Run in its own process: prints the seconds, and the peak of its anonymous memory, without the pages
+# of mapped files.
 EXPORT = """
 import json, sys, threading, time
 import torch
@@ -46,7 +47,6 @@ print(json.dumps([taken, peak[0] - before]))
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
     with tempfile.TemporaryDirectory() as name:
         source, out = Path(name) / "large.safetensors", Path(name) / "large.glft"
         weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))

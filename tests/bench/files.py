@@ -1,4 +1,4 @@
-"""The files that are measured: real weights, and synthetic ones for size."""
+"""Files for benchmarks: real weights, and synthetic files of a given size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from glft_schema import save_file
 from tests.tools.real_files import fetched
 
-CACHE = Path(__file__).parents[2] / ".pytest_cache" / "d" / "real-weights"  # the tests', so that nothing is fetched twice
+CACHE = Path(__file__).parents[2] / ".pytest_cache" / "d" / "real-weights"  # shared with the tests
 
 
 def smollm2() -> Path:
@@ -23,7 +23,7 @@ def minilm() -> Path:
 
 
 def vocabulary(folder: Path, tokens: int, merges: int) -> Path:
-    """Writes a GGUF file with a vocabulary and little else."""
+    """Writes a GGUF file with a vocabulary and one small tensor."""
     path = folder / f"vocabulary-{tokens}-{merges}.gguf"
     metadata = {
         "general.architecture": "llama",
@@ -36,7 +36,7 @@ def vocabulary(folder: Path, tokens: int, merges: int) -> Path:
 
 
 def many_tensors(folder: Path, count: int) -> Path:
-    """Writes a GGUF file of `count` small tensors."""
+    """Writes a GGUF file with `count` small tensors."""
     path = folder / f"tensors-{count}.gguf"
     weights = torch.zeros(4, 32)
     names = [f"blk.{number}.ffn_gate.weight" for number in range(count)]

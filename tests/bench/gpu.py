@@ -1,9 +1,10 @@
-"""What a GPU adds: the formulas on it, and whole files onto it. Nothing where there is none."""
+"""Formulas on a GPU, and whole files loaded to it; no measurements without a GPU."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ TYPES = [*GLFT.types, *(GGML_TYPES[name] for name in ("Q8_0", "Q4_0", "Q4_K", "Q
 
 
 def waited(run: Callable[[], object]) -> Callable[[], None]:
-    """Returns what runs and waits until the device is done."""
+    """Returns a call that waits for the device."""
 
     def run_and_wait() -> None:
         run()
@@ -30,10 +31,10 @@ def waited(run: Callable[[], object]) -> Callable[[], None]:
 
 
 def formulas() -> Iterator[Row]:
-    """Measures both ways on the device, against what it can copy."""
+    """Measures dequantizing and quantizing on the device against copying."""
     weights = torch.randn(ROWS, COLUMNS, device="cuda")
     other = torch.empty_like(weights)
-    copied = 2 * weights.nbytes * 1e-9
+    copy, copied = waited(lambda: other.copy_(weights)), 2 * weights.nbytes * 1e-9
     for type_ in TYPES:
         if type_.exact:
             continue
@@ -44,27 +45,19 @@ def formulas() -> Iterator[Row]:
             fields = {"blocks": torch.randint(0, 256, (ROWS, packed // ROWS), dtype=torch.uint8, device="cuda")}
         for dtype in (torch.bfloat16, torch.float32):
             out = torch.empty(ROWS, COLUMNS, dtype=dtype, device="cuda")
-            runs = {
-                "ours": waited(
-                    lambda type_=type_, fields=fields, out=out: type_.decode(fields, COLUMNS, dtype=out.dtype, out=out)
-                ),
-                "copy": waited(lambda: other.copy_(weights)),
-            }
-            times, moved = in_turn(runs, 10), (packed + out.nbytes) * 1e-9
+            decode = partial(type_.decode, fields, COLUMNS, dtype=dtype, out=out)
+            times, moved = in_turn({"ours": waited(decode), "copy": copy}, 10), (packed + out.nbytes) * 1e-9
             what = f"dequantize {type_} to {str(dtype).removeprefix('torch.')} on the device, bytes moved"
             yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.85)
         if type_ in list(GLFT.types):
-            runs = {
-                "ours": waited(lambda type_=type_: type_.encode(weights, "w")),
-                "copy": waited(lambda: other.copy_(weights)),
-            }
-            times, moved = in_turn(runs, 10), (packed + weights.nbytes) * 1e-9
+            encode = waited(partial(type_.encode, weights, "w"))
+            times, moved = in_turn({"ours": encode, "copy": copy}, 10), (packed + weights.nbytes) * 1e-9
             what = f"quantize {type_} on the device, bytes moved"
             yield Row(what, moved / times["ours"], "device copy", copied / times["copy"], "GB/s", at_least=0.5)
 
 
 def files_to_the_device(folder: Path) -> Iterator[Row]:
-    """Measures whole files from the page cache to the device as bfloat16."""
+    """Measures loading whole files from the page cache to the device as bfloat16."""
     pinned = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
     host = pinned.nbytes / in_turn({"copy": waited(lambda: there.copy_(pinned, non_blocking=True))}, 10)["copy"] * 1e-9
@@ -72,15 +65,12 @@ def files_to_the_device(folder: Path) -> Iterator[Row]:
     tensors = {f"blk.{number}.weight": weights.clone() for number in range(24)}
     plain = folder / "plain.safetensors"
     save_safetensors({name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}, plain)
-    for scheme, path in (
-        ("q4_per_group_64", folder / "m.glft"),
-        ("q8_per_channel", folder / "m.glft"),
-        ("q4_0", folder / "m.gguf"),
-    ):
+    for scheme, name in (("q4_per_group_64", "m.glft"), ("q8_per_channel", "m.glft"), ("q4_0", "m.gguf")):
+        path = folder / name
         save_file(tensors, path, schemes={"*": scheme})
         runs = {
-            "ours": waited(lambda path=path: load_file(path, "cuda", dtype=torch.bfloat16)),
-            "safetensors": waited(lambda: load_safetensors(plain, device="cuda")),
+            "ours": waited(partial(load_file, path, "cuda", dtype=torch.bfloat16)),
+            "safetensors": waited(partial(load_safetensors, plain, device="cuda")),
         }
         times, what = in_turn(runs, 3), f"load {path.stat().st_size / 1e9:.1f} GB of {scheme} to the device as bfloat16"
         yield Row(what, path.stat().st_size * 1e-9 / times["ours"], "pinned memory to the device", host, "GB/s", at_least=0.85)
@@ -88,7 +78,6 @@ def files_to_the_device(folder: Path) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
     if not torch.cuda.is_available():
         return
     yield from formulas()

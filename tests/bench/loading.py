@@ -1,4 +1,4 @@
-"""Whole files into state dicts, and one row out of a large tensor."""
+"""Loading whole files as state dicts, and one row of a large tensor."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def by_gguf_py(path: Path) -> dict[str, torch.Tensor]:
-    """Returns all tensors, one by one."""
+    """Returns all tensors by gguf-py."""
     reader = gguf.GGUFReader(path)
     return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors}
 
 
 def by_transformers(path: Path) -> dict[str, torch.Tensor]:
-    """Returns the state dict that transformers loads into a model; for the model itself it would ask for more packages."""
+    """Returns transformers' state dict; loading the model would need more packages."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -38,12 +38,12 @@ def by_transformers(path: Path) -> dict[str, torch.Tensor]:
 
 
 def touched(tensors: Mapping[str, torch.Tensor]) -> float:
-    """Reads a number of each page: a mapped file is not loaded before."""
+    """Reads one number of each page, which loads a mapped file."""
     return sum(float(tensor.view(-1)[:: PAGE // tensor.itemsize].sum()) for tensor in tensors.values() if tensor.numel())
 
 
 def bytes_of_a_row(folder: Path) -> Iterator[Row]:
-    """Reads one row of a 2 GB tensor, and counts the bytes that the process asks the system for."""
+    """Counts the bytes that the process reads for one row of a 2 GB tensor."""
     rows, columns = 1 << 16, 1 << 13
     for scheme, stored in (("f32", 4 * columns), ("q8_0", columns // 32 * 34)):
         path = folder / "large.gguf"
@@ -53,14 +53,8 @@ def bytes_of_a_row(folder: Path) -> Iterator[Row]:
             before = _bytes_read()
             _ = file.tensors["w"][rows // 2]
             read = _bytes_read() - before
-        yield Row(
-            f"one row of {path.stat().st_size / 1e9:.1f} GB of {scheme}, bytes read",
-            read,
-            "the row and two pages",
-            stored + 2 * PAGE,
-            "B",
-            at_most=1.0,
-        )
+        what = f"one row of {path.stat().st_size / 1e9:.1f} GB of {scheme}, bytes read"
+        yield Row(what, read, "the row and two pages", stored + 2 * PAGE, "B", at_most=1.0)
         path.unlink()
 
 
@@ -70,20 +64,10 @@ def _bytes_read() -> int:
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
     model = files.smollm2()
-    ours = in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
-    yield Row(
-        "load SmolLM2 as a state dict", ours, "gguf-py, tensor by tensor", once(lambda: by_gguf_py(model)), "s", at_most=1 / 20
-    )
-    yield Row(
-        "load SmolLM2 as a state dict",
-        ours,
-        "transformers, gguf_file=",
-        once(lambda: by_transformers(model)),
-        "s",
-        at_most=1 / 50,
-    )
+    what, ours = "load SmolLM2 as a state dict", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
+    yield Row(what, ours, "gguf-py, tensor by tensor", once(lambda: by_gguf_py(model)), "s", at_most=1 / 20)
+    yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_transformers(model)), "s", at_most=1 / 50)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tensors = {name: tensor for name, tensor in load_safetensors(files.minilm()).items() if tensor.is_floating_point()}

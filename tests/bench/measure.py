@@ -1,4 +1,4 @@
-"""Measures things in turn, and holds the ratio of two against a goal."""
+"""Alternating measurements, and ratios with goals; each group is a module whose `rows` yields them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Row:
     """One measurement.
 
     Attributes:
-        what: what was measured.
-        ours: how long it took, or how fast it was, in `unit`.
-        peer: what it is compared with.
-        theirs: the same of the peer.
-        unit: a time or amount, of which less is better where the goal is `at_most`; or a rate.
-        at_most: what ours / theirs should not exceed.
-        at_least: what it should reach.
+        what: the operation.
+        ours: our time, amount or rate in `unit`.
+        peer: the package or operation to compare with.
+        theirs: the peer's time, amount or rate.
+        unit: of both.
+        at_most: the goal for ours / theirs of a time or amount.
+        at_least: the goal for ours / theirs of a rate.
     """
 
     what: str
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None where there is none."""
+        """Whether the goal is met; None without a goal."""
         if self.at_most is not None:
             return self.ratio <= self.at_most
         return None if self.at_least is None else self.ratio >= self.at_least
@@ -48,36 +48,29 @@ class Row:
         return "" if self.at_least is None else f">= {ratio(self.at_least)}"
 
     def cells(self) -> list[str]:
-        """Returns what the row says, for a table."""
+        """Returns the row's cells for a table."""
         met = {None: "", True: "yes", False: "NO"}[self.met]
-        return [
-            self.what,
-            quantity(self.ours, self.unit),
-            self.peer,
-            quantity(self.theirs, self.unit),
-            ratio(self.ratio),
-            self.goal,
-            met,
-        ]
+        ours, theirs = quantity(self.ours, self.unit), quantity(self.theirs, self.unit)
+        return [self.what, ours, self.peer, theirs, ratio(self.ratio), self.goal, met]
 
 
 HEADS = ["what", "ours", "against", "theirs", "ratio", "goal", "met"]
 
 
 def ratio(number: float) -> str:
-    """Writes a ratio; one far below 1 as a fraction."""
+    """Formats a ratio, as a fraction if it is far below 1."""
     return f"{number:.3g}" if number > 0.09 else f"1/{1 / number:.0f}"
 
 
 def quantity(number: float, unit: str) -> str:
-    """Writes a number with its unit."""
+    """Formats a number with its unit."""
     if unit == "s" and number < 1:
         return f"{number * 1e3:.3g} ms"
     return f"{number:.3g} {unit}"
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[str, float]:
-    """Returns the shortest time in seconds of each, run one after another, `repeats` times, after one that is not counted."""
+    """Returns the shortest time of each in seconds, of `repeats` alternating rounds after a warm-up."""
     best = dict.fromkeys(runs, float("inf"))
     gc.collect()
     for number in range(repeats + 1):
@@ -92,14 +85,14 @@ def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[
 
 
 def once(run: Callable[[], object]) -> float:
-    """Returns how long one run takes, of what is too slow to be run more often."""
+    """Returns the seconds of one run, for slow operations."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def table(rows: Iterable[Row], markdown: bool = False) -> str:
-    """Returns the rows as lines."""
+    """Formats rows as a table."""
     cells = [HEADS, *(row.cells() for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEADS))]
     if markdown:

@@ -1,4 +1,4 @@
-"""Opening a file: header, metadata and tensor infos, with nothing of the payloads."""
+"""Opening a file: header, metadata and tensor infos, without payloads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import gguf
@@ -19,7 +20,7 @@ from tests.oracles import llama_cpp
 
 
 def by_c(path: Path) -> None:
-    """Opens a file as llama.cpp does, without room for the tensors."""
+    """Opens a file by llama.cpp without allocating tensors."""
     c = llama_cpp.library()
     c.gguf_init_from_file.restype = ctypes.c_void_p
     opened = ctypes.c_void_p(c.gguf_init_from_file(str(path).encode(), llama_cpp.GgufInitParams(True, None)))
@@ -28,14 +29,14 @@ def by_c(path: Path) -> None:
 
 
 def opened(what: str, path: Path, at_most_c: float | None, at_most_gguf_py: float) -> Iterator[Row]:
-    """Opens one file with each reader."""
+    """Measures opening a file with each reader."""
     times = in_turn({"ours": lambda: Container.parse_file(path).close(), "C": lambda: by_c(path)}, 10)
     yield Row(what, times["ours"], "llama.cpp's C", times["C"], "s", at_most=at_most_c)
     yield Row(what, times["ours"], "gguf-py", once(lambda: gguf.GGUFReader(path)), "s", at_most=at_most_gguf_py)
 
 
 def processes(folder: Path) -> Iterator[Row]:
-    """Starts whole processes."""
+    """Measures whole processes."""
     small = files.many_tensors(folder, 1)
     commands = {
         "python": ["-c", "pass"],
@@ -45,21 +46,15 @@ def processes(folder: Path) -> Iterator[Row]:
         "glft inspect, SmolLM2": ["-m", "glft_schema", "inspect", str(files.smollm2())],
         "glft inspect, 20,000 tensors": ["-m", "glft_schema", "inspect", str(files.many_tensors(folder, 20_000))],
     }
-    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as a user has it
-    runs = {
-        name: lambda options=options: subprocess.run(
-            [sys.executable, *options], stdout=subprocess.DEVNULL, env=compiled, check=True
-        )
-        for name, options in commands.items()
-    }
-    times = in_turn(runs, 3)
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # as for users
+    run = partial(subprocess.run, stdout=subprocess.DEVNULL, env=compiled, check=True)
+    times = in_turn({name: partial(run, [sys.executable, *options]) for name, options in commands.items()}, 3)
     for name in [name for name in commands if name != "python"]:
         goal = 1.0 if "SmolLM2" in name or "small" in name else None
         yield Row(name, times[name], "0.3 s" if goal else "python -c pass", 0.3 if goal else times["python"], "s", at_most=goal)
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
     yield from opened("open SmolLM2 (272 tensors, 98,000 strings)", files.smollm2(), 1.5, 1 / 200)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,8 +1,9 @@
-"""float32 into payloads, for the types that have an encoder."""
+"""Quantizing float32, for the types with an encoder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,11 +14,10 @@ from tests.bench.measure import Row, in_turn
 from tests.oracles import llama_cpp
 
 ROWS, COLUMNS = 1024, 4096
-SEARCHED_ROWS = 512  # what searches takes a hundred times longer
+SEARCHED_ROWS = 512  # a search takes a hundred times longer
 
 
 def rows() -> Iterator[Row]:
-    """Yields what is measured."""
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
     for type_ in [*GGML_TYPES, *GLFT.types]:
@@ -28,11 +28,7 @@ def rows() -> Iterator[Row]:
             searches = type_.searches or importance is not None
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
-            runs: dict[str, Callable[[], object]] = {
-                "ours": lambda type_=type_, weights=weights, importance=importance: type_.encode(
-                    weights, "w", importance=importance
-                )
-            }
+            runs: dict[str, Callable[[], object]] = {"ours": partial(type_.encode, weights, "w", importance=importance)}
             if type_.block:
                 out = np.zeros(type_.nbytes(weights.shape), np.uint8)
                 matters = None if importance is None else importance.numpy()

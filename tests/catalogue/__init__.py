@@ -1,1 +1,1 @@
-"""Bad and unusual files, with how each reader ends on them: ``python -m tests.catalogue [READER [SCALE]]``."""
+"""Catalogues of bad and unusual files, with the expected result of each reader."""

@@ -1,6 +1,9 @@
-"""All files of the catalogues, and how each ends: ``python -m tests.catalogue [READER [SCALE]]`` says what reading them takes.
+"""Reads all files of the catalogues and reports time and memory.
 
-READER is ``glft_schema`` or ``gguf_py``, which gets the GGUF files alone. The large files have `SCALE` times as much in them.
+    python -m tests.catalogue [READER [SCALE]]
+
+READER is ``glft_schema`` or ``gguf_py``; the latter gets only GGUF files. SCALE multiplies the size
+of the large files.
 """
 
 from __future__ import annotations
@@ -29,10 +32,10 @@ class Entry(NamedTuple):
     """A file of the catalogues.
 
     Attributes:
-        name: the format and what the file is.
-        stored: its bytes.
-        end: ``read``, or the name of the error.
-        message: a part of what is said.
+        name: the format and the name of the case.
+        stored: the file.
+        end: ``read``, or the name of the error's class.
+        message: a part of the error text.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Entry(NamedTuple):
 
 
 def entries(scale: float = 1) -> Iterator[Entry]:
-    """Yields every file, small ones first."""
+    """Yields every file, small files first."""
     yield from (Entry(name, case.stored, case.error.__name__, case.message) for name, case in REFUSED.items())
     yield from (Entry(name, case.stored, IS_READ) for name, case in READ.items())
     for field, number, version in HUGE:
@@ -53,7 +56,7 @@ def entries(scale: float = 1) -> Iterator[Entry]:
 
 
 def written(folder: Path, made: Iterable[Entry]) -> dict[Path, Entry]:
-    """Writes files to a folder; returns them by their paths, without their bytes."""
+    """Writes files to a folder; returns entries by path, without their bytes."""
     paths = {}
     for i, entry in enumerate(made):
         path = folder / str(i)
@@ -63,7 +66,7 @@ def written(folder: Path, made: Iterable[Entry]) -> dict[Path, Entry]:
 
 
 def report(reader: str = "glft_schema", scale: str = "1") -> None:
-    """Prints what becomes of each file that is large or takes much, and of all in sums."""
+    """Prints the result of each large, slow or unexpected file, and totals."""
     ends, most = Counter[str](), dict.fromkeys(("seconds", "memory", "resident"), (0.0, ""))
     with tempfile.TemporaryDirectory() as folder:
         made = (entry for entry in entries(float(scale)) if reader != "gguf_py" or entry.name.startswith("GGUF"))

@@ -1,6 +1,6 @@
-"""The rows of the catalogues of unusual and bad files, `tests/catalogue/gguf_cases.py` and `tests/catalogue/glft_cases.py`.
+"""Rows of the catalogues of unusual and bad files, `gguf_cases` and `glft_cases`.
 
-`Refused` and `Read` are small files, whole; `Large` ones are made when they are asked for.
+`Refused` and `Read` hold the bytes of small files. `Large` makes its file on demand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from glft_schema import FormatError
 
-# What a file is wrong or unusual in: the classes by which fuzzers of weight files weigh their mutations.
+# The bad or unusual part of a file. Fuzzers of weight files weigh mutations by these classes.
 HEADER, METADATA, TENSOR, CONSISTENCY, ALIGNMENT, DATA = "header", "metadata", "tensor", "consistency", "alignment", "data"
 KINDS = (HEADER, METADATA, TENSOR, CONSISTENCY, ALIGNMENT, DATA)
 
@@ -18,21 +18,21 @@ READS, NEVER = "reads it", "never comes back"
 
 
 class Refused(NamedTuple):
-    """A file that nobody could say the meaning of, or that goes past a limit: where it is broken, and in which words we say so.
+    """A file without a meaning, or past a limit, and the error that reports it.
 
     Attributes:
         kind: one of `KINDS`.
         stored: the file.
-        path: the field to blame.
-        offset: where the wrong or missing bytes begin.
-        message: the end of what is said.
-        tensor: the tensor concerned, where one is whose name can be read.
-        key: the key of the metadata's entry concerned, where one is that can be read.
-        rule: the rule's id without the format, where it has one.
-        error: what is raised, exactly.
-        shows: known vulnerabilities, and llama.cpp's own test files, that it is an example of.
-        gguf_py: what gguf-py does with it.
-        c: whether llama.cpp's C functions read it.
+        path: the field that the error names.
+        offset: the start of the wrong or missing bytes.
+        message: the end of the error text.
+        tensor: the name of the tensor concerned, if it can be read.
+        key: the metadata key concerned, if it can be read.
+        rule: the id of the broken rule without the format, if any.
+        error: the exact class of the error.
+        shows: known vulnerabilities and test files of llama.cpp with the same fault.
+        gguf_py: gguf-py's result.
+        c: whether llama.cpp's C functions read the file.
     """
 
     kind: str
@@ -50,15 +50,15 @@ class Refused(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A file that we read.
+    """An unusual file that this package reads.
 
     Attributes:
         kind: one of `KINDS`.
         stored: the file.
-        spec: the rules of the specification that it breaks, as ids without the format.
-        ggml: those of llama.cpp.
-        shows: as in `Refused`.
-        gguf_py: what gguf-py does with it.
+        spec: ids, without the format, of the broken `spec` rules.
+        ggml: the same for `ggml`.
+        shows: see `Refused`.
+        gguf_py: gguf-py's result.
     """
 
     kind: str
@@ -70,13 +70,13 @@ class Read(NamedTuple):
 
 
 class Large(NamedTuple):
-    """A file that is large, or that asks for much.
+    """A file that is large or declares much.
 
     Attributes:
-        make: its `size` -> the file.
-        size: how much of what its name says there is.
-        error: what is raised, or None where it is read.
-        message: a part of what is said.
+        make: size -> the file.
+        size: the number of tensors, keys, elements or bytes, see the case's name.
+        error: the class of the error, or None if the file is read.
+        message: a part of the error text.
     """
 
     make: Callable[[int], bytes]

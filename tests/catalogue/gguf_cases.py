@@ -1,7 +1,8 @@
-"""The catalogue of unusual and bad GGUF files, with the verdict of every reader: the table behind docs/formats/gguf-readers.md.
+"""The catalogue of unusual and bad GGUF files: the tables in docs/formats/gguf-readers.md.
 
-llama.cpp's gguf.cpp, payloads included, is expected to take exactly the files that we read and find to keep to `ggml`; where it
-does not, the case says so. gguf-py (0.19) reads a file, raises an exception, or never comes back.
+llama.cpp's gguf.cpp, payloads included, is expected to read exactly the files that this package reads
+and that keep the `ggml` rules. Exceptions are marked by `c`. gguf-py (0.19) reads a file, raises an
+exception, or never returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def tensors(*made: Info) -> bytes:
 
 
 def placed(data: int, *made: Info) -> bytes:
-    """Returns a file of tensors at their own offsets in `data` bytes."""
+    """Returns a file of tensors at given offsets in `data` bytes."""
     return File([], list(made), bytes(data)).bytes()
 
 
@@ -48,7 +49,7 @@ def nested(depth: int) -> tuple[int, Any]:
 
 
 def changed(file: File, old: bytes, new: bytes) -> bytes:
-    """Returns a file without padding, in which `old`, which is there once, is `new`."""
+    """Returns a file without padding, with the only occurrence of `old` replaced."""
     file.padding = b""
     stored = file.bytes()
     assert stored.count(old) == 1
@@ -59,17 +60,16 @@ def u64(number: int) -> bytes:
     return number.to_bytes(8, "little")
 
 
-HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\u202e\u2066\x7f\x85\x9b31m<b>\nFORGED: all is well"  # what would steer a terminal or forge a line
+HOSTILE = (
+    "\x1b[2J\x1b]0;owned\x07\r\n\u202e\u2066\x7f\x85\x9b31m<b>\nFORGED: all is well"  # steers a terminal, or forges a line
+)
 PDF, ZIP = b"%PDF-1.7\n", b"PK\x03\x04"
 
 
 def every_type() -> bytes:
-    """Returns a file with a value of every type and an array of each."""
-    scalars = dict.fromkeys(NUMBERS, 1) | {
-        6: bytes.fromhex("3F800000"),
-        F64: bytes.fromhex("3FF0000000000000"),
-        STRING: b"text",
-    }
+    """Returns a file with a value and an array of every type."""
+    floats = {6: bytes.fromhex("3F800000"), F64: bytes.fromhex("3FF0000000000000")}
+    scalars = dict.fromkeys(NUMBERS, 1) | floats | {STRING: b"text"}
     made = [(b"k.%d" % code, code, value) for code, value in scalars.items()]
     return entries(*made, *((b"a.%d" % code, ARRAY, (code, [value] * 3)) for code, value in scalars.items()))
 
@@ -78,6 +78,23 @@ def nan() -> bytes:
     return entries((KEY, 6, bytes.fromhex("7F800001")), (b"f", F64, bytes.fromhex("FFF0000000000000")))
 
 
+def bad_dims(info: Info, message: str, **rest: Any) -> Refused:
+    """Returns the case of a tensor whose dims do not fit its type."""
+    return Refused(TENSOR, tensors(info), "tensor_infos -> 0 -> dims", 33, message, "w", rule="dims-fit-type", **rest)
+
+
+def overlap(stored: bytes, offset: int = 82) -> Refused:
+    """Returns the case of a second tensor, ``v``, that shares bytes with the first, ``w``."""
+    message = "expected no overlap, found bytes shared with tensor 'w'"
+    return Refused(CONSISTENCY, stored, "tensor_infos -> 1 -> offset", offset, message, "v", gguf_py=READS)
+
+
+def bad_alignment(stored: bytes, message: str, rule: str = "alignment", **rest: Any) -> Refused:
+    """Returns the case of an alignment that is refused."""
+    return Refused(ALIGNMENT, stored, "metadata -> 0 -> value", 53, message, key="general.alignment", rule=rule, **rest)
+
+
+BEYOND_LIMIT = {"rule": "limit-alignment", "error": LimitError, "shows": "oss-security-V-01", "gguf_py": READS, "c": True}
 DEEPEST = "metadata -> 0 -> value" + " -> elements -> 0" * 16
 
 # fmt: off
@@ -144,41 +161,33 @@ REFUSED = {
         "expected at most 64, a limit of this reader, found 65", "w", error=LimitError, shows="openvino#4170"),
     "2^32 - 1 dims": Refused(TENSOR, changed(File([], [w()], b""), b"w\1\0\0\0", b"w" + b"\xff" * 4), "tensor_infos -> 0 -> dims", 33,
         "expected at most 2 (bytes left: 20, at least 8 each), found 4294967295", "w", error=TruncatedError, shows="CVE-2024-21802 gguf-tools#25"),
-    "a dim of 2^64 - 1": Refused(TENSOR, tensors(w(dims=(1, 2**64 - 1))), "tensor_infos -> 0 -> dims", 33, "dims [1, 18446744073709551615] overflow 64 bits",
-        "w", rule="dims-fit-type", shows="TENSORS_BAD_SHAPE"),
-    "dims whose product overflows": Refused(TENSOR, tensors(w(dims=(2**32, 2**31))), "tensor_infos -> 0 -> dims", 33,
-        "dims [4294967296, 2147483648] overflow 64 bits", "w", rule="dims-fit-type"),
-    "dims whose product is 4 modulo 2^64": Refused(TENSOR, tensors(w(dims=(4 * (2**31 - 1),) * 2)), "tensor_infos -> 0 -> dims", 33,
-        "dims [8589934588, 8589934588] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NE_TOO_BIG"),
-    "numbers whose bytes overflow": Refused(TENSOR, tensors(w(dims=(2**30, 2**31), type=27, nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [1073741824, 2147483648] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NBYTES_TOO_BIG CVE-2026-33298"),
-    "bytes that overflow when padded": Refused(TENSOR, tensors(w(dims=(4, 2**30 - 1, 2**30 + 1), nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [4, 1073741823, 1073741825] overflow 64 bits", "w", rule="dims-fit-type", shows="TENSORS_NBYTES_PAD_WRAP CVE-2026-27940"),
-    "64 dims of 2^64 - 1": Refused(TENSOR, tensors(w(dims=(2**64 - 1,) * 64)), "tensor_infos -> 0 -> dims", 33,
-        "dims [18446744073709551615, 18446744073709551615, 18446744073709551615, 1844674407... overflow 64 bits", "w", rule="dims-fit-type"),
-    "dims of 0 and 2^60": Refused(TENSOR, tensors(w(dims=(0, 2**60), nbytes=0)), "tensor_infos -> 0 -> dims", 33,
-        "dims [0, 1152921504606846976] overflow 64 bits", "w", rule="dims-fit-type", gguf_py=READS, c=True),
-    "rows that are no whole blocks": Refused(TENSOR, tensors(w(dims=(33,), type=Q8_0)), "tensor_infos -> 0 -> dims", 33,
-        "Q8_0: expected rows that are a multiple of 32 long, found 33", "w", rule="dims-fit-type"),
-    "no dims, of a block type": Refused(TENSOR, tensors(w(dims=(), type=Q8_0)), "tensor_infos -> 0 -> dims", 33,
-        "Q8_0: expected rows that are a multiple of 32 long, found 1", "w", rule="dims-fit-type", gguf_py="IndexError"),
+    "a dim of 2^64 - 1": bad_dims(w(dims=(1, 2**64 - 1)), "dims [1, 18446744073709551615] overflow 64 bits", shows="TENSORS_BAD_SHAPE"),
+    "dims whose product overflows": bad_dims(w(dims=(2**32, 2**31)), "dims [4294967296, 2147483648] overflow 64 bits"),
+    "dims whose product is 4 modulo 2^64": bad_dims(w(dims=(4 * (2**31 - 1),) * 2), "dims [8589934588, 8589934588] overflow 64 bits",
+        shows="TENSORS_NE_TOO_BIG"),
+    "numbers whose bytes overflow": bad_dims(w(dims=(2**30, 2**31), type=27, nbytes=0), "dims [1073741824, 2147483648] overflow 64 bits",
+        shows="TENSORS_NBYTES_TOO_BIG CVE-2026-33298"),
+    "bytes that overflow when padded": bad_dims(w(dims=(4, 2**30 - 1, 2**30 + 1), nbytes=0),
+        "dims [4, 1073741823, 1073741825] overflow 64 bits", shows="TENSORS_NBYTES_PAD_WRAP CVE-2026-27940"),
+    "64 dims of 2^64 - 1": bad_dims(w(dims=(2**64 - 1,) * 64),
+        "dims [18446744073709551615, 18446744073709551615, 18446744073709551615, 1844674407... overflow 64 bits"),
+    "dims of 0 and 2^60": bad_dims(w(dims=(0, 2**60), nbytes=0), "dims [0, 1152921504606846976] overflow 64 bits", gguf_py=READS, c=True),
+    "rows that are no whole blocks": bad_dims(w(dims=(33,), type=Q8_0), "Q8_0: expected rows that are a multiple of 32 long, found 33"),
+    "no dims, of a block type": bad_dims(w(dims=(), type=Q8_0), "Q8_0: expected rows that are a multiple of 32 long, found 1",
+        gguf_py="IndexError"),
     "the second of two infos bad": Refused(TENSOR, tensors(w(), w(b"v", (33,), Q8_0)), "tensor_infos -> 1 -> dims", 66, "found 33", "v",
         rule="dims-fit-type", shows="mlx#4179"),
-    # what one part says of another
+    # parts that contradict each other
     "a name twice": Refused(CONSISTENCY, tensors(w(), w()), "tensor_infos -> 1 -> name", 57,
         "expected each name once, found that of row 0 again", "w", rule="names-once", shows="TENSORS_DUPLICATE_NAME"),
     "a tensor too many counted": Refused(CONSISTENCY, File([], [w()], bytes(32), n_tensors=2).bytes(), "tensor_infos -> 1 -> offset", 73,
         "expected no overlap, found bytes shared with tensor 'w'", ""),
     "a key-value too few counted": Refused(CONSISTENCY, File([(KEY, U8, 1)], [w()], n_kv=0).bytes(), "tensor_infos -> 0 -> offset", 41,
         "expected at most 64, the bytes of the region, found 412316860416000", "k", error=TruncatedError),
-    "payloads that overlap": Refused(CONSISTENCY, placed(96, w(dims=(16,)), w(b"v", (8,), offset=32)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "a payload inside another": Refused(CONSISTENCY, placed(128, w(dims=(32,)), w(b"v", (8,), offset=64)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "one place, two shapes": Refused(CONSISTENCY, placed(32, w(dims=(2, 4)), w(b"v", (8,))), "tensor_infos -> 1 -> offset", 90,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
-    "one place, two types": Refused(CONSISTENCY, placed(32, w(dims=(8,)), w(b"v", (8,), type=26)), "tensor_infos -> 1 -> offset", 82,
-        "expected no overlap, found bytes shared with tensor 'w'", "v", gguf_py=READS),
+    "payloads that overlap": overlap(placed(96, w(dims=(16,)), w(b"v", (8,), offset=32))),
+    "a payload inside another": overlap(placed(128, w(dims=(32,)), w(b"v", (8,), offset=64))),
+    "one place, two shapes": overlap(placed(32, w(dims=(2, 4)), w(b"v", (8,))), 90),
+    "one place, two types": overlap(placed(32, w(dims=(8,)), w(b"v", (8,), type=26))),
     "an offset beyond the file": Refused(CONSISTENCY, placed(32, w(offset=64)), "tensor_infos -> 0 -> offset", 49,
         "expected at most 32, the bytes of the region, found 64", "w", error=TruncatedError, shows="mlx#4136"),
     "an offset of 2^64 - 32": Refused(CONSISTENCY, placed(32, w(offset=2**64 - 32)), "tensor_infos -> 0 -> offset", 49,
@@ -189,21 +198,14 @@ REFUSED = {
         placed(32, w(dims=(2**58,), type=27), w(b"v", (2**58,), 27, offset=2**61)), "data -> 'w' -> weights", 96,
         "expected 2305843009213693952 bytes, found 32", "w", error=TruncatedError, shows="DATA_MEM_SIZE_OVERFLOW CVE-2025-53630"),
     # the alignment
-    "alignment 0": Refused(ALIGNMENT, aligned(0), "metadata -> 0 -> value", 53, "expected an integer above 0 for general.alignment, found 0",
-        key="general.alignment", rule="alignment", shows="CVE-2025-0317"),
-    "alignment -32": Refused(ALIGNMENT, aligned(-32, I32), "metadata -> 0 -> value", 53, "for general.alignment, found -32",
-        key="general.alignment", rule="alignment"),
-    "alignment in text": Refused(ALIGNMENT, aligned(b"32", STRING), "metadata -> 0 -> value", 53, "for general.alignment, found '32'",
-        key="general.alignment", rule="alignment"),
-    "alignment of a bool": Refused(ALIGNMENT, aligned(1, BOOL), "metadata -> 0 -> value", 53, "for general.alignment, found 1",
-        key="general.alignment", rule="alignment"),
-    "alignment in an array": Refused(ALIGNMENT, aligned((U32, [32]), ARRAY), "metadata -> 0 -> value", 53, "for general.alignment, found [32]",
-        key="general.alignment", rule="alignment"),
-    "alignment 2^21": Refused(ALIGNMENT, entries((ALIGNS, U32, 1 << 21)), "metadata -> 0 -> value", 53,
-        "expected at most 1048576 for general.alignment, a limit of this reader, found 2097152", key="general.alignment",
-        rule="limit-alignment", error=LimitError, shows="oss-security-V-01", gguf_py=READS, c=True),
-    "alignment 2^31": Refused(ALIGNMENT, entries((ALIGNS, U32, 1 << 31)), "metadata -> 0 -> value", 53, "found 2147483648",
-        key="general.alignment", rule="limit-alignment", error=LimitError, shows="oss-security-V-01", gguf_py=READS, c=True),
+    "alignment 0": bad_alignment(aligned(0), "expected an integer above 0 for general.alignment, found 0", shows="CVE-2025-0317"),
+    "alignment -32": bad_alignment(aligned(-32, I32), "for general.alignment, found -32"),
+    "alignment in text": bad_alignment(aligned(b"32", STRING), "for general.alignment, found '32'"),
+    "alignment of a bool": bad_alignment(aligned(1, BOOL), "for general.alignment, found 1"),
+    "alignment in an array": bad_alignment(aligned((U32, [32]), ARRAY), "for general.alignment, found [32]"),
+    "alignment 2^21": bad_alignment(entries((ALIGNS, U32, 1 << 21)),
+        "expected at most 1048576 for general.alignment, a limit of this reader, found 2097152", **BEYOND_LIMIT),
+    "alignment 2^31": bad_alignment(entries((ALIGNS, U32, 1 << 31)), "found 2147483648", **BEYOND_LIMIT),
     # the data
     "data a byte short": Refused(DATA, placed(3, w()), "data -> 'w' -> weights", 64, "expected 4 bytes, found 3", "w", error=TruncatedError,
         shows="DATA_NOT_ENOUGH_DATA CVE-2026-7482"),
@@ -263,7 +265,7 @@ READ = {
     "a trailing dim of 1": Read(TENSOR, tensors(w(dims=(1, 1)))),
     "a removed type, 4": Read(TENSOR, tensors(w(type=4)), "type", "type", "", "ValueError"),
     "a type of a fork, 200": Read(TENSOR, tensors(w(type=200)), "type", "type", "TENSORS_BAD_TYPE type-index", "ValueError"),
-    # what one part says of another
+    # parts that refer to each other
     "a tensor info counted as a key-value": Read(CONSISTENCY, File([(KEY, U8, 1)], [w()], n_kv=2).bytes()),
     "a gap": Read(CONSISTENCY, placed(96, w(), w(b"v", offset=64)), "", "contiguous"),
     "a gap that is not zero": Read(CONSISTENCY, File([], [w(), w(b"v", offset=64)], bytes(32) + b"\1" + bytes(63)).bytes(), "gaps",
@@ -295,7 +297,7 @@ READ = {
 
 
 def sized(field: str, number: int, version: int) -> bytes:
-    """Returns a small file in which the count or length `field` says `number`, but 2^32 - 1 at most in version 1."""
+    """Returns a small file with a false count or length; at most 2^32 - 1 in version 1."""
     number = min(number, 2**32 - 1) if version == 1 else number
     if field in ("n_tensors", "n_kv"):
         return File([(KEY, U8, 1)], version=version, padding=b"", **{field: number}).bytes()
@@ -312,7 +314,7 @@ def sized(field: str, number: int, version: int) -> bytes:
     return changed(counted, counted.size(7), counted.size(number))
 
 
-# Of a small file: the field that says how much there is, where it is refused if that is far too much, and with what.
+# A count or length of a small file -> the path and class of the error if it is far too large.
 COUNTS = {
     "n_tensors": ("header -> n_tensors", TruncatedError),
     "n_kv": ("header -> n_kv", TruncatedError),
@@ -327,7 +329,7 @@ COUNTS = {
 
 
 def head(n_tensors: int, n_kv: int, rows: bytes, data: bytes = b"") -> bytes:
-    """Returns a file of rows that are written already."""
+    """Returns a file of encoded rows."""
     made = struct.pack("<4sIQQ", b"GGUF", 3, n_tensors, n_kv) + rows
     return made + bytes(-len(made) % 32) + data
 
@@ -337,11 +339,10 @@ def string(text: bytes) -> bytes:
 
 
 def infos(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) -> bytes:
-    """Returns a file of `count` tensors of F32, each `step` bytes after the one before."""
+    """Returns a file of `count` F32 tensors, `step` bytes apart."""
     shape = struct.pack(f"<I{len(dims)}QI", len(dims), *dims, F32)
-    return head(
-        count, 0, b"".join(string(b"%x" % i) + shape + u64(i * step) for i in range(count)), bytes(data or count * step + 32)
-    )
+    rows = b"".join(string(b"%x" % i) + shape + u64(i * step) for i in range(count))
+    return head(count, 0, rows, bytes(data or count * step + 32))
 
 
 def in_array(code: int, count: int, elements: bytes) -> bytes:
@@ -355,12 +356,12 @@ def key_values(count: int, stored: bytes) -> bytes:
 
 
 def nested_to(depth: int) -> bytes:
-    """Returns a file of an array in an array, and so on, the innermost one empty."""
+    """Returns a file of arrays nested `depth` deep, the innermost empty."""
     return in_array(ARRAY, 1, struct.pack("<IQ", ARRAY, 1) * (depth - 2) + struct.pack("<IQ", U8, 0))
 
 
 def vocabulary(tokens: int) -> bytes:
-    """Returns a file with that many tokens, their scores and types, and twice as many merges."""
+    """Returns a file with tokens, their scores, and twice as many merges."""
     texts = b"".join(string(b"token %d" % i) for i in range(tokens))
     merges = b"".join(string(b"to %d" % i) for i in range(2 * tokens))
     arrays = (

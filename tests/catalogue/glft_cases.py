@@ -11,7 +11,7 @@ from tests.catalogue.gguf_cases import HOSTILE, PDF, ZIP
 from tests.oracles.glft_reference import F16, F32, MAGIC, Q4, Q8, Row, back_to_back, write
 
 ONE = Row("w", [1], F32, bytes(4))
-NAN = bytes.fromhex("0100807F")  # one that signals
+NAN = bytes.fromhex("0100807F")  # a signalling NaN
 
 
 def lines(metadata: bytes) -> bytes:
@@ -19,14 +19,14 @@ def lines(metadata: bytes) -> bytes:
 
 
 def one(dims: list[int], dtype: int, data: int, offset: int = 0) -> bytes:
-    """Returns a file of one tensor, ``w``, in a region of `data` bytes."""
+    """Returns a file of one tensor, ``w``, with `data` bytes of payloads."""
     return write(b"", [Row("w", dims, dtype, b"", offset)], bytes(data))
 
 
 def two(
     first_offset: int, second_offset: int, data: int, dims: tuple[int, int] = (1, 1), dtypes: tuple[int, int] = (F32, F32)
 ) -> bytes:
-    """Returns a file of two tensors, ``a`` and ``b``, at these offsets, in a region of `data` bytes."""
+    """Returns a file of two tensors, ``a`` and ``b``, with `data` bytes of payloads."""
     rows = [Row("a", [dims[0]], dtypes[0], b"", first_offset), Row("b", [dims[1]], dtypes[1], b"", second_offset)]
     return write(b"", rows, bytes(data))
 
@@ -112,7 +112,7 @@ REFUSED = {
         "Q4_per_group_64: expected `in` to be a multiple of 64, found [3, 100]", "w", rule="dims-fit-type"),
     "the second of two descriptors bad": Refused(TENSOR, two(0, 4, 8, dtypes=(F32, 9)), "descriptors -> 1 -> dtype", 41, "found 9", "b",
         shows="mlx#4179"),
-    # what one part says of another
+    # parts that contradict each other
     "a name twice": Refused(CONSISTENCY, two(0, 4, 8).replace(b"b", b"a"), "descriptors -> 1 -> name", 33,
         "expected each name once, found that of row 0 again", "a", rule="names-once", shows="TENSORS_DUPLICATE_NAME"),
     "metadata_len one too many": Refused(CONSISTENCY, header(1, 4, b"a=1" + back_to_back(b"", [ONE])[16:]),
@@ -167,7 +167,7 @@ READ = {
     "tensors of every type": Read(TENSOR, back_to_back(b"", [Row(n, [2, 64], t, b"\x3c" * size) for n, t, size in
         (("a", F32, 512), ("b", F16, 256), ("c", Q8, 132), ("d", Q4, 68))]), shows="TENSORS_SUCCESS"),
     "Q4 of three dims": Read(TENSOR, back_to_back(b"", [Row("w", [2, 2, 32], Q4, bytes(68))])),
-    # what one part says of another
+    # parts that refer to each other
     "one payload for two tensors": Read(CONSISTENCY, two(0, 0, 4)),
     "another order": Read(CONSISTENCY, two(4, 0, 8)),
     "a gap": Read(CONSISTENCY, two(0, 7, 11)),
@@ -182,7 +182,7 @@ READ = {
 
 
 def descriptors(count: int, step: int, dims: tuple[int, ...] = (1,), data: int = 0) -> bytes:
-    """Returns a file of `count` tensors of F32, each `step` bytes after the one before."""
+    """Returns a file of `count` F32 tensors, `step` bytes apart."""
     shape, rows = struct.pack(f"<B{len(dims)}IB", len(dims), *dims, F32), []
     for i in range(count):
         name = b"%x" % i
@@ -191,7 +191,7 @@ def descriptors(count: int, step: int, dims: tuple[int, ...] = (1,), data: int =
 
 
 def named(count: int, name: bytes) -> bytes:
-    """Returns a file of that many tensors with long names."""
+    """Returns a file of `count` tensors with long names."""
     rows = (struct.pack("<H", len(name) + 8) + b"%08x" % i + name + struct.pack("<BBQ", 0, F32, 0) for i in range(count))
     return header(count, 0, b"".join(rows) + bytes(4))
 

@@ -1,7 +1,8 @@
-"""How reading a file ends, and what it takes: each file in a process of its own with little time and memory.
+"""The result, time and memory of reading a file in its own process, with limits on both.
 
-``python -m tests.catalogue.judging READER SECONDS`` reads paths from its input, a line each, and writes what became of each as
-a line of JSON. It has imported the reader once; for each file it forks, so that hundreds of files take seconds.
+``python -m tests.catalogue.judging READER SECONDS`` reads a path from each line of its input and
+writes the result as a line of JSON. It imports the reader once and forks for each file: hundreds of
+files take seconds.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from typing import Any, NamedTuple
 from tests.tools.unmeasured import unmeasured
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 5  # of the processor
-MEMORY = 64 << 20  # bytes of address space beside what the interpreter has, and
-TIMES = 16  # times the file
+SECONDS = 5  # of processor time
+MEMORY = 64 << 20  # bytes of address space beyond the interpreter's, plus
+TIMES = 16  # times the file's size
 
 
 class Judged(NamedTuple):
-    """What became of a file.
+    """The result of reading a file.
 
     Attributes:
-        end: ``read``, or what was raised, or the signal that ended it.
-        text: of what was raised.
-        seconds: of the processor.
-        memory: bytes of address space that it took at most.
-        resident: bytes of memory that it took at most.
+        end: ``read``, the name of the exception, or the signal that ended the process.
+        text: the text of the exception.
+        seconds: processor time.
+        memory: peak address space in bytes.
+        resident: peak resident memory in bytes.
     """
 
     end: str
@@ -45,7 +46,7 @@ class Judged(NamedTuple):
 
 
 def judged(paths: Iterable[Path], reader: str = "glft_schema", seconds: int = SECONDS) -> list[Judged]:
-    """Reads files, each in a process of its own, and returns what became of them. `reader` is one of `READERS`."""
+    """Reads each file in its own process with one of `READERS`."""
     command = [sys.executable, "-m", "tests.catalogue.judging", reader, str(seconds)]
     lines = "".join(f"{path}\n" for path in paths)
     done = subprocess.run(command, input=lines, capture_output=True, text=True, cwd=ROOT, env=unmeasured(), check=True)
@@ -53,7 +54,7 @@ def judged(paths: Iterable[Path], reader: str = "glft_schema", seconds: int = SE
 
 
 def ours() -> Callable[[str], None]:
-    """Returns a function that reads a file, all but its payloads."""
+    """Returns a function that reads a file without its payloads."""
     from glft_schema import Container
 
     def read(path: str) -> None:
@@ -67,18 +68,15 @@ def ours() -> Callable[[str], None]:
     return read
 
 
-def gguf_py() -> Callable[[str], None]:
-    """Returns a function that makes gguf-py's reader of a file, which reads all but payloads."""
+def gguf_py() -> Callable[[str], object]:
+    """Returns gguf-py's reader, which reads a file without its payloads."""
     import gguf
 
-    def read(path: str) -> None:
-        gguf.GGUFReader(path)
-
-    return read
+    return gguf.GGUFReader
 
 
 def endless() -> Callable[[str], None]:
-    """Returns a function that never comes back."""
+    """Returns a function that never returns."""
 
     def read(path: str) -> None:
         while True:
@@ -87,22 +85,24 @@ def endless() -> Callable[[str], None]:
     return read
 
 
-def greedy() -> Callable[[str], None]:
-    """Returns a function that asks for more memory than there is."""
-    return lambda path: print(bytes(MEMORY + TIMES * os.path.getsize(path) + 1)[0])
+def greedy() -> Callable[[str], object]:
+    """Returns a function that allocates more memory than the limit."""
+    return lambda path: bytearray(MEMORY + TIMES * os.path.getsize(path) + 1)
 
 
-READERS = {reader.__name__: reader for reader in (gguf_py, endless, greedy)} | {"glft_schema": ours}
+READERS: dict[str, Callable[[], Callable[[str], object]]] = {
+    "glft_schema": ours, "gguf_py": gguf_py, "endless": endless, "greedy": greedy,
+}  # fmt: skip
 
 
 def memory() -> dict[str, int]:
-    """Returns what Linux says of this process, such as ``VmPeak``, in bytes."""
+    """Returns the ``Vm`` figures of this process, such as ``VmPeak``, in bytes."""
     lines = (line.split() for line in Path("/proc/self/status").read_text("ascii").splitlines())
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[0].startswith("Vm")}
 
 
-def judge(read: Callable[[str], None], path: str) -> dict[str, Any]:
-    """Reads the file at `path` within the limits, in this process; returns the fields of a `Judged`."""
+def judge(read: Callable[[str], object], path: str) -> dict[str, Any]:
+    """Reads a file within the limits in this process; returns the fields of a `Judged`."""
     before, start = memory(), time.process_time()
     limit = before["VmSize"] + MEMORY + TIMES * os.path.getsize(path)
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
@@ -110,28 +110,28 @@ def judge(read: Callable[[str], None], path: str) -> dict[str, Any]:
     try:
         read(path)
     except BaseException as error:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # to have room to say so
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))  # room for the report
         end, text = type(error).__name__, str(error)
     took, after = time.process_time() - start, memory()
     peaks = {"memory": after["VmPeak"] - before["VmSize"], "resident": after["VmHWM"] - before["VmRSS"]}
     return {"end": end, "text": text, "seconds": took, **peaks}
 
 
-def forked(read: Callable[[str], None], path: str, seconds: int) -> dict[str, Any]:
-    """Judges the file at `path` in a process of its own."""
-    said, saying = os.pipe()
+def forked(read: Callable[[str], object], path: str, seconds: int) -> dict[str, Any]:
+    """Judges a file in a fork."""
+    source, target = os.pipe()
     if not (child := os.fork()):
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        with open(saying, "w", encoding="ascii") as stream:
+        with open(target, "w", encoding="ascii") as stream:
             stream.write(json.dumps(judge(read, path)))
         os._exit(0)
-    os.close(saying)
-    with open(said, encoding="ascii") as stream:
-        found = stream.read()
+    os.close(target)
+    with open(source, encoding="ascii") as stream:
+        result = stream.read()
     _, status, used = os.wait4(child, 0)
-    if found:
-        return dict(json.loads(found))
+    if result:
+        return dict(json.loads(result))
     ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
     return {"end": ended, "text": "", "seconds": used.ru_utime + used.ru_stime, "memory": 0, "resident": used.ru_maxrss << 10}
 

@@ -15,19 +15,11 @@ INF, NAN = float("inf"), float("nan")
 
 
 def test_what_is_compared(tmp_path: Path) -> None:
-    state = {
-        "int": torch.ones(1),
-        "q": torch.ones(1, 64),
-        "f": torch.tensor([1.0, NAN, INF]),
-        "shape": torch.ones(2),
-        "extra": torch.ones(1),
-    }
+    one, floats, matrix = torch.ones(1), torch.tensor([1.0, NAN, INF]), torch.ones(1, 64)
+    state = {"int": one, "q": matrix.clone(), "f": floats, "shape": torch.ones(2), "extra": torch.ones(1)}
     save_file(state, tmp_path / "f", schemes={"q": "q4_per_group_64"})
-    bad = torch.ones(1, 64)
-    bad[0, 3] = NAN
-    source = in_memory(
-        {"int": torch.ones(1, dtype=torch.int64), "q": bad, "f": state["f"], "shape": torch.ones(3), "missing": torch.ones(1)}
-    )
+    matrix[0, 3] = NAN
+    source = in_memory({"int": one.long(), "q": matrix, "f": floats, "shape": torch.ones(3), "missing": one})
     with Container.parse_file(tmp_path / "f") as file:
         found = {result.name: (result.error, result.problem) for result in compare(file, source)}
     assert found == {

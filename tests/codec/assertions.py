@@ -14,19 +14,13 @@ from glft_schema.storage.source import BytesSource
 
 
 def cursor(stored: str) -> Cursor:
-    """Returns a stream of bytes written in hex."""
     return Cursor(BytesSource(bytes.fromhex(stored)))
 
 
 def assert_stored(field: construct.Construct, stored: str, value: object, size: int | None = None, **params: Any) -> None:
-    """Asserts that `field` parses bytes into a value, builds the bytes from the value, and has their size.
+    """Asserts that `field` parses bytes in hex into a value, builds them from it, and has a size.
 
-    Args:
-        field: the declaration.
-        stored: the bytes in hex.
-        value: what they mean.
-        size: of every value, in bytes; None if it depends on the value.
-        params: parameters of the container, such as ``byte_order="big"``.
+    `size` is None if it depends on the value; `params` are the container's, such as the byte order.
     """
     expected, stream = bytes.fromhex(stored), cursor(f"{stored} FF")
     assert field.parse(expected, **params) == value
@@ -41,14 +35,12 @@ def assert_stored(field: construct.Construct, stored: str, value: object, size: 
 
 
 def parse_error(field: construct.Construct, stored: str, **params: Any) -> FormatError:
-    """Returns the error for bytes in hex."""
     with pytest.raises(FormatError) as caught, our_errors():
         field.parse_stream(cursor(stored), **params)
     return caught.value
 
 
 def build_error(field: construct.Construct, value: object, **params: Any) -> FormatError:
-    """Returns the error for a value."""
     with pytest.raises(FormatError) as caught, our_errors():
         field.build(value, **params)
     return caught.value

@@ -1,4 +1,4 @@
-"""Strings one after another: the walk over them against a loop, whatever they are, however the file is looked at."""
+"""Long arrays: the walk over strings compared with a loop, and access to numbers."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_a_walk_ends_where_a_loop_does(
     file = before + stored(texts, number.itemsize, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrays, "WINDOW", window)
-        patch.setattr(arrays, "MANY", 4)
-        patch.setattr(arrays, "FEW", few)
+        patch.setattr(arrays, "MIN_STRINGS", 4)
+        patch.setattr(arrays, "SPARE_JUMPS", few)
         end = walk(BytesSource(file + b"after"), len(before), len(texts), number, order)
         assert end == len(file)
         for cut in {len(file) - 1, len(before) + (len(file) - len(before)) // 2} - {len(file)}:
@@ -62,26 +62,24 @@ def test_the_string_that_is_cut_is_named() -> None:
 
 
 def test_strings_that_are_not_short_are_soon_walked_over_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that little is looked at in vain."""
-    looked_at = []
-    short_strings = arrays._short_strings
-    monkeypatch.setattr(
-        arrays, "_short_strings", lambda window, *more: looked_at.append(len(window)) or short_strings(window, *more)
-    )
+    """So that a search for runs of short strings costs little."""
+    searched = []
+    search = arrays._short_strings
+    monkeypatch.setattr(arrays, "_short_strings", lambda window, *args: searched.append(len(window)) or search(window, *args))
     for text, most in ((b"a" * 10_000, 1 << 20), (b"", 1 << 13), (b"\0" * 200, 1 << 13)):
-        looked_at.clear()
+        searched.clear()
         file = stored([text] * 2000, 8, "little")
         assert walk(BytesSource(file), 0, 2000, u64, "little") == len(file)
-        assert sum(looked_at) <= most
-    looked_at.clear()
+        assert sum(searched) <= most
+    searched.clear()
     file = stored([b"token"] * 200_000, 8, "little")
     assert walk(BytesSource(file), 0, 200_000, u64, "little") == len(file)
-    assert sum(looked_at) >= len(file)
+    assert sum(searched) >= len(file)
 
 
 @pytest.mark.parametrize("order", ["little", "big"])
 def test_numbers_by_index_slice_and_one_after_another(order: ByteOrder) -> None:
-    """As numpy has them, and no more is read than lies between the first and the last."""
+    """The numbers are those of numpy, and only the bytes between the outermost two are read."""
     asked: list[int] = []
 
     class Watched(BytesSource):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import construct
 import pytest
@@ -11,35 +12,32 @@ from construct import Byte, Int16ul, PascalString
 from glft_schema import ClosedError, FormatError, LimitError, TruncatedError
 from glft_schema.codec.construct_errors import inside, our_errors
 from glft_schema.codec.structs import Struct
-from tests.codec.assertions import build_error
 
 Row = Struct("name" / PascalString(Byte, "utf8"), "rank" / Int16ul)
 Sheet = Struct("row" / Row)
 
 
 def raised(action: Callable[[], object]) -> FormatError:
-    """Returns what an action raises inside of `our_errors`."""
     with pytest.raises(FormatError) as caught, our_errors():
         action()
     return caught.value
 
 
-def test_truncated_bytes() -> None:
-    error = raised(lambda: Sheet.parse(b"\x01a\x02"))
-    message = "row -> rank: stream read less than specified amount, expected 2, found 1"
+NOT_UTF8 = "expected UTF-8 text, found bytes or characters that are not"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"\x01a\x02", "row -> rank: stream read less than specified amount, expected 2, found 1"),
+        (b"\x01\xff\x01\x00", NOT_UTF8),  # without the path, which construct does not give
+        ({"row": {"name": "\ud800", "rank": 1}}, f"row -> name: {NOT_UTF8}"),
+        ({"row": {"name": "a", "rank": 65536}}, "row -> rank: expected a number that fits the field, found 65536"),
+    ],
+)
+def test_bad_bytes_and_values(value: Any, message: str) -> None:
+    error = raised(lambda: Sheet.parse(value) if isinstance(value, bytes) else Sheet.build(value))
     assert (type(error), str(error)) == (FormatError, message)
-
-
-def test_bytes_that_are_not_utf8() -> None:
-    error = raised(lambda: Sheet.parse(bytes.fromhex("01 FF 0100")))
-    assert (type(error), error.problem) == (FormatError, "expected UTF-8 text, found bytes or characters that are not")
-
-
-def test_bad_values() -> None:
-    error = build_error(Sheet, {"row": {"name": "a", "rank": 65536}})
-    assert str(error) == "row -> rank: expected a number that fits the field, found 65536"
-    error = build_error(Sheet, {"row": {"name": "\ud800", "rank": 1}})
-    assert str(error) == "row -> name: expected UTF-8 text, found bytes or characters that are not"
 
 
 def test_errors_of_this_package_lose_the_root_of_their_path() -> None:

@@ -1,4 +1,4 @@
-"""What fields see of a container: other fields, parameters, limits and the byte order."""
+"""The context of a field: other fields, parameters, limits and the byte order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from glft_schema import Limits
 from glft_schema.codec.context import BIG, LITTLE, byte_order, limits_of, new_context
 from glft_schema.codec.numbers import u8, u16
 from glft_schema.codec.structs import Derived, Struct
-from tests.codec.assertions import assert_stored, cursor
+from tests.codec.assertions import cursor
 
 Inner = Struct("b" / u8, "seen" / Derived(lambda at: [at._.a, at._root.a, at.b, at["b"], at._params.given]))
 Outer = Struct("a" / u8, "inner" / Inner)
@@ -49,8 +49,3 @@ def test_fields_in_a_struct_of_construct() -> None:
     parsed = theirs.parse(b"\x00\x01\x02", byte_order="big", given=9)
     assert (parsed.a, parsed.inner, parsed.inner.seen, parsed.c) == (1, {"b": 2}, [1, 1, 2, 2, 9], 2)
     assert theirs.build({"a": 1, "inner": {"b": 2}}, given=9) == b"\x01\x00\x02"
-
-
-def test_parameters_hold_for_every_level() -> None:
-    nested = Struct("outer" / Struct("inner" / Struct("n" / u16)))
-    assert_stored(nested, "01 02", {"outer": {"inner": {"n": 0x0102}}}, size=2, byte_order="big")

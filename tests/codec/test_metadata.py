@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from construct import Switch, this
 
-from glft_schema import FormatError, TruncatedError
+from glft_schema import FormatError
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.numbers import f32, u8, u32
 from glft_schema.codec.structs import Count, Struct
@@ -23,13 +23,11 @@ STORED = "02 0161 00 07 0162 03 03 78C3BC"  # a is the uint8 7, b a string of th
 
 
 def parsed(stored: str = STORED) -> TypedMetadata:
-    """Returns metadata parsed from bytes in hex."""
     metadata: TypedMetadata = File.parse_stream(cursor(stored)).metadata
     return metadata
 
 
 def typed(metadata: TypedMetadata) -> dict[str, tuple[object, str]]:
-    """Returns values and types by key."""
     return {key: (value, metadata.type_of(key)) for key, value in metadata.items()}
 
 
@@ -49,11 +47,6 @@ def test_a_duplicate_key() -> None:
     error = parse_error(File, "02 0161 00 07 0161 00 08")
     assert str(error) == "metadata -> 1 -> key: expected each key once, found that of row 0 again"
     assert error.rule == "once"
-
-
-def test_truncated_entries() -> None:
-    error = parse_error(File, "02 0161 00 07 0162 03 04 7879")
-    assert (type(error), str(error)) == (TruncatedError, "metadata -> 1 -> value: expected 4 bytes, found 2")
 
 
 def test_a_key_that_stays_keeps_its_type() -> None:

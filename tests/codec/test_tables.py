@@ -39,7 +39,7 @@ def test_a_count_that_is_too_large_for_the_bytes_left() -> None:
 
 
 def test_the_limit_on_objects() -> None:
-    """It counts the rows of every table of the container."""
+    """The limit counts the rows of all tables of a container."""
     two = Struct("first" / Sheet, "second" / Sheet)
     value = {"first": {"rows": [{"name": "a", "rank": 1}]}, "second": {"rows": [{"name": "b", "rank": 2}]}}
     stored = "01 0161 0100 01 0162 0200"

@@ -1,4 +1,4 @@
-"""Metadata with types: what plain values become, what is refused, and what comes back of each."""
+"""Typed values: the types of plain values, refused values, and values parsed back."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def test_long_arrays_are_views_and_lazy() -> None:
         assert isinstance(tokens, StoredStrings)
         assert (len(tokens), tokens[0], tokens[-1], tokens[5:7]) == (2000, "token 0", "token 1999", texts[5:7])
         assert tokens == texts
-        assert tokens != texts[:-1]
-        assert tokens != "token"
-        assert "token 7" in tokens
+        assert tokens not in (texts[:-1], "token")
         assert tokens.index("token 1234") == 1234
         assert repr(tokens) == "['token 0', 'token 1', 'token 2', 'token 3', ... 2,000 in all]"
         with pytest.raises(IndexError, match="index 2000 is out of range for 2000 strings"):
@@ -41,13 +39,6 @@ def test_long_arrays_are_views_and_lazy() -> None:
         stored = file.metadata.stored("n").value.values
         assert repr(stored) == "[0, 1, 2, 3, ... 2,000 in all]"
         assert stored[-1] == 1999
-
-
-def test_strings_are_walked_over_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("glft_schema.codec.arrays.WINDOW", 16)
-    monkeypatch.setattr("glft_schema.codec.arrays.MAX_WINDOW", 16)
-    texts = ["", "a", "b" * 40, "c" * 3, "", "d" * 9]
-    assert build(metadata={"t": texts, "after": 7}).metadata == {"t": texts, "after": 7}
 
 
 PLAIN = [
@@ -92,9 +83,8 @@ def test_types_of_plain_values(value: object, type_text: str) -> None:
 
 
 REFUSED = [
-    (None, "expected a number, bool, text or a list of such, found None"),
-    (b"x", "expected a number, bool, text or a list of such, found b'x'"),
-    ({}, "expected a number, bool, text or a list of such, found {}"),
+    (None, "expected a number, bool, text or a list of these, found None"),
+    (b"x", "expected a number, bool, text or a list of these, found b'x'"),
     ([], 'expected at least one element, found none: give the type, Typed([], "array[string]")'),
     (1 << 64, "expected an integer of at most 64 bits, found 18446744073709551616"),
     ([-1, 1 << 63], "expected an integer of at most 64 bits, found -1"),
@@ -104,9 +94,6 @@ REFUSED = [
     (Typed(1, "int"), "expected one of uint8, int8, uint16"),
     (Typed(1, "array"), "found 'array'"),
     (Typed(256, "uint8"), "expected a number that u8 can hold, found 256"),
-    (Typed(-1, "uint64"), "expected a number that u64 can hold, found -1"),
-    (Typed(0.5, "int32"), "expected a number that i32 can hold, found 0.5"),
-    (Typed(True, "int32"), "expected a number that i32 can hold, found True"),
     (Typed(1, "bool"), "expected a bool, found 1"),
     (Typed(1, "string"), "expected text, found 1"),
     (Typed(1, "array[int8]"), "expected a list, found 1"),
@@ -118,7 +105,7 @@ REFUSED = [
     (Typed(np.zeros((2, 2), np.int8), "array[int8]"), "expected int8 in one dim, found int8 [2, 2]"),
     (Typed(np.array([1], np.uint8), "array[bool]"), "expected bool in one dim, found uint8 [1]"),
     (Typed(np.array([True]), "array[uint8]"), "expected uint8 in one dim, found bool [1]"),
-    (np.zeros(()), "expected a number, bool, text or a list of such, found array(0.)"),
+    (np.zeros(()), "expected a number, bool, text or a list of these, found array(0.)"),
     (Typed(np.zeros(()), "array[float64]"), "expected a list, found array(0.)"),
     (Typed(1, int), "expected the name of a type, found <class 'int'>"),
 ]
@@ -135,27 +122,21 @@ def test_values_that_cannot_be_stored(value: object, message: str) -> None:
 def test_metadata_with_other_values_keeps_types() -> None:
     metadata = build(metadata={"a": Typed(1, "uint8"), "b": "x", "c": Typed([], "array[int16]")}).metadata
     changed = metadata | {"a": 2, "d": 1.5, "b": Typed(3, "int64")}
-    assert changed == {"a": 2, "b": 3, "c": [], "d": 1.5}
+    assert changed == build(metadata=changed).metadata == {"a": 2, "b": 3, "c": [], "d": 1.5}
     assert [changed.type_of(key) for key in changed] == ["uint8", "int64", "array[int16]", "float32"]
-    assert build(metadata=changed).metadata == changed
     assert list(changed.without("a", "c")) == ["b", "d"]
-    assert metadata == {"a": 1, "b": "x", "c": []}
-    merged = GGUF.metadata.metadata({"z": 1}) | metadata
+    merged = GGUF.metadata.metadata({"z": 1, "a": Typed(5, "int64")}) | metadata
+    assert merged == {"z": 1, "a": 1, "b": "x", "c": []}
     assert [merged.type_of(key) for key in merged] == ["uint32", "uint8", "string", "array[int16]"]
-    assert GGUF.metadata.metadata({"a": Typed(5, "int64")}) | metadata == metadata
     nested = GGUF.metadata.metadata({"n": [[1], ["a"]]}) | {"n": [[1], [2], [3]]}
     assert nested.type_of("n") == "array[array[int32]]"
+    long = build(metadata={"n": [list(range(2000)), [1]]}).metadata
+    assert long == build(metadata=long).metadata != metadata
     with pytest.raises(TypeError, match="unsupported operand"):
         metadata | [1]
-    long = build(metadata={"n": [list(range(2000)), [1]]}).metadata
-    assert long == build(metadata=long).metadata
-    assert long != metadata
-    with pytest.raises(FormatError, match="a: expected a number that u8 can hold, found 256"):
-        metadata | {"a": 256}
-    with pytest.raises(KeyError):
-        metadata.without("x")
-    with pytest.raises(KeyError):
-        metadata.type_of("x")
+    for ask in (metadata.without, metadata.type_of):
+        with pytest.raises(KeyError):
+            ask("x")
     assert repr(GGUF.metadata.metadata({"a": "x" * 200})).startswith("{'a': 'xxxx")
 
 
@@ -171,7 +152,7 @@ def test_bool_bytes_and_nan_bits_are_kept_through_another_byte_order() -> None:
 
 @pytest.mark.parametrize(
     ("depth", "message"),
-    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "a limit of Python's")],
+    [(17, "expected at most 16 levels of arrays, a limit"), (5000, "nested too deeply for Python's stack")],
 )
 def test_deep_arrays_cannot_be_built(depth: int, message: str) -> None:
     value: object = [1]

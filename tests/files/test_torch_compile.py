@@ -1,4 +1,4 @@
-"""A user's own `torch.compile` around what this package does: right numbers in every call, whatever was read before."""
+"""`torch.compile` around this package: right values in every call, whatever was read before."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> Iterator[None]:
-    """Forgets what was compiled before and after. Falling back to no compiling at all, after too many graphs, is an error."""
+    """Resets the compiler. A silent fallback to eager after too many graphs is an error."""
     torch._dynamo.reset()
     with torch._dynamo.config.patch(cache_size_limit=1000, fail_on_cache_limit_hit=True):
         yield
@@ -79,7 +79,7 @@ def write(path: Path, type_: TensorType, seed: int) -> Path:
 
 
 def check(read: Read, backend: str, files: list[glft.File]) -> None:
-    """Compiles a function and compares three calls of it for each file and name with what it gives uncompiled."""
+    """Compares three compiled calls for each file and name with the uncompiled result."""
     compiled, zero = torch.compile(read, backend=backend), torch.zeros(())
     calls = list(itertools.product(files, DIMS))
     expected = [read(*call, zero) for call in calls]
@@ -92,7 +92,7 @@ def check(read: Read, backend: str, files: list[glft.File]) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> None:
-    """One function for all types: a graph made for one must not run for another."""
+    """One function for all types: the graph of one type must not run for another."""
     check(read, backend, [glft.open(write(tmp_path / f"{seed}", type_, seed)) for seed, type_ in enumerate(TYPES)])
 
 
@@ -121,7 +121,7 @@ def test_reading_in_a_single_graph_is_torchs_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
-    """What a user's own module does with packed bytes: `TensorType.dequantize`, the type an attribute of the module."""
+    """A user's module calls `TensorType.dequantize`; the type is an attribute of the module."""
 
     class Packed(torch.nn.Module):
         type_: TensorType
@@ -131,9 +131,8 @@ def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
 
     packed, rng = Packed(), np.random.default_rng(0)
     compiled = torch.compile(packed, backend="eager", fullgraph=True)
-    families = [GGML_TYPES[name] for name in ("Q4_0", "Q8_1", "Q4_K", "IQ3_S", "TQ1_0", "NVFP4")] + [
-        GLFT.types["Q4_per_group_64"]
-    ]
+    families = [GGML_TYPES[name] for name in ("Q4_0", "Q8_1", "Q4_K", "IQ3_S", "TQ1_0", "NVFP4")]
+    families.append(GLFT.types["Q4_per_group_64"])
     fields = {}
     for type_ in families:
         source = BytesSource(rng.integers(0, 60, type_.nbytes(DIMS["w"]), dtype=np.uint8).tobytes())

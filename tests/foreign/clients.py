@@ -1,7 +1,7 @@
-"""Other clients of GGUF: what is compared, what each reads, its faults; for docs/clients.md.
+"""Other clients of GGUF and their faults: the tables in docs/clients.md.
 
-Each row of `FAULTS` has a file and a check of what the client makes of it: the row of a fault that
-is fixed fails. Versions are those of the ``foreign`` extra, or of npm's packages.
+Each row of `FAULTS` has a file and a check of the client's result, which fails once the fault is
+fixed. Versions are from the ``foreign`` extra, or of npm packages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CLIENTS = (
 )
 # fmt: on
 
-# What becomes of a tensor.
+# A client's result for a tensor.
 SAME = "same bits"
 ZEROS = "same numbers; zeros of another sign"
 HALF = "rounded to float16"
@@ -80,18 +80,18 @@ TENSORS: dict[str, dict[str, str]] = {
 
 
 def expected(client: str, type_name: str) -> str:
-    """Returns what a client makes of tensors of a type."""
+    """Returns a client's result for tensors of a type."""
     return next((verdict for verdict, names in TENSORS[client].items() if type_name in names.split()), REFUSED)
 
 
 class Failure(NamedTuple):
-    """How a client fails on a version and byte order: beginnings of its errors, and why."""
+    """A client's failure for a version and byte order: the start of its errors, and the cause."""
 
     errors: tuple[str, ...]
     why: str
 
 
-CRASHES = ("SIGSEGV", "SIGBUS", "RuntimeError: ")  # which one depends on the memory after the file
+CRASHES = ("SIGSEGV", "SIGBUS", "RuntimeError: ")  # depends on the memory after the file
 VERSION_1 = ((1, LITTLE), (1, BIG))
 BIG_ENDIAN = ((2, BIG), (3, BIG))
 OTHERS = (*VERSION_1, *BIG_ENDIAN)
@@ -119,7 +119,7 @@ LAYOUTS: dict[str, Layouts] = {
 }
 # fmt: on
 
-# Keys that a client cannot read beside others, by prefix: FAULTS has a row for each.
+# Prefixes of keys that a client cannot read; FAULTS has a row for each.
 NOT_READ: dict[str, tuple[str, ...]] = {
     HUGGINGFACE: (),
     NODE_LLAMA_CPP: (),
@@ -134,13 +134,13 @@ class Fault(NamedTuple):
     """A class of files that a client gets wrong.
 
     Attributes:
-        client: which.
-        files: what the files have in common.
+        client: the client's name.
+        files: the property that the files share.
         they: what the client does.
         why: the cause.
-        example: the value of such a file.
-        shows: tells from what the client and we found whether it does that.
-        by: which of the client's functions: ``read``, ``read by default``, ``write``.
+        example: returns the value of such a file.
+        shows: tells from the client's reading and ours whether the fault is there.
+        by: the client's function: ``read``, ``read by default``, ``read a set``, ``write``.
     """
 
     client: str
@@ -152,14 +152,17 @@ class Fault(NamedTuple):
     by: str = "read"
 
 
+F32 = (GGML_TYPES["F32"],)
+
+
 def keys(entries: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     """Returns a maker of a file with an architecture, keys, and one tensor."""
-    return lambda: regions(types=(GGML_TYPES["F32"],), entries={"general.architecture": "toy", **entries})
+    return lambda: regions(F32, {"general.architecture": "toy", **entries})
 
 
 def of(*types: str, **options: Any) -> Callable[[], dict[str, Any]]:
     """Returns a maker of a file with tensors of these types."""
-    return lambda: regions(types=[GGML_TYPES[name] for name in types], entries={"general.architecture": "toy"}, **options)
+    return lambda: regions([GGML_TYPES[name] for name in types], {"general.architecture": "toy"}, **options)
 
 
 def fails(*errors: str) -> Callable[[Reading, Reading], bool]:
@@ -168,7 +171,7 @@ def fails(*errors: str) -> Callable[[Reading, Reading], bool]:
 
 
 def has(key: str, value: Any) -> Callable[[Reading, Reading], bool]:
-    """Returns a check for a value that is not ours; None for a key that is not found."""
+    """Returns a check for this value instead of ours; None for a missing key."""
     return lambda theirs, ours: not theirs.error and theirs.metadata.get(key) == value != ours.metadata[key]
 
 
@@ -183,7 +186,7 @@ def is_cut(key: str) -> Callable[[Reading, Reading], bool]:
 
 
 def differs(name: str, condition: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[[Reading, Reading], bool]:
-    """Returns a check for numbers that are not ours, and that meet a condition beside ours."""
+    """Returns a check for other numbers than ours, with a condition on both."""
 
     def shows(theirs: Reading, ours: Reading) -> bool:
         one, other = theirs.tensors[name].values, ours.tensors[name].values
@@ -208,26 +211,16 @@ def named(name: str, type_name: str) -> Callable[[], dict[str, Any]]:
     return made
 
 
-def with_half(type_name: str, bits: int) -> Callable[[], dict[str, Any]]:
-    """Returns a maker of a file with blocks whose first float16 has these bits."""
-    return lambda: block_regions(type_name, bits)
-
-
 def second_half_has_the_first_ones_scale(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Tells whether only the second 32 of each 64 numbers are off by more than float16 explains."""
+    """Tells whether errors beyond float16's are in the second 32 of each 64 numbers only."""
     found, right = (array.astype(np.float64).reshape(-1, 2, 32) for array in (theirs, ours))
     rounding = 2**-10 * np.abs(right).max()
     return bool(np.abs(found[:, 0] - right[:, 0]).max() <= rounding < np.abs(found[:, 1] - right[:, 1]).max())
 
 
 def is_nearly_equal_half(theirs: np.ndarray, ours: np.ndarray) -> bool:
-    """Tells whether numbers are float16, within the error of sums of float16."""
+    """Tells whether numbers are float16, and equal within the error of its sums."""
     return theirs.dtype == np.float16 and bool((np.abs(theirs - ours) <= 2**-9 * np.abs(ours).max()).all())
-
-
-def scalars(type_: str) -> Callable[[], dict[str, Any]]:
-    """Returns a maker of a file with values and arrays of a type."""
-    return lambda: regions(types=(GGML_TYPES["F32"],), entries=metadata([type_]))
 
 
 LONG = "x" * 3_000_000
@@ -237,7 +230,7 @@ EMULATES_HALVES = sys.version_info < (3, 12)
 
 
 def moves_data(theirs: Reading, ours: Reading) -> bool:
-    """Tells whether a client finds our offsets at other positions."""
+    """Tells whether a client has our offsets, but other positions."""
     offsets = [[info.offset for info in reading.infos.values()] for reading in (theirs, ours)]
     return offsets[0] == offsets[1] and theirs.infos != ours.infos
 
@@ -248,7 +241,7 @@ def overflows(theirs: np.ndarray, ours: np.ndarray) -> bool:
 
 
 def flushes(theirs: Reading, ours: Reading) -> bool:
-    """Tells whether a subnormal scale was read as 0, if this Python's device does that."""
+    """Tells whether a subnormal scale was read as 0, before Python 3.12."""
     one, other = (reading.tensors["Q4_0.weight"].values for reading in (theirs, ours))
     return bool((one == 0).all() and other.any()) if EMULATES_HALVES else same_bits(one, other)
 
@@ -295,22 +288,22 @@ FAULTS = (
           keys({"__proto__.x": 5}), has("__proto__.x", None)),
     Fault(TINYGRAD, "a value or array of uint8", "returns `bytes` of length 1 for each",
           "its format for `struct` is `c` instead of `B`",
-          scalars("uint8"), has("a.uint8", [b"\0", b"\xc8", b"\xff"])),
+          lambda: regions(F32, metadata(["uint8"])), has("a.uint8", [b"\0", b"\xc8", b"\xff"])),
     Fault(TINYGRAD, "a key, name or string that is not UTF-8", "raises `UnicodeDecodeError`", "it decodes strictly",
           keys({"t.text": NO_UTF8}), fails("UnicodeDecodeError")),
     Fault(TINYGRAD, "Q5_0", "returns +0 for code 16 with a negative scale; ggml returns -0",
           "it computes `q * d - 16 * d`",
-          with_half("Q5_0", 0xBC00), differs("Q5_0.weight", are_equal)),
+          lambda: block_regions("Q5_0", 0xBC00), differs("Q5_0.weight", are_equal)),
     Fault(TINYGRAD, "MXFP4", "returns -0 for code 8; ggml returns +0", "ggml's table of integers has no -0",
           of("MXFP4"), differs("MXFP4.weight", are_equal)),
     Fault(TINYGRAD, "Q1_0", "returns float16 (the numbers are equal)", "the scale is not cast to float32",
           of("Q1_0"), differs("Q1_0.weight", lambda one, other: one.dtype == np.float16 and are_equal(one, other))),
     Fault(TINYGRAD, "a float16 below 2^-14, on device `PYTHON` before Python 3.12", "returns 0",
           "the emulation of float16 flushes subnormal numbers",
-          with_half("Q4_0", 0x03FF), flushes),
+          lambda: block_regions("Q4_0", 0x03FF), flushes),
     Fault(MLX, "a value or array of float64", "crashes",
           "it advances by the 4 bytes of the float32 that it keeps, and misreads the rest of the file",
-          scalars("float64"), fails(*CRASHES)),
+          lambda: regions(F32, metadata(["float64"])), fails(*CRASHES)),
     Fault(MLX, "an array of arrays", "raises `ValueError`", "not supported",
           keys({"t.nested": [["x"]]}), fails("ValueError: [load_gguf] Only supports loading 1-layer")),
     Fault(MLX, "a key, name or string that is not UTF-8", "raises `UnicodeDecodeError`", "it decodes strictly",
@@ -319,7 +312,7 @@ FAULTS = (
           "gguflib uses the scale and minimum of the first 32 for both",
           of("Q4_K"), differs("Q4_K.weight", second_half_has_the_first_ones_scale)),
     Fault(MLX, "BF16", "returns float16: infinity from 65,520 on", "gguflib converts it to float16",
-          lambda: regions(types=(GGML_TYPES["BF16"],), entries={}, scale=1e30), differs("BF16.weight", overflows)),
+          lambda: regions([GGML_TYPES["BF16"]], {}, scale=1e30), differs("BF16.weight", overflows)),
     Fault(MLX, "a tensor of type TQ1_0 (code 34) or later", "drops it and all tensors after it, without an error",
           "gguflib ends the table at a type that it does not know",
           of("F16", "TQ1_0", "F32"), lacks("TQ1_0.weight", "F32.weight")),
@@ -349,7 +342,7 @@ FAULTS = (
           keys({"t.text": NO_UTF8}), fails("UnicodeDecodeError")),
     Fault(TRANSFORMERS, "a file without `general.architecture`, such as the second of a set", "raises `ValueError`",
           "the key selects the model",
-          lambda: regions(types=(GGML_TYPES["F32"],), entries={}), fails("ValueError: ")),
+          lambda: regions(F32, {}), fails("ValueError: ")),
     Fault(TRANSFORMERS, "the first file of a set", "reads this file alone", "it ignores `split.count`",
           of("F32", "F16"), lacks("F16.weight"), "read a set"),
 )
@@ -357,12 +350,12 @@ FAULTS = (
 
 
 class Index(NamedTuple):
-    """A kind of index that we refuse with an ``IndexError``, and what safetensors does.
+    """A kind of index that we refuse with an ``IndexError``, and safetensors' result.
 
     Attributes:
         kind: the index, in words.
         example: one into a tensor of shape (5, 7, 3).
-        they: the shape of their slice, or the name of the error.
+        they: the shape of safetensors' slice, or the name of its error.
     """
 
     kind: str
@@ -382,14 +375,6 @@ INDICES = (
 )
 
 
-def layouts_read(client: str) -> str:
-    """Returns which versions and byte orders a client reads, and how it fails on others."""
-    failures: dict[Failure, list[str]] = {}
-    for (version, order), failure in sorted(LAYOUTS[client].items()):
-        failures.setdefault(failure, []).append(f"v{version} {order}-endian")
-    return "; ".join(f"{', '.join(files)}: {failure.why}" for failure, files in failures.items()) or "all"
-
-
 def is_half(values: np.ndarray, ours: np.ndarray) -> bool:
-    """Tells whether numbers are ours, rounded to the nearest float16."""
+    """Tells whether numbers are ours, rounded to float16."""
     return values.dtype == np.float16 and same_bits(values, ours.astype(np.float16))

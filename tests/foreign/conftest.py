@@ -14,19 +14,18 @@ from tests.foreign.clients import CLIENTS, HUGGINGFACE, NODE_LLAMA_CPP
 from tests.foreign.python_readers import Client
 from tests.foreign.readings import Reading
 
-ROOT = Path(__file__).parents[2]
 VERSIONS = {client.name: client for client in CLIENTS}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks all tests of this folder."""
+    """Marks the tests of this folder."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.foreign)
 
 
 def require(name: str) -> None:
-    """Skips the test if a package is not installed; fails if its version is not the table's."""
+    """Skips the test if a package is not installed; fails for another version than the table's."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"needs {name}: pip install -e '.[dev,foreign]'")
     assert importlib.metadata.version(name) == VERSIONS[name].version
@@ -40,7 +39,7 @@ def packages(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def python_client() -> Iterator[Callable[[str], Client]]:
-    """Returns a client in Python by the name of its reader, such as ``diffusers_default``."""
+    """Returns a function from a reader's name, such as ``diffusers_default``, to its client."""
     started: dict[str, Client] = {}
 
     def get(name: str) -> Client:
@@ -54,7 +53,7 @@ def python_client() -> Iterator[Callable[[str], Client]]:
 
 @pytest.fixture(scope="session")
 def read(request: pytest.FixtureRequest) -> Callable[[str, Path], Reading]:
-    """Reads a file with a client."""
+    """Returns a function that reads a file with a client."""
 
     def reading(name: str, path: Path) -> Reading:
         if name in (HUGGINGFACE, NODE_LLAMA_CPP):

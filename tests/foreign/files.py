@@ -1,8 +1,4 @@
-"""GGUF files for other clients, written by this package.
-
-They have every tensor type, every type of metadata, versions 1 to 3, both byte orders, and several
-alignments.
-"""
+"""GGUF files for other clients, written by this package: all types, versions, byte orders."""
 
 from __future__ import annotations
 
@@ -23,8 +19,6 @@ from glft_schema.tensor_types.tensor_type import TensorType
 
 ROWS, BLOCKS = 3, 2  # of the tensors
 TYPES = tuple(GGML_TYPES)
-FLOATS = ("F32", "F16", "BF16", "F64")
-INTEGERS = ("I8", "I16", "I32", "I64")
 SCALARS: dict[str, tuple[Any, ...]] = {
     "uint8": (0, 200, 255),
     "int8": (-128, 0, 127),
@@ -47,7 +41,7 @@ NESTED: dict[str, Any] = {
 
 
 def metadata(types: Iterable[str] = SCALARS) -> dict[str, Any]:
-    """Returns a key for each value of each type, for an array of these, and for an empty array."""
+    """Returns keys for each type: each value, an array of the values, and an empty array."""
     made: dict[str, Any] = {"general.architecture": "toy", "general.quantization_version": 2}
     for type_ in types:
         made |= {f"s.{type_}.{number}": Typed(value, type_) for number, value in enumerate(SCALARS[type_])}
@@ -58,7 +52,7 @@ def metadata(types: Iterable[str] = SCALARS) -> dict[str, Any]:
 
 @cache
 def weights_in(type_: TensorType) -> int:
-    """Returns the weights of a block: the length of the shortest row."""
+    """Returns the weights of a block, which is the shortest row."""
     return next(length for length in range(1, 257) if type_.refusal([1, length]) is None)
 
 
@@ -75,7 +69,7 @@ def blocks(type_: TensorType, count: int) -> torch.Tensor:
 
 
 def has_subnormal(type_: TensorType, made: torch.Tensor) -> torch.Tensor:
-    """Tells of each block whether a float16 in it is subnormal or 0."""
+    """Tells for each block whether a float16 in it is subnormal or 0."""
     found = torch.zeros(len(made), dtype=torch.bool)
     start = 0
     for field in type_.block.subcons:
@@ -106,10 +100,7 @@ def regions(
     version: int = 3,
     scale: float = 1,
 ) -> dict[str, Any]:
-    """Returns the value of a file with a tensor of each type, ``TYPE.weight``.
-
-    Plain floats are multiplied by `scale`.
-    """
+    """Returns the value of a file with a tensor ``TYPE.weight`` of each type; `scale` is for floats."""
     made = dict(metadata() if entries is None else entries)
     if alignment != 32:
         made["general.alignment"] = Typed(alignment, "uint32")
@@ -124,7 +115,7 @@ def regions(
 
 
 def block_regions(type_name: str, bits: int) -> dict[str, Any]:
-    """Returns the value of a file with a tensor of a type whose blocks begin with these 16 bits."""
+    """Returns the value of a file with a tensor whose blocks begin with these 16 bits."""
     made = regions([GGML_TYPES[type_name]], {"general.architecture": "toy"})
     (payload,) = made["data"].values()
     payload["blocks"] = payload["blocks"].clone()

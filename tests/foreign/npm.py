@@ -25,8 +25,8 @@ PACKAGES = [f"{client.package}@{client.version}" for client in CLIENTS if client
 def installed(request: pytest.FixtureRequest) -> Path:
     """Returns the folder, in pytest's cache, of the packages and our scripts.
 
-    Skips the test if npm cannot fetch them. Without scripts and optional dependencies,
-    node-llama-cpp is installed without llama.cpp, which reading headers does not need.
+    Skips the test if npm cannot fetch them. node-llama-cpp is installed without scripts and optional
+    dependencies, and so without llama.cpp, which reading headers does not need.
     """
     for program in ("node", "npm"):
         if shutil.which(program) is None:
@@ -34,14 +34,14 @@ def installed(request: pytest.FixtureRequest) -> Path:
     with kept(request, "foreign-" + "-".join(PACKAGES).replace("/", "-")) as cache:
         if not (cache / "installed").exists():
             options = ["--ignore-scripts", "--omit=optional", "--loglevel=error", "--no-audit", "--no-fund"]
-            patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # without a way to the registry npm waits for minutes
+            patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # npm waits minutes for an unreachable registry
             command = ["npm", "install", *options, *patience, "--prefix", cache, *PACKAGES]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode and (code := UNREACHED.search(done.stderr)):
                 pytest.skip(f"npm's registry cannot be reached: {code[0]}")
             assert done.returncode == 0, done.stderr[-2000:]
             (cache / "installed").touch()
-        for script in SCRIPTS:  # next to the packages, where import finds them
+        for script in SCRIPTS:  # next to the packages, for import
             shutil.copy(Path(__file__).with_name(script), cache)
         return cache
 
@@ -65,8 +65,7 @@ def reading(found: dict[str, Any]) -> Reading:
         return Reading(found["error"])
     types = {}
     for key, _, *codes in found["metadata"]:
-        names = [VALUE_TYPES[code].name for code in codes if code is not None]
-        if names:
+        if names := [VALUE_TYPES[code].name for code in codes if code is not None]:
             types[key] = f"array[{names[1]}]" if names[1:] else names[0]
     infos = {}
     for name, numbers, *_ in found["tensors"]:
@@ -83,7 +82,7 @@ def reading(found: dict[str, Any]) -> Reading:
 
 
 def rewritten(cache: Path, paths: Sequence[tuple[Path, Path]]) -> list[str]:
-    """Has @huggingface/gguf read files and write them elsewhere; returns an error each, or ''."""
+    """Reads and rewrites files with @huggingface/gguf; returns an error or '' for each."""
     found = run(cache, "rewrite.mjs", HUGGINGFACE, given=[[str(path) for path in pair] for pair in paths])
     assert isinstance(found, list)
     return found

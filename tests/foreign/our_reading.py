@@ -1,4 +1,4 @@
-"""The contents of a GGUF file as this package reads them, in the form of other clients."""
+"""The contents of a GGUF file by this package, as a `Reading`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.foreign.readings import Info, Reading, exact, of_torch
 
 
 def type_text(text: str) -> str:
-    """Returns the text of a type; of nested arrays without inner types, which no client reports."""
+    """Returns a type as text; nested arrays are without inner types, which no client reports."""
     return "array[array]" if text.startswith("array[array") else text
 
 
 def ours(path: Path) -> Reading:
-    """Reads a file, or the set that it is the first of; quantized tensors as float32."""
+    """Reads a file, or a set by its first file; quantized tensors as float32."""
     with glft_schema.open(path) as file:
         weights = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
         return Reading(

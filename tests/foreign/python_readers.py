@@ -1,59 +1,38 @@
-"""Clients in Python, each in a process of its own, which is started again after a crash.
-
-``python -m tests.foreign.python_readers CLIENT`` reads pickled paths and writes a pickled `Reading`
-for each.
-"""
+"""Clients in Python, each in its own process."""
 
 from __future__ import annotations
 
 import os
-import pickle
-import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tests.foreign.readings import Reading, Values, exact, of_torch
+from tests.tools.processes import Process, serve
 
-ROOT = Path(__file__).parents[2]
+# tinygrad's device that needs no compiler; no network; no warnings
+ENVIRONMENT = {"DEV": "PYTHON", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
-class Client:
-    """A client in a process of its own."""
+class Client(Process):
+    """A client in its own process."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__("-m", __name__, name, **ENVIRONMENT)
 
     def __call__(self, path: Path) -> Reading:
         """Reads a file."""
-        if self._process is None:
-            program = [sys.executable, "-m", __name__, self.name]
-            environment = os.environ | {"DEV": "PYTHON", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-            self._process = subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-        process = self._process
-        assert process.stdin
-        assert process.stdout
-        pickle.dump(str(path), process.stdin)
-        process.stdin.flush()
         try:
-            found = pickle.load(process.stdout)
-        except EOFError:
-            self.close()
-            return Reading(signal.Signals(-process.returncode).name)
+            found = super().__call__(str(path))
+        except EOFError as error:
+            return Reading(str(error))
         assert isinstance(found, Reading)
         return found
-
-    def close(self) -> None:
-        """Ends the process."""
-        if self._process:
-            self._process.communicate()
-            self._process = None
 
 
 def values(array: np.ndarray, dtype: Any) -> Values:
@@ -61,7 +40,7 @@ def values(array: np.ndarray, dtype: Any) -> Values:
 
 
 def tinygrad() -> Callable[[str], Reading]:
-    """Reads with ``tinygrad.llm.gguf``, on the device that needs no compiler."""
+    """Reads with ``tinygrad.llm.gguf``."""
     from tinygrad import dtypes
     from tinygrad.llm.gguf import gguf_load
 
@@ -137,7 +116,7 @@ def transformers() -> Callable[[str], Reading]:
     from transformers.integrations.gguf.reader import GgufHeader, load_gguf_state_dict, read_gguf_metadata
 
     class Everything:
-        """A container of all keys: string arrays are read only on demand."""
+        """A container of all keys: string arrays are read on demand only."""
 
         def __contains__(self, key: object) -> bool:
             return True
@@ -170,20 +149,22 @@ def transformers_model() -> Callable[[str], Reading]:
     return read
 
 
-READERS = {
-    reader.__name__: reader for reader in (tinygrad, mlx, diffusers, diffusers_default, transformers, transformers_model)
-}
+READERS = {start.__name__: start for start in (tinygrad, mlx, diffusers, diffusers_default, transformers, transformers_model)}
+
+
+@cache
+def reader(name: str) -> Callable[[str], Reading]:
+    return READERS[name]()
+
+
+def answer(path: str) -> Reading:
+    """Reads a file; an exception becomes the reading's error."""
+    try:
+        return reader(sys.argv[1])(path)
+    except Exception as error:
+        return Reading(f"{type(error).__name__}: {error}")
+
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    output = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a client prints
-    read = READERS[sys.argv[1]]()
-    while sys.stdin.buffer.peek(1):
-        path = pickle.load(sys.stdin.buffer)
-        try:
-            reading = read(path)
-        except Exception as error:
-            reading = Reading(f"{type(error).__name__}: {error}")
-        pickle.dump(reading, output)
-        output.flush()
+    serve(answer)

@@ -1,8 +1,8 @@
-"""The contents of a GGUF file as a client reports them, in one form for all clients.
+"""The contents of a GGUF file by a client, in one form for all clients.
 
-Metadata are compared exactly: an integral number as its integer, any other float as its bits, NaN
-as NaN. JavaScript, which has a single type for numbers, can be compared that way, too. The module
-imports neither torch nor this package, so that the clients' processes start fast.
+Metadata are compared exactly: an integral number by its integer, any other float by its bits, NaN as
+NaN. This also suits JavaScript, which has a single type for numbers. The module imports neither torch
+nor this package: the clients' processes start fast.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Info(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """The contents of a file as a client reports them; a field is empty if the client lacks it.
+    """The contents of a file by a client; a field is empty if the client lacks it.
 
     Attributes:
-        error: what was raised, as ``NAME: text``, or the signal that ended the process.
-        metadata: values by key, as `exact` has them.
-        types: the types by key; of an array of arrays ``array[array]``.
+        error: the exception as ``NAME: text``, or the signal that ended the process.
+        metadata: values by key, see `exact`.
+        types: types by key; ``array[array]`` for any nested array.
         tensors: tensors by name.
         infos: rows of the table of tensors by name.
         version: of the format.
@@ -64,28 +64,23 @@ def exact(value: Any) -> Any:
         return bool(value)
     if isinstance(value, (int, np.integer)):
         return f"n:{int(value)}"
-    if isinstance(value, (float, np.floating)):
-        return exact_float(float(value))
-    return f"s:{value}" if isinstance(value, str) else value
-
-
-def exact_float(value: float) -> str:
-    """Returns a float as `exact` has it."""
-    if math.isnan(value):
+    if not isinstance(value, (float, np.floating)):
+        return f"s:{value}" if isinstance(value, str) else value
+    number = float(value)
+    if math.isnan(number):
         return "n:nan"
-    if value.is_integer() and (value or math.copysign(1, value) > 0):
-        return f"n:{int(value)}"
-    return f"f:{struct.pack('>d', value).hex()}"
+    is_whole = number.is_integer() and (number or math.copysign(1, number) > 0)  # -0 is not 0
+    return f"n:{int(number)}" if is_whole else f"f:{struct.pack('>d', number).hex()}"
 
 
 def of_torch(tensor: Any) -> Values:
-    """Returns a torch tensor's numbers; those of bfloat16, which numpy lacks, as float32."""
+    """Returns the values of a torch tensor; bfloat16, which numpy lacks, as float32."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Values(tuple(tensor.shape), dtype, (tensor.float() if dtype == "bfloat16" else tensor).numpy().copy())
 
 
 def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    """Tells whether arrays have equal shapes, dtypes and bits, any NaN being equal to any other."""
+    """Tells whether arrays have equal shapes, dtypes and bits; all NaN are equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     equal = one.view(f"u{one.itemsize}") == other.view(f"u{one.itemsize}")

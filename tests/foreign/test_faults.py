@@ -1,4 +1,4 @@
-"""Each fault of a client is there: a row about one that is mended fails."""
+"""Each known fault of a client: the test of a fixed one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in GGUF, loaded by transformers: each parameter is our tensor, bit for bit."""
+"""A GGUF model in transformers: each parameter equals our tensor, bit for bit."""
 
 from __future__ import annotations
 

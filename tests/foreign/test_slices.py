@@ -1,4 +1,4 @@
-"""Slices of the same tensors in safetensors, GGUF and GLFT: equal, or refused by both."""
+"""Slices of the same tensors in safetensors, GGUF and GLFT are equal, or refused by both."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ parts = st.one_of(numbers, slices)
 
 @st.composite
 def indices(draw: st.DrawFn) -> Any:
-    """Integers, slices with steps, at most one ellipsis; alone or in a tuple."""
+    """Integers, slices with steps and at most one ellipsis, alone or in a tuple."""
     made = draw(st.lists(parts, max_size=5))
     if draw(st.booleans()):
         made.insert(draw(st.integers(0, len(made))), ...)
@@ -51,7 +51,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
 
 
 def part(reader: Any, name: str, index: Any) -> torch.Tensor | str:
-    """Returns a slice, or the name of what is raised."""
+    """Returns a slice, or the name of the error."""
     try:
         found = reader.get_slice(name)[index]
     except (IndexError, ValueError) as error:
@@ -61,7 +61,7 @@ def part(reader: Any, name: str, index: Any) -> torch.Tensor | str:
 
 
 def same(one: torch.Tensor | str, other: torch.Tensor | str) -> bool:
-    """Tells whether two slices are equal, or both are refused with the same error."""
+    """Tells whether two slices are equal, or refused with the same error."""
     if isinstance(one, str) or isinstance(other, str):
         return isinstance(one, str) and isinstance(other, str) and one == other
     return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)

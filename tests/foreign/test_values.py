@@ -1,4 +1,4 @@
-"""Tensors of every type: what each client makes of them, bit by bit."""
+"""Tensors of every type in each client, compared by their bits."""
 
 from __future__ import annotations
 
@@ -13,21 +13,8 @@ import glft_schema
 from glft_schema import Container
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
-from tests.foreign.clients import (
-    DIFFUSERS,
-    DROPPED,
-    HALF,
-    MLX,
-    PARTS,
-    REFUSED,
-    SAME,
-    TENSORS,
-    TRANSFORMERS,
-    WRONG,
-    ZEROS,
-    expected,
-    is_half,
-)
+from tests.foreign import clients
+from tests.foreign.clients import DIFFUSERS, MLX, SAME, TENSORS, TRANSFORMERS, expected
 from tests.foreign.files import TYPES, weights_in, write
 from tests.foreign.our_reading import ours
 from tests.foreign.readings import Reading, Values, same_bits
@@ -50,22 +37,22 @@ def from_parts(name: str, found: dict[str, Values], bits: int) -> np.ndarray:
 
 
 def verdict(type_: TensorType, theirs: Reading, mine: Reading) -> str:
-    """Returns what a client has made of a tensor."""
+    """Returns a client's result for a tensor."""
     name = f"{type_.name}.weight"
     if theirs.error:
-        return REFUSED
+        return clients.REFUSED
     if not theirs.tensors:
-        return DROPPED
+        return clients.DROPPED
     found, right = theirs.tensors[name], mine.tensors[name]
     if f"{type_.name}.scales" in theirs.tensors:
         made = from_parts(type_.name, theirs.tensors, 8 if type_.name == "Q8_0" else 4)
-        return PARTS if made.shape == right.values.shape and (made == right.values).all() else WRONG
+        return clients.PARTS if made.shape == right.values.shape and (made == right.values).all() else clients.WRONG
     assert found.shape == right.shape
     if same_bits(found.values, right.values):
         return SAME
-    if is_half(found.values, right.values):
-        return HALF
-    return ZEROS if found.values.dtype == right.values.dtype and (found.values == right.values).all() else WRONG
+    if clients.is_half(found.values, right.values):
+        return clients.HALF
+    return clients.ZEROS if found.values.dtype == right.values.dtype and (found.values == right.values).all() else clients.WRONG
 
 
 @by_type
@@ -79,7 +66,7 @@ def test_tensors_of_each_type(read: Read, tmp_path: Path, client: str, type_: Te
 
 @pytest.mark.parametrize("client", TENSORS)
 def test_all_types_in_a_file(read: Read, tmp_path: Path, client: str) -> None:
-    """Not only one by one: offsets of many payloads, one after another."""
+    """Payloads at many offsets."""
     types = [type_ for type_ in TYPES if expected(client, type_.name) == SAME]
     path = write(tmp_path / "file.gguf", types=types, entries={"general.architecture": "toy"}, alignment=64)
     theirs, mine = read(client, path), ours(path)
@@ -93,17 +80,14 @@ def test_all_types_in_a_file(read: Read, tmp_path: Path, client: str) -> None:
     ids=str,
 )
 def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorType) -> None:
-    """Any bytes: infinities, NaN and subnormal scales, too."""
+    """Any bytes, with infinities, NaN and subnormal scales."""
     rows, columns = 64, 16
     stored = np.random.default_rng(type_.code).integers(0, 256, (rows, columns, type_.block.sizeof()), dtype=np.uint8)
     path = tmp_path / "file.gguf"
     row = {"name": "w", "dims": [columns * weights_in(type_), rows], "dtype": type_.name}
-    regions = {
-        "metadata": {"general.architecture": "toy"},
-        "tensor_infos": [row],
-        "data": {"w": {"blocks": torch.from_numpy(stored)}},
-    }
-    Container.build_file({"format": "GGUF", **regions}, path)
+    data = {"w": {"blocks": torch.from_numpy(stored)}}
+    metadata = {"general.architecture": "toy"}
+    Container.build_file({"format": "GGUF", "metadata": metadata, "tensor_infos": [row], "data": data}, path)
     found, right = read(client, path).tensors["w"].values, ours(path).tensors["w"].values
     assert right.shape == (rows, columns * weights_in(type_))
     assert same_bits(found, right)
@@ -111,7 +95,7 @@ def test_random_blocks(read: Read, tmp_path: Path, client: str, type_: TensorTyp
 
 @pytest.mark.parametrize("type_", [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q8_0")], ids=str)
 def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> None:
-    """Scales are equal; biases are -8 or -128 scales, because codes are stored unsigned."""
+    """Scales are equal. Biases are -8 or -128 times the scales: codes are stored unsigned."""
     path = write(tmp_path / "file.gguf", types=[type_], entries={})
     found = read(MLX, path).tensors
     scales, biases = (found[f"{type_.name}.{part}"].values.reshape(-1) for part in ("scales", "biases"))
@@ -125,8 +109,8 @@ def test_mlx_has_our_codes(read: Read, tmp_path: Path, type_: TensorType) -> Non
         assert (codes.astype(np.int16) - 128 == fields["qs"]).all()
 
 
-def test_mlx_has_a_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:
-    """Its numbers are those of Q4_K if each odd 32 had the scale and minimum of the even 32."""
+def test_mlx_uses_one_scale_for_two_halves_of_q4_k(read: Read, tmp_path: Path) -> None:
+    """MLX decodes each odd 32 numbers with the scale and minimum of the even 32."""
     path = write(tmp_path / "file.gguf", types=[GGML_TYPES["Q4_K"]], entries={})
     with glft_schema.open(path) as file:
         fields = {name: field.numpy() for name, field in file.tensors["Q4_K.weight"].fields.items()}

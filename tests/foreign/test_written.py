@@ -1,11 +1,8 @@
-"""Files that clients write, read by this package: all that the client has put in, bit for bit."""
+"""Files that clients write: this package reads the same contents, bit for bit."""
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +13,23 @@ from glft_schema import convert
 from glft_schema.files.parsing import check_rules
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.foreign import npm
-from tests.foreign.conftest import ROOT, require
+from tests.foreign.conftest import require
 from tests.foreign.files import KINDS, metadata, write
 from tests.foreign.our_reading import ours
+from tests.foreign.python_readers import ENVIRONMENT
 from tests.foreign.readings import same_bits
-from tests.foreign.writers import CONTENTS, WRITERS, Written
+from tests.foreign.writers import WRITERS, Written
 from tests.oracles import llama_cpp
+from tests.tools.processes import Process
 
 SAFETENSORS = [name for name in WRITERS if name != "mlx_gguf"]
 
 
 def written(name: str, folder: Path) -> Written:
-    """Has a client write into a folder; returns what it has written."""
+    """Writes into a folder with a client."""
     require(name.partition("_")[0])
-    environment = os.environ | {"DEV": "PYTHON", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "tests.foreign.writers", name, folder]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return Written(**pickle.loads((folder / CONTENTS).read_bytes()))
+    with closing(Process("-m", "tests.foreign.writers", name, **ENVIRONMENT)) as process:
+        return Written(**process(folder))
 
 
 def test_gguf_of_mlx(tmp_path: Path) -> None:
@@ -58,7 +54,7 @@ def test_gguf_of_mlx_for_llama_cpp(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SAFETENSORS)
 def test_safetensors(tmp_path: Path, name: str) -> None:
-    """Converted to GGUF without quantizing, a checkpoint keeps its bits."""
+    """A checkpoint that is converted to GGUF without quantizing keeps its bits."""
     made = written(name, tmp_path)
     convert(tmp_path / made.name, tmp_path / "converted.gguf", metadata={"general.architecture": "toy"})
     mine = ours(tmp_path / "converted.gguf")
@@ -70,13 +66,9 @@ def test_safetensors(tmp_path: Path, name: str) -> None:
 def test_headers_of_huggingface(packages: Path, tmp_path: Path) -> None:
     """``buildGgufHeader`` gives our bytes, in all versions, byte orders and alignments."""
     entries = {key: value for key, value in metadata().items() if key not in ("a.uint8", "e.uint8")}
-    pairs = []
-    for kind in KINDS:
-        types = [GGML_TYPES[name] for name in ("F32", "Q4_K", "I64")]
-        options = {"version": kind.version, "order": kind.order, "alignment": kind.alignment}
-        pairs.append(
-            (write(tmp_path / f"{kind}.gguf", types=types, entries=entries, **options), tmp_path / f"{kind}-again.gguf")
-        )
+    types = [GGML_TYPES[name] for name in ("F32", "Q4_K", "I64")]
+    sources = [write(tmp_path / f"{kind}.gguf", types=types, entries=entries, **kind._asdict()) for kind in KINDS]
+    pairs = [(source, source.with_suffix(".again")) for source in sources]
     assert npm.rewritten(packages, pairs) == [""] * len(KINDS)
     for source, again in pairs:
         assert again.read_bytes() == source.read_bytes(), source.name
@@ -84,13 +76,9 @@ def test_headers_of_huggingface(packages: Path, tmp_path: Path) -> None:
 
 
 def test_values_are_compared() -> None:
-    """Another bit, shape or dtype is found."""
+    """Other bits, shapes and dtypes are detected."""
     one = np.array([1.0, np.nan], np.float32)
     assert same_bits(one, one.copy())
-    for other in (
-        np.array([1.0000001, np.nan], np.float32),
-        one.astype(np.float64),
-        one[None],
-        np.array([np.nan, 1], np.float32),
-    ):
+    other_bits, other_order = np.array([[1.0000001, np.nan], [np.nan, 1]], np.float32)
+    for other in (other_bits, other_order, one.astype(np.float64), one[None]):
         assert not same_bits(one, other)

@@ -1,11 +1,7 @@
-"""Has clients write files: ``python -m tests.foreign.writers WRITER FOLDER``.
-
-Beside the file stands `CONTENTS`, the pickled fields of a `Written`.
-"""
+"""Clients that write files, each in its own process, which returns the fields of a `Written`."""
 
 from __future__ import annotations
 
-import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tests.foreign.readings import Values, exact, of_torch
+from tests.tools.processes import serve
 
-CONTENTS = "contents.pickle"
 NUMBERS = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32"
 
 
@@ -31,7 +27,7 @@ class Written:
 
 
 def mlx_tensors(names: str) -> dict[str, Any]:
-    """Returns arrays of dtypes, of every number of dims."""
+    """Returns arrays of each dtype with 0 to 4 dims."""
     import mlx.core as mx
 
     shapes = ((), (3,), (2, 5), (2, 3, 4), (1, 2, 3, 2))
@@ -44,7 +40,7 @@ def mlx_tensors(names: str) -> dict[str, Any]:
 
 
 def of_mlx(arrays: dict[str, Any]) -> dict[str, Values]:
-    """Returns the numbers of arrays; those of bfloat16 as float32."""
+    """Returns the values of arrays; bfloat16 as float32."""
     import mlx.core as mx
 
     found = {}
@@ -55,7 +51,7 @@ def of_mlx(arrays: dict[str, Any]) -> dict[str, Values]:
 
 
 def mlx_gguf(folder: Path) -> Written:
-    """GGUF with ``mx.save_gguf``: all its dtypes, and metadata of all its types."""
+    """GGUF with ``mx.save_gguf``: all its dtypes and types of metadata."""
     import mlx.core as mx
 
     arrays = mlx_tensors("float32 float16 int8 int16 int32")
@@ -121,5 +117,4 @@ WRITERS: dict[str, Callable[[Path], Written]] = {
 }
 
 if __name__ == "__main__":
-    target = Path(sys.argv[2])
-    (target / CONTENTS).write_bytes(pickle.dumps(vars(WRITERS[sys.argv[1]](target))))
+    serve(lambda folder: vars(WRITERS[sys.argv[1]](folder)))

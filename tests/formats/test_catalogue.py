@@ -1,4 +1,4 @@
-"""The catalogues of unusual and bad files: each is read, or refused as its row says, and costs little either way."""
+"""The catalogues of unusual and bad files: each is read or refused as its row states, at little cost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.catalogue.judging import judged
 from tests.oracles import glft_reference as reference
 from tests.oracles.peers import gguf
 
-EVERYWHERE = {"architecture", "quantization-version"}  # what few of the cases state
+EVERYWHERE = {"architecture", "quantization-version"}  # broken by most of the small files
 
 # llama.cpp's own test files (tests/test-gguf.cpp, without HANDCRAFTED_).
 TEST_GGUF_CPP = """
@@ -37,7 +37,8 @@ TENSORS_NBYTES_PAD_WRAP TENSORS_BAD_TYPE TENSORS_BAD_OFFSET TENSORS_DUPLICATE_NA
 TENSORS_SUCCESS TENSORS_CUSTOM_ALIGN
 DATA_NOT_ENOUGH_DATA DATA_BAD_ALIGN DATA_INCONSISTENT_ALIGN DATA_MEM_SIZE_OVERFLOW DATA_SUCCESS DATA_CUSTOM_ALIGN
 """
-# Of llama.cpp, Ollama, mlx, gguf-tools and openvino. CVE-2024-39721, a device in place of a file, is for test_source.py.
+# In llama.cpp, Ollama, mlx, gguf-tools and openvino. CVE-2024-39721, a device instead of a file, is
+# in test_source.py.
 VULNERABILITIES = """
 CVE-2024-25664 CVE-2024-25665 CVE-2024-25666 CVE-2024-25667 CVE-2024-25668 type-index
 CVE-2024-23605 CVE-2024-23496 CVE-2024-21802 CVE-2024-21836 CVE-2024-21825 CVE-2024-32878
@@ -76,8 +77,8 @@ def test_bad_files_are_refused(name: str) -> None:
     assert len(text) < 500
 
 
-def test_all_refusals_name_field_byte_and_what_is_concerned() -> None:
-    """A tensor is concerned in its row after its name, and in its payload; a key in its value."""
+def test_all_refusals_name_field_byte_and_tensor_or_key() -> None:
+    """Errors in a payload, or in a row after the name, name the tensor; errors in a value, the key."""
     of_tensor = re.compile(r"(descriptors|tensor_infos) -> \d+ -> (?!name$)|data -> ")
     of_key = re.compile(r"metadata -> \d+ -> (?!key$)")
     named = [
@@ -106,7 +107,7 @@ def test_unusual_files_are_read_and_built_back(name: str) -> None:
     for tensor in file.tensors.values():
         assert bytes(tensor.raw) == case.stored[tensor.position : tensor.position + tensor.nbytes]
         if isinstance(tensor.dtype, OpaqueType):
-            with pytest.raises(TensorError, match=r"its type, \d+, is not known"):
+            with pytest.raises(TensorError, match=r"type \d+ is unknown"):
                 tensor.dequantize()
         else:
             assert tuple(tensor.dequantize().shape) == tuple(tensor.shape)
@@ -114,7 +115,7 @@ def test_unusual_files_are_read_and_built_back(name: str) -> None:
 
 
 def oracle(name: str, tensor: Tensor) -> Any:
-    """Returns a tensor's numbers as others read its payload."""
+    """Returns a tensor's numbers by the reference reader, `struct` or gguf-py."""
     if name.startswith("GLFT"):
         return reference.numbers(tensor.dtype.code, list(tensor.dims), bytes(tensor.raw))
     if letter := {"F32": "f", "I8": "b"}.get(tensor.dtype.name):
@@ -149,13 +150,13 @@ def test_huge_counts_in_small_files(field: str, number: int, version: int) -> No
     assert (caught.value.path, type(caught.value)) == (path, kind)
 
 
-LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process takes is read from Linux's /proc")
+LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
 
 
 @pytest.mark.slow
 @LINUX
 def test_no_file_takes_long_or_much_memory(tmp_path: Path) -> None:
-    """Each is read in a process of its own, which gets `SECONDS`, and `MEMORY` and `TIMES` its size, before it is killed."""
+    """Each file is read in its own process under the limits of `judging`."""
     files = written(tmp_path, entries())
     found = judged(files)
     shutil.rmtree(tmp_path)
@@ -166,7 +167,7 @@ def test_no_file_takes_long_or_much_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @LINUX
-def test_a_reader_that_takes_too_much_is_found_out(tmp_path: Path) -> None:
+def test_a_reader_that_takes_too_much_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"GGUF")
     assert [judge.end for judge in judged([path], "endless", seconds=1)] == ["SIGXCPU"]

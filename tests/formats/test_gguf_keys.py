@@ -1,4 +1,4 @@
-"""Well-known keys of GGUF: the types that gguf-py writes, what is converted to them, and what is reported."""
+"""Well-known GGUF keys: gguf-py's types for them, conversion to these types, and findings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLES: dict[Any, Any] = {int: 1, str: "x", float: 0.5, bool: True, bytes: b"x"
 
 
 def sample(hint: Any) -> Any:
-    """Returns a value of a type, or of the first of several."""
+    """Returns a value of a type, or of the first type of a union."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return sample(typing.get_args(hint)[0])
     if typing.get_origin(hint) is Sequence:
@@ -41,7 +41,7 @@ def sample(hint: Any) -> Any:
 
 
 def written_by_gguf_py() -> dict[str, str]:
-    """Returns the types that gguf-py's writer gives to its keys, by calling each method that adds one."""
+    """Returns the types by key that gguf-py's writer gives, from a call of each ``add_`` method."""
     found: dict[str, str] = {}
     for name, method in inspect.getmembers(gguf.GGUFWriter, inspect.isfunction):
         given = [hint for hint in typing.get_type_hints(method).items() if hint[0] != "return"]
@@ -52,11 +52,9 @@ def written_by_gguf_py() -> dict[str, str]:
         method(writer, *(sample(hint) for _, hint in given))
         for key, value in writer.kv_data[0].items():
             found[key] = value.type.name.lower()
-            if value.type is gguf.GGUFValueType.ARRAY:  # whose elements have the type of the first, and bytes are uint8
-                element = (
-                    "uint8" if isinstance(value.value, bytes) else gguf.GGUFValueType.get_type(value.value[0]).name.lower()
-                )
-                found[key] += f"[{element}]"
+            if value.type is gguf.GGUFValueType.ARRAY:  # elements have the type of the first, bytes are uint8
+                is_bytes = isinstance(value.value, bytes)
+                found[key] += "[uint8]" if is_bytes else f"[{gguf.GGUFValueType.get_type(value.value[0]).name.lower()}]"
     return found
 
 
@@ -67,23 +65,17 @@ def test_types_are_those_that_gguf_py_writes() -> None:
     assert known == {key: None if key in SEVERAL_KINDS | NAME_INSIDE else type_ for key, type_ in written.items()}
 
 
-@pytest.mark.parametrize(
-    ("key", "type_"),
-    [
-        ("general.datasets", "array[string]"),
-        ("general.dataset.12.name", "string"),
-        ("general.dataset.count", "uint32"),
-        ("tokenizer.chat_template.tool_use", "string"),
-        ("nomic-bert.block_count", "uint32"),
-        ("llama.rope.scale_linear", "float32"),
-        ("tokenizer.block_count", None),
-        ("general.block_count", None),
-        ("block_count", None),
-        ("", None),
-    ],
-)
-def test_types_of_keys(key: str, type_: str | None) -> None:
-    assert type_of_key(key) == type_
+def test_types_of_keys() -> None:
+    types = {
+        "general.datasets": "array[string]",
+        "general.dataset.12.name": "string",
+        "general.dataset.count": "uint32",
+        "tokenizer.chat_template.tool_use": "string",
+        "nomic-bert.block_count": "uint32",
+        "llama.rope.scale_linear": "float32",
+    }
+    types |= dict.fromkeys(("tokenizer.block_count", "general.block_count", "block_count", ""), None)
+    assert {key: type_of_key(key) for key in types} == types
 
 
 def metadata_of(path: Path) -> dict[str, tuple[Any, str]]:
@@ -91,7 +83,7 @@ def metadata_of(path: Path) -> dict[str, tuple[Any, str]]:
         return {key: (file.metadata[key], file.metadata.type_of(key)) for key in file.metadata}
 
 
-GIVEN = {  # text of the command line, and the value and type that are stored
+GIVEN = {  # text on the command line, and the stored value and type
     "general.architecture": ("10", "10", "string"),
     "general.quantization_version": ("2", 2, "uint32"),
     "general.sampling.top_k": ("40", 40, "int32"),
@@ -102,9 +94,18 @@ GIVEN = {  # text of the command line, and the value and type that are stored
 }
 
 
-def test_text_on_the_command_line_takes_the_type_of_its_key(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
-    safetensors.torch.save_file({"w": torch.ones(4, 32)}, source)
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    safetensors.torch.save_file({"w": torch.ones(4, 32)}, tmp_path / "in.safetensors")
+    return tmp_path / "in.safetensors"
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.gguf"
+
+
+def test_text_on_the_command_line_takes_the_type_of_its_key(source: Path, out: Path) -> None:
     options = [option for key, (text, *_) in GIVEN.items() for option in ("--metadata", f"{key}={text}")]
     done = glft("convert", source, out, *options, "--scheme", "q8_0")
     assert (done.returncode, done.stderr) == (0, "")
@@ -124,18 +125,14 @@ def test_text_on_the_command_line_takes_the_type_of_its_key(tmp_path: Path) -> N
         ("general.tags", "a", "an array[string]"),
     ],
 )
-def test_text_of_another_kind_is_refused(tmp_path: Path, key: str, text: str, expected: str) -> None:
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
-    safetensors.torch.save_file({"w": torch.ones(2)}, source)
+def test_text_of_another_kind_is_refused(source: Path, out: Path, key: str, text: str, expected: str) -> None:
     done = glft("convert", source, out, "--metadata", f"{key}={text}")
     assert done.stderr == f"glft: {out}: metadata -> {key}: expected {expected}, found {text!r}\n"
     assert_refused(done)
     assert not out.exists()
 
 
-def test_a_type_that_is_given_is_kept_and_refused_by_the_rule(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
-    safetensors.torch.save_file({"w": torch.ones(2)}, source)
+def test_a_given_type_is_kept_and_refused_by_the_rule(source: Path, out: Path, tmp_path: Path) -> None:
     wrong = ("convert", source, out, "--metadata", 'general.quantization_version:string="2"')
     problem = "metadata -> 0 -> type: expected an integer for general.quantization_version, found string"
     refused = glft(*wrong)
@@ -148,11 +145,11 @@ def test_a_type_that_is_given_is_kept_and_refused_by_the_rule(tmp_path: Path) ->
     assert metadata_of(tmp_path / "mended.gguf") == {"general.quantization_version": (2, "uint32")}
 
 
-def test_plain_values_take_the_type_of_their_key(tmp_path: Path) -> None:
+def test_plain_values_take_the_type_of_their_key(out: Path, tmp_path: Path) -> None:
     plain = {"toy.rope.freq_base": 10000, "general.sampling.top_k": 40, "general.tags": [], "tokenizer.ggml.scores": [1, 2]}
     plain |= {"toy.attention.head_count": [8, 4], "toy.context_length": 1 << 40, "general.quantization_version": "2"}
-    save_file({}, tmp_path / "out.gguf", plain)
-    assert metadata_of(tmp_path / "out.gguf") == {
+    save_file({}, out, plain)
+    assert metadata_of(out) == {
         "toy.rope.freq_base": (10000.0, "float32"),
         "general.sampling.top_k": (40, "int32"),
         "general.tags": ([], "array[string]"),
@@ -161,9 +158,9 @@ def test_plain_values_take_the_type_of_their_key(tmp_path: Path) -> None:
         "toy.context_length": (1 << 40, "uint64"),
         "general.quantization_version": (2, "uint32"),
     }
-    save_file({}, tmp_path / "out.gguf", {"toy.rope.freq_base": Typed(0.5, "float64"), "toy.block_count": np.int8(3)})
-    assert metadata_of(tmp_path / "out.gguf") == {"toy.rope.freq_base": (0.5, "float64"), "toy.block_count": (3, "int8")}
-    convert(tmp_path / "out.gguf", tmp_path / "again.gguf", metadata={"toy.block_count": "4", "toy.logit_scale": 2})
+    save_file({}, out, {"toy.rope.freq_base": Typed(0.5, "float64"), "toy.block_count": np.int8(3)})
+    assert metadata_of(out) == {"toy.rope.freq_base": (0.5, "float64"), "toy.block_count": (3, "int8")}
+    convert(out, tmp_path / "again.gguf", metadata={"toy.block_count": "4", "toy.logit_scale": 2})
     again = metadata_of(tmp_path / "again.gguf")
     assert (again["toy.block_count"], again["toy.logit_scale"]) == ((4, "int8"), (2.0, "float32"))
     with glft_schema.open(tmp_path / "again.gguf") as file:
@@ -171,15 +168,15 @@ def test_plain_values_take_the_type_of_their_key(tmp_path: Path) -> None:
         assert [added.type_of(key) for key in ("toy.logit_scale", "toy.note")] == ["float32", "uint32"]
 
 
-def test_a_plain_value_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_plain_value_of_another_kind_is_refused(out: Path) -> None:
     problem = "metadata -> 0 -> type: expected a bool for toy.attention.causal, found uint32"
     with pytest.raises(FormatError) as caught:
-        save_file({}, tmp_path / "out.gguf", {"toy.attention.causal": 1})
+        save_file({}, out, {"toy.attention.causal": 1})
     assert (str(caught.value), caught.value.rule) == (problem, "gguf-key-type")
 
 
-def test_text_of_another_format_takes_the_type_of_its_key(tmp_path: Path) -> None:
-    source, out = tmp_path / "in.glft", tmp_path / "out.gguf"
+def test_text_of_another_format_takes_the_type_of_its_key(tmp_path: Path, out: Path) -> None:
+    source = tmp_path / "in.glft"
     save_file({}, source, {"general.quantization_version": "2", "toy.block_count": "many"})
     with pytest.raises(FormatError, match=r"^metadata -> toy.block_count: expected a uint32, found 'many'$"):
         convert(source, out)
@@ -207,9 +204,8 @@ def test_a_wrong_type_is_reported_with_key_and_offset(key: str) -> None:
     value, problem = WRONG[key]
     typed = Typed(value, problem.rpartition(" found ")[2])
     stored = Container.build({"format": "GGUF", "metadata": {"k": 1, key: typed}})
-    (found,) = [
-        finding for finding in check_rules(Container.parse(stored), ("spec", "ggml")) if finding.rule == "gguf-key-type"
-    ]
+    findings = check_rules(Container.parse(stored), ("spec", "ggml"))
+    (found,) = [finding for finding in findings if finding.rule == "gguf-key-type"]
     assert (found.sets, found.path, found.problem) == (("spec",), "metadata -> 1 -> type", problem)
     assert found.offset == 24 + (8 + 1 + 4 + 4) + 8 + len(key)
 
@@ -221,20 +217,19 @@ def test_every_width_suits_and_no_other_kind() -> None:
     every = [*scalars, *(f"array[{type_}]" for type_ in scalars), *nested]
     for key, type_ in TYPES.items():
         element = type_.removeprefix("array[").removesuffix("]")
-        family = next((kin for kin in (integers, floats) if element in kin), [element])
+        family = next((widths for widths in (integers, floats) if element in widths), [element])
         arrays = {f"array[{one}]" for one in family}
-        wanted = arrays if element != type_ else set(family)
+        suitable = arrays if element != type_ else set(family)
         if key.startswith(ARCH) and type_ in ("uint32", "float32"):
-            wanted |= arrays  # one for each layer
-        assert {found for found in every if suits(key, found)} == wanted
+            suitable |= arrays  # one per layer
+        assert {found for found in every if suits(key, found)} == suitable
     assert all(suits("toy.note", found) for found in every)
 
 
 def test_numbers_of_an_architecture_may_be_arrays() -> None:
     given = {"toy.attention.head_count": [4, 8], "toy.rope.freq_base": [1, 2], "toy.block_count": "[3]", "toy.vocab_size": []}
     metadata = GGUF.metadata.metadata(given)
-    types = ["array[int32]", "array[float32]", "array[int32]", "array[int32]"]
-    assert [metadata.type_of(key) for key in given] == types
+    assert [metadata.type_of(key) for key in given] == ["array[int32]", "array[float32]", "array[int32]", "array[int32]"]
     assert list(metadata.values()) == [[4, 8], [1.0, 2.0], [3], []]
 
 

@@ -1,4 +1,4 @@
-"""The files in ``golden/`` parse into what their comments say, and build back byte for byte."""
+"""The golden GLFT files parse into the values in their comments and build back byte for byte."""
 
 import math
 
@@ -66,7 +66,7 @@ def test_parsed_file_builds_back(name: str) -> None:
 
 
 def test_values_build_the_golden_file() -> None:
-    """Built from values alone, with offsets left to the writer."""
+    """The writer computes the offsets."""
     nibbles = torch.zeros(1, 32, dtype=torch.uint8)
     nibbles[0, :8] = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE])
     nibbles[0, 31] = 0x0F

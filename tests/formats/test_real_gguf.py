@@ -1,4 +1,4 @@
-"""A real model, SmolLM2-135M-Instruct in Q4_1: read, built, requantized, and run by the real llama.cpp."""
+"""SmolLM2-135M-Instruct in Q4_1: read, built, requantized, and run by llama.cpp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import glft_schema
-from glft_schema import Container, convert
+from glft_schema import Container, convert, split
 from glft_schema.files.parsing import check_rules
 from tests.oracles.peers import gguf
 from tests.tools.real_files import downloaded
@@ -21,7 +21,8 @@ pytestmark = pytest.mark.network
 
 PROMPT = "The capital of France is"
 
-# In a process of its own, with a model that it may crash on: what follows the prompt, token by token the likeliest one.
+# Run in its own process, which a bad model may crash. Prints the completion of the prompt by the
+# likeliest tokens.
 COMPLETE = """
 import json, sys
 import xllamacpp
@@ -36,7 +37,7 @@ print("\\n" + json.dumps(answer["choices"][0]["text"]))
 
 
 def complete(path: Path, tokens: int = 8) -> str:
-    """Returns what llama.cpp answers."""
+    """Returns llama.cpp's completion of the prompt."""
     command = [sys.executable, "-c", COMPLETE, str(path), PROMPT, str(tokens)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-1000:]
@@ -64,14 +65,11 @@ def test_means_what_gguf_py_says(model: Path) -> None:
     with glft_schema.open(model) as file:
         for key, value in file.metadata.items():
             field = reader.fields[key]
-            expected = field.contents() if field.types[0] != gguf.GGUFValueType.ARRAY else None
-            if expected is None:
-                assert (len(value), value[0], value[-1]) == (
-                    len(field.data),
-                    *(field.contents(at) for at in (0, len(value) - 1)),
-                )
-            else:
-                assert value == expected
+            if field.types[0] != gguf.GGUFValueType.ARRAY:
+                assert value == field.contents()
+            else:  # the length and both ends of an array
+                ends = field.contents(0), field.contents(len(value) - 1)
+                assert (len(value), value[0], value[-1]) == (len(field.data), *ends)
         for tensor in reader.tensors:
             ours = file.tensors[tensor.name]
             assert list(ours.dims) == list(tensor.shape)
@@ -81,7 +79,8 @@ def test_means_what_gguf_py_says(model: Path) -> None:
         assert row.shape == (576,)
 
 
-# Wholly in Q4_0 a model of this size, made from Q4_1, has lost the answer, in llama.cpp's own encoding, too.
+# Requantized from Q4_1 to Q4_0 throughout, a model of this size loses the answer. llama.cpp's own
+# encoder has the same result.
 ANSWERS = {
     "q5_1": {"*": "q5_1"},
     "q4_0": {"*": "q8_0", "*.ffn_*.weight": "q4_0"},
@@ -96,7 +95,7 @@ def test_the_original_answers(model: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ANSWERS)
-def test_requantized_it_answers_still(model: Path, tmp_path: Path, name: str) -> None:
+def test_the_requantized_model_answers(model: Path, tmp_path: Path, name: str) -> None:
     written = convert(model, tmp_path / "model.gguf", schemes=ANSWERS[name])
     assert sum(tensor.type.scheme == name for tensor in written) >= 90
     with glft_schema.open(tmp_path / "model.gguf") as file:
@@ -105,8 +104,8 @@ def test_requantized_it_answers_still(model: Path, tmp_path: Path, name: str) ->
 
 
 @pytest.mark.slow
-def test_in_float16_it_says_what_it_says_in_float32(model: Path, tmp_path: Path) -> None:
-    """The float32 file is gguf-py's: written and dequantized by it."""
+def test_float16_answers_as_float32(model: Path, tmp_path: Path) -> None:
+    """gguf-py dequantizes and writes the float32 file."""
     convert(model, tmp_path / "f16.gguf", schemes={"*": "f16"})
     reader = gguf.GGUFReader(model)
     writer = gguf.GGUFWriter(tmp_path / "f32.gguf", "llama")
@@ -137,7 +136,5 @@ def test_through_glft_and_back(model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_llama_cpp_reads_the_set_that_it_is_split_into(model: Path, tmp_path: Path) -> None:
     with glft_schema.open(model) as file:
-        from glft_schema.files.splitting import split
-
         first, *_ = split(file, tmp_path / "part", max_bytes=40_000_000)
     assert complete(Path(first)) == complete(model)

@@ -1,4 +1,4 @@
-"""Formats by name, by ending and by the first bytes."""
+"""Formats by name, by file ending and by magic."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from glft_schema.formats.registry import endings, format_for, format_named, form
 from glft_schema.storage.source import BytesSource
 
 
-def test_formats_by_their_first_bytes() -> None:
+def test_formats_by_magic() -> None:
     assert format_of(BytesSource(bytes.fromhex("47475546 03000000"))) is GGUF
     assert format_of(BytesSource(bytes.fromhex("54464C47 01000000"))) is GLFT
     assert format_with(b"GGUF") is GGUF
     assert format_with(b"TFLG") is GLFT
-    assert format_with(b"GLFT") is GLFT  # in the wrong byte order, which a rule refuses
+    assert format_with(b"GLFT") is GLFT  # byte-swapped: a rule refuses it later
     assert format_with(b"PK\x03\x04") is None
 
 
 def test_the_beginning_of_a_magic_is_enough() -> None:
-    """So that a file that is cut off is called that."""
+    """A file that is cut off in its magic is reported as truncated."""
     assert format_of(BytesSource(b"GGU")) is GGUF
     assert format_of(BytesSource(b"TF")) is GLFT
     assert format_of(BytesSource(b"")) is GLFT
@@ -40,14 +40,14 @@ def test_the_beginning_of_a_magic_is_enough() -> None:
         (b'\x50\0\0\0\0\0\0\0{"a":{}}', "a safetensors file: open_checkpoint and glft convert read it"),
     ],
 )
-def test_other_files_that_are_known(start: bytes, found: str) -> None:
+def test_other_known_files(start: bytes, found: str) -> None:
     with pytest.raises(FormatError) as caught:
         format_of(BytesSource(start, "in.bin"))
     expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found"
     assert str(caught.value) == f"{expected} {start[:4]!r}, the start of {found} (at byte 0) in in.bin"
 
 
-def test_a_file_of_no_known_kind() -> None:
+def test_an_unknown_file() -> None:
     with pytest.raises(FormatError, match=r" \(GGUF\), found b'X' \(at byte 0\)$"):
         format_of(BytesSource(b"X"))
 
@@ -66,7 +66,7 @@ def test_formats_by_ending() -> None:
     assert format_for("out.gguf-lite", None) is GLFT
 
 
-def test_the_default_and_a_name_that_is_given() -> None:
+def test_the_default_and_a_given_name() -> None:
     assert format_for("out", None) is GLFT
     assert format_for("gguf", None) is GLFT
     assert format_for("out.bin", "gguf") is GGUF
@@ -76,7 +76,7 @@ def test_the_default_and_a_name_that_is_given() -> None:
         format_for("out.safetensors", None)
 
 
-def test_the_format_that_is_converted_to() -> None:
+def test_the_target_format_of_convert() -> None:
     assert target_format("out.GGUF", None) is GGUF
     assert target_format("out.bin", "glft") is GLFT
     assert target_format("out.safetensors", "gguf") is GGUF

@@ -1,23 +1,17 @@
-"""Random files and values come through parsing and building unchanged, and mean what the reference reader says."""
+"""Round trips of random GLFT files and values, with the numbers of the reference reader."""
 
 from __future__ import annotations
 
-import math
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 
-from glft_schema import Container, FormatError, fake_quantize, load_file, save_file
+from glft_schema import Container
 from glft_schema.tensor_types.engine.differences import max_error
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import Row
 from tests.tools import glft_strategies as strategies
-from tests.tools.in_memory import IN_MEMORY
 
 
 def assert_numbers(found: torch.Tensor, row: Row) -> None:
@@ -46,8 +40,7 @@ def test_values_to_bytes_to_values(entries: dict[str, str], rows: list[Row]) -> 
     expected = reference.back_to_back("\n".join(f"{k}={v}" for k, v in entries.items()).encode(), rows)
     payloads = {name: dict(tensor.payload) for name, tensor in Container.parse(expected).tensors.items()}
     table = [{"name": row.name, "dims": row.dims, "dtype": row.dtype} for row in rows]
-    built = Container.build({"metadata": entries, "descriptors": table, "data": payloads})
-    assert built == expected
+    assert Container.build({"metadata": entries, "descriptors": table, "data": payloads}) == expected
 
 
 @pytest.mark.fuzz
@@ -61,61 +54,12 @@ def test_slices_are_those_of_the_whole(rows: list[Row], data: st.DataObject) -> 
     assert max_error(part, whole) == 0
 
 
-finite = st.floats(-1e4, 1e4, width=32)
-float_tensors = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4).flatmap(
-    lambda shape: arrays("float32", shape, elements=finite)
-)
-matrices = st.tuples(st.integers(1, 3), st.sampled_from([64, 128])).flatmap(
-    lambda shape: arrays("float32", shape, elements=finite)
-)
-
-
-@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
-@settings(max_examples=400)  # each is several tensors, encoded and decoded
-@given(
-    st.dictionaries(strategies.names.filter(lambda name: name != "*"), st.one_of(float_tensors, matrices), max_size=3),
-    st.sampled_from([1, 2, 64]),
-)
-def test_tensors_to_file_to_tensors(made: dict[str, object], alignment: int) -> None:
-    tensors = {name: torch.tensor(array) for name, array in made.items()}
-    for scheme in ("f32", "q8_per_channel", "q4_per_group_64"):
-        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-            path = Path(folder, "file.gguf-lite")
-            written = save_file(tensors, path, schemes={"*": scheme} if tensors else {}, alignment=alignment)
-            loaded = load_file(path)
-            with Container.parse_file(path) as file:
-                assert all(tensor.position % alignment == 0 for tensor in file.tensors.values())
-        assert list(loaded) == list(tensors)
-        for tensor in written:
-            expected = fake_quantize(tensors[tensor.name], tensor.type.scheme)
-            assert torch.equal(loaded[tensor.name], expected)
-
-
 @pytest.mark.slow
 def test_many_tensors() -> None:
-    """As a model of many experts has; anything that grows with their square would be noticed."""
+    """As in a model with many experts; quadratic time would be noticed."""
     rows = [Row(f"layers.{i}.weight", [1], reference.F16, i.to_bytes(2, "little")) for i in range(20_000)]
     stored = reference.back_to_back(b"", rows)
     file = Container.parse(stored)
     assert len(file.tensors) == 20_000
     assert file.tensors["layers.19999.weight"].raw == (19_999).to_bytes(2, "little")
     assert Container.build(file) == stored
-
-
-@pytest.mark.fuzz
-@given(strategies.files(), st.data())
-def test_changed_bytes_are_refused_or_kept(made: tuple[bytes, dict[str, str], list[Row]], data: st.DataObject) -> None:
-    stored = bytearray(made[0])
-    for _ in range(data.draw(st.integers(1, 3))):
-        stored[data.draw(st.integers(0, len(stored) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        file = Container.parse(bytes(stored))
-    except FormatError as error:
-        assert error.path
-        assert error.offset is not None
-        assert 0 <= error.offset <= len(stored)
-        return
-    assert Container.build(file) == stored
-    for tensor in file.tensors.values():
-        if math.prod(tensor.dims) < 1 << 16:
-            tensor.dequantize()

@@ -1,4 +1,4 @@
-"""Mutations that know the format: of a valid file exactly one thing goes wrong, see `glft_schema.testing.strategies`."""
+"""Mutations that break exactly one rule or field, see `glft_schema.testing.strategies`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from glft_schema.testing.strategies import corruptions
 
 T = TypeVar("T")
 
-ENTROPY = 1 << 10  # random bytes that a drawn example is made from
+ENTROPY = 1 << 10  # random bytes for an example
 
 
 def drawn(strategy: st.SearchStrategy[T], random: Random) -> T | None:
-    """Returns an example of a strategy made from random bytes, or None where these do not make one."""
+    """Returns an example of a strategy from random bytes, or None if they give none."""
     found: list[T] = []
 
     @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -31,7 +31,7 @@ def drawn(strategy: st.SearchStrategy[T], random: Random) -> T | None:
 
 
 def mutated(stored: bytes, random: Random) -> bytes | None:
-    """Returns a file with one thing wrong, or with bytes damaged where it is none; None where nothing came of it."""
+    """Returns a corruption of a valid file, or damage to another; None if no example is drawn."""
     try:
         file = Container.parse(stored)
     except FormatError:
@@ -39,4 +39,4 @@ def mutated(stored: bytes, random: Random) -> bytes | None:
     try:
         return drawn(corruptions(file).map(lambda made: made.stored), random)
     except Exception as error:
-        raise AssertionError(f"expected a file with one thing wrong, found none of {stored.hex()}") from error
+        raise AssertionError(f"expected a corruption, found none of {stored.hex()}") from error

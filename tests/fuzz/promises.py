@@ -1,4 +1,4 @@
-"""What holds for any bytes: the properties of `glft_schema.testing.fuzzing`; and what is read can be described."""
+"""Promises for any bytes: the properties of `glft_schema.testing.fuzzing`, and descriptions."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.testing.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
 from tests.fuzz.views import OTHER, PRINTED, View, views, views_of_map
 
-WITH_PAGE = 50  # one file of so many is also made a page, which takes as long as all else
+WITH_PAGE = 50  # one of so many files is shown as a page, which takes as long as the rest
 
 
 def check_promises(stored: bytes) -> None:
-    """Checks all that holds for any bytes but time and memory, which whoever calls has to limit.
+    """Checks all promises except time and memory, which the caller limits.
 
     Raises:
         PropertyError: for the first promise that is broken.
@@ -42,7 +42,7 @@ def check_promises(stored: bytes) -> None:
 
 
 def problem_of_slices(file: File, random: Random) -> str | None:
-    """Cuts a part out of each tensor, and returns which one is not that part of the whole, or None."""
+    """Returns a slice that differs from the slice of the whole tensor, or None."""
     for tensor in file.tensors.values():
         if isinstance(tensor.dtype, OpaqueType) or tensor.nbytes > NUMBERS:
             continue
@@ -61,7 +61,7 @@ def problem_of_slices(file: File, random: Random) -> str | None:
 
 
 def problem_of_metadata(file: File) -> str | None:
-    """Writes typed metadata as text, and in another version and byte order, and returns what does not come back, or None."""
+    """Returns a problem of metadata through text and another version and byte order, or None."""
     if not isinstance(file.metadata, TypedMetadata):
         return None
     texts = {key: to_text(file.metadata.stored(key)) for key in file.metadata}
@@ -81,7 +81,7 @@ def built(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> bytes:
 
 
 def problem_of_map(stored: bytes, file: File | None) -> str | None:
-    """Returns what is wrong with the map of a file's bytes, which has each byte once, and an error where reading has one."""
+    """Returns a problem of the byte map, which has each byte once and reading's error, or None."""
     try:
         found, error = byte_map_of(BytesSource(stored))
     except FormatError as refused:
@@ -92,7 +92,7 @@ def problem_of_map(stored: bytes, file: File | None) -> str | None:
 
 
 def uncovered(found: ByteMap) -> str | None:
-    """Returns how a byte map fails to have each byte once, or None where it does."""
+    """Returns a problem of a byte map that does not have each byte once, or None."""
     at = 0
     for stretch in found:
         if stretch.start != at or stretch.end <= stretch.start:
@@ -102,15 +102,15 @@ def uncovered(found: ByteMap) -> str | None:
 
 
 def problem_of_views(stored: bytes, file: File | None) -> str | None:
-    """Looks at every text about a file, and returns which of those for a terminal has control characters, or None."""
-    said: list[View] = []
+    """Returns a text for a terminal with control characters, or None."""
+    texts: list[View] = []
     try:
-        said += views_of_map(byte_map_of(BytesSource(stored))[0])
+        texts += views_of_map(byte_map_of(BytesSource(stored))[0])
     except FormatError as refused:
-        said.append(("error", PRINTED, refused.text))
+        texts.append(("error", PRINTED, refused.text))
     if file is not None:
-        said += views(file, with_page=sum(stored) % WITH_PAGE == 0)
-    for name, kind, text in said:
+        texts += views(file, with_page=sum(stored) % WITH_PAGE == 0)
+    for name, kind, text in texts:
         lines = text.split("\n") if kind == PRINTED else [text]
         if kind != OTHER and not all(line.isprintable() for line in lines):
             return f"expected printable text of {name}, found {text!r:.200}"

@@ -1,4 +1,4 @@
-"""The files that the coverage-guided search begins with: golden ones, those of the tables of cases, and made-up ones."""
+"""Seeds of the coverage-guided search: golden files, catalogue cases, and one file per type."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.oracles.gguf_reference import BLOCKS, File, Info
 from tests.oracles.glft_reference import Row
 
 GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
-LONGEST = 4096  # bytes of a file: longer ones are slower, and say little more
-CORPUS = Path(__file__).with_name("corpus")  # files that reached code that no seed reached
+LONGEST = 4096  # bytes of a file; longer files are slower and cover little more
+CORPUS = Path(__file__).with_name("corpus")  # files that reached code beyond the seeds
 
 
 def seeds() -> Iterator[bytes]:
-    """Yields files of both formats, good and bad ones, and those that reached new code before."""
+    """Yields good and bad files of both formats, and the corpus."""
     yield from (path.read_bytes() for path in sorted(CORPUS.glob("*")))
     yield from (golden(name) for name in GOLDEN)
     yield from (case.stored for case in (*READ.values(), *REFUSED.values()))
@@ -31,7 +31,7 @@ def seeds() -> Iterator[bytes]:
 
 
 def write_seeds(folder: Path) -> None:
-    """Writes the seeds into a folder, each under the SHA-256 of its bytes, as libFuzzer's corpora have them."""
+    """Writes the seeds into a folder as libFuzzer names a corpus: by a hash of the bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     for stored in seeds():
         if len(stored) <= LONGEST:

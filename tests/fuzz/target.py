@@ -1,18 +1,16 @@
-"""A coverage-guided search for bytes that break a promise: libFuzzer drives the package, and keeps what reaches new code.
+"""A coverage-guided search by libFuzzer for files that break a promise.
 
-    pip install 'atheris>=3'                                   # wheels for CPython on x86-64 Linux
-    python -m tests.fuzz.target work                                # until a failure, or Ctrl-C
-    python -m tests.fuzz.target work -max_total_time=600            # options are libFuzzer's
-    python -m tests.fuzz.target crash-da39a3ee5e6b                  # that file again
-    python -m tests.fuzz.target -merge=1 tests/fuzz/corpus work     # puts what reaches new code into the first folder
+    pip install 'atheris>=3'                                     # CPython on x86-64 Linux
+    python -m tests.fuzz.target work                             # until a failure, or Ctrl-C
+    python -m tests.fuzz.target work -max_total_time=600         # libFuzzer's options
+    python -m tests.fuzz.target crash-da39a3ee5e6b               # that file again
+    python -m tests.fuzz.target -merge=1 tests/fuzz/corpus work  # adds new coverage to the corpus
 
-The folder `work` gets the seeds, and then every file that reached new code.
-
-Of each file `tests.fuzz.promises` are checked. A failure is an exception: libFuzzer writes the file as ``crash-SHA1``. Where
-one takes more than `SECONDS`, or the process more than `MEGABYTES`, that is a failure, too: ``timeout-SHA1``, ``oom-SHA1``.
-
-libFuzzer's own mutations are mixed with those of `tests.fuzz.mutator`. The package and construct are instrumented, the
-strategies that make mutations are not.
+The folder `work` gets the seeds, and each file that reaches new code. The promises are those of
+`tests.fuzz.promises`. A failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``.
+A file that takes more than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1``
+or ``oom-SHA1``. libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`. The package and
+construct are instrumented; the strategies behind the mutator are not.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ UNSEEN = ("glft_schema.testing", "glft_schema.lab", "glft_schema.__main__")
 
 
 def import_parts(package: ModuleType) -> None:
-    """Imports the modules of a package and of those in it, but for `UNSEEN`."""
+    """Imports the modules of a package and its subpackages, except `UNSEEN`."""
     for module in iter_modules(package.__path__, f"{package.__name__}."):
         if not module.name.startswith(UNSEEN):
             part = import_module(module.name)
@@ -52,11 +50,11 @@ from tests.fuzz.seeds import LONGEST, write_seeds
 
 SECONDS = 20
 MEGABYTES = 2048
-KNOWING = 0.3  # of all mutations, those that know the format, which are slow
+KNOWING = 0.3  # the share of mutations by the mutator, which knows the format and is slow
 
 
 def mutate(stored: bytes, longest: int, seed: int) -> bytes:
-    """Returns another file made from `stored`: by libFuzzer, or by breaking one thing of it."""
+    """Returns a mutation of a file by libFuzzer or by the mutator."""
     random = Random(seed)
     if random.random() < KNOWING and (made := mutated(stored, random)) is not None and len(made) <= longest:
         return made
@@ -64,13 +62,13 @@ def mutate(stored: bytes, longest: int, seed: int) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs libFuzzer; the first folder, where the search keeps its files, is made with the seeds in it if it is not there."""
+    """Runs libFuzzer; the first folder is created with the seeds if it is missing."""
     torch.set_num_threads(1)
     places = [Path(argument) for argument in arguments if not argument.startswith("-")]
     if places and not places[0].exists() and "-merge=1" not in arguments:
         write_seeds(places[0])
     limits = [f"-max_len={LONGEST}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
-    program = f"{quote(sys.executable)} -m tests.fuzz.target"  # which merging starts by itself, in a shell
+    program = f"{quote(sys.executable)} -m tests.fuzz.target"  # merging runs it in a shell
     atheris.Setup([program, *limits, *arguments], check_promises, custom_mutator=mutate)
     atheris.Fuzz()
 

@@ -1,4 +1,4 @@
-"""All that the package says of a file, in every form: none of it may fail, or steer a terminal."""
+"""Every text that the package makes of a file: none may fail or steer a terminal."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.tensor_types.tensor_type import OpaqueType
 
-LINES, PRINTED, OTHER = "lines", "printed", "other"  # lines for a terminal; text for one, of several lines; for other programs
-OPENED = 1 << 12  # bytes of a file, and of each tensor, that are opened down to their numbers
+LINES, PRINTED, OTHER = "lines", "printed", "other"  # one line for a terminal; several lines; for programs
+OPENED = 1 << 12  # bytes of a file, and of each tensor, that are shown as numbers
 
-View = tuple[str, str, str]  # what it is called, one of the kinds above, and the text
+View = tuple[str, str, str]  # name, one of the kinds above, text
 
 
 def views(file: File, with_page: bool = False) -> Iterator[View]:
@@ -28,12 +28,12 @@ def views(file: File, with_page: bool = False) -> Iterator[View]:
 
     Args:
         file: an open file.
-        with_page: also make the page for a browser, which takes as long as all others together.
+        with_page: also make the page, which takes as long as all others together.
     """
     yield "str", PRINTED, str(file)
     yield "repr", LINES, repr(file)
     yield "html", OTHER, file._repr_html_()
-    yield from (("inspect", OTHER, line) for line in in_lines(file))  # which `say` makes printable
+    yield from (("inspect", OTHER, line) for line in in_lines(file))  # `say` makes it printable
     yield "inspect --json", OTHER, json.dumps(as_data(file, full=True), allow_nan=False)
     yield "inspect --json, short", OTHER, json.dumps(as_data(file), allow_nan=False)
     yield "byte counts", PRINTED, str(byte_counts(file))
@@ -55,7 +55,7 @@ def views(file: File, with_page: bool = False) -> Iterator[View]:
 
 
 def views_of_map(found: ByteMap) -> Iterator[View]:
-    """Yields every text about the map of a file's bytes; the file need not be whole."""
+    """Yields every text about a byte map, which may be of a broken file."""
     yield "byte map", LINES, repr(found)
     yield from (("byte map", OTHER, f"{part.path} {part.type} {part.value!r}") for part in found.leaves(0, OPENED))
     for styles in ({}, STYLES):

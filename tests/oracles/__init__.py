@@ -1,1 +1,1 @@
-"""Other readers and writers of the formats, which say what is right: written apart, or not ours."""
+"""Independent readers and writers of the formats, as oracles for the schema."""

@@ -1,17 +1,18 @@
-"""GGUF once more, written from its specification with nothing but `struct` and loops: the oracle for the schema."""
+"""A second GGUF writer, from the specification, with `struct` and loops only."""
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# codes of value types -> how `struct` calls them
+# codes of value types -> format characters of `struct`
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 F32, Q4_0, Q8_0, I8 = 0, 2, 8, 24
-# code -> weights and bytes of a block, as ggml's type table has them (llama.cpp, ggml.c).
+# code -> weights and bytes of a block, from the type table in ggml.c (llama.cpp).
 # fmt: off
 BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36), 10: (256, 84),
@@ -36,8 +37,11 @@ class Info:
 
 @dataclass
 class File:
-    """What a file is made of. Values are numbers, bytes for strings, and (element type, elements) for arrays; floats and bools
-    are given as they are stored, by their bits."""
+    """The contents of a file.
+
+    Values are numbers, bytes for strings, (element type, elements) for arrays, and the stored bits of
+    floats and bools.
+    """
 
     entries: list[tuple[bytes, int, Any]] = field(default_factory=list)
     infos: list[Info] = field(default_factory=list)
@@ -65,12 +69,12 @@ class File:
         if code == ARRAY:
             inner, elements = value
             return self.number("I", inner) + self.size(len(elements)) + b"".join(self.value(inner, e) for e in elements)
-        if isinstance(value, bytes):  # the bits of a float, highest byte first
+        if isinstance(value, bytes):  # the bits of a float, big-endian
             return value if self.order == ">" else value[::-1]
         return self.number(NUMBERS.get(code, "B"), value)
 
     def place(self) -> File:
-        """Gives the tensors offsets one after another, and the data that belong there."""
+        """Sets consecutive offsets, and the data region."""
         data = b""
         for info in self.infos:
             info.offset = len(data)
@@ -100,15 +104,12 @@ class File:
 
 def nbytes(code: int, dims: list[int]) -> int:
     """Returns the bytes of a payload."""
-    count = 1
-    for dim in dims:
-        count *= dim
     weights, size = BLOCKS[code]
-    return count // weights * size
+    return math.prod(dims) // weights * size
 
 
 def write_set(folder: Path) -> Path:
-    """Writes a set of two files with a tensor of four bytes each, t0 and t1, and returns the first one's path."""
+    """Writes a set of two files, one 4-byte tensor each, t0 and t1; returns the first path."""
     paths = [folder / f"set-{number + 1:05d}-of-00002.gguf" for number in range(2)]
     for number, path in enumerate(paths):
         keys = {"split.no": number, "split.count": 2, "split.tensors.count": 2}

@@ -1,4 +1,4 @@
-"""GLFT v1 once more, written from its page with nothing but `struct` and loops: the oracle for the schema."""
+"""A second GLFT v1 reader and writer, from the specification, with `struct` and loops only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def write(metadata: bytes, rows: list[Row], data: bytes, version: int = 1, magic: int = MAGIC) -> bytes:
-    """Returns a file; `data` is the whole last region."""
+    """Returns a file; `data` is the last region."""
     out = struct.pack("<IIII", magic, version, len(rows), len(metadata)) + metadata
     for row in rows:
         name = row.name.encode("utf-8")
@@ -34,7 +34,7 @@ def write(metadata: bytes, rows: list[Row], data: bytes, version: int = 1, magic
 
 
 def back_to_back(metadata: bytes, rows: list[Row]) -> bytes:
-    """Returns a file with the payloads one after another in the rows' order; sets the offsets."""
+    """Returns a file with consecutive payloads in the rows' order; sets the offsets."""
     data = b""
     for row in rows:
         row.offset = len(data)
@@ -50,7 +50,7 @@ def nbytes(dtype: int, dims: list[int]) -> int:
 
 
 def numbers(dtype: int, dims: list[int], payload: bytes) -> list[float]:
-    """Returns the numbers of a payload, one by one, in C order."""
+    """Returns the numbers of a payload in C order."""
     count = math.prod(dims)
     if dtype in (F32, F16):
         return list(struct.unpack(f"<{count}{'fe'[dtype]}", payload))
@@ -70,7 +70,7 @@ def numbers(dtype: int, dims: list[int], payload: bytes) -> list[float]:
 
 
 def quantize(group: list[float], largest: int) -> tuple[float, list[int]]:
-    """Returns scale and codes of one group of float32 numbers: the scale is rounded to float16 before it is used."""
+    """Returns scale and codes of a group; the scale is rounded to float16 before it is used."""
     peak = max(abs(np.float32(w)) for w in group)
     scale = np.float16(peak / np.float32(largest))
     if scale == 0:

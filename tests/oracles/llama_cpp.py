@@ -1,4 +1,4 @@
-"""The real llama.cpp as an oracle: the C functions that the `xllamacpp` wheel exports, called through ctypes."""
+"""llama.cpp as an oracle: C functions of the `xllamacpp` wheel, called through ctypes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.oracles.gguf_reference import ARRAY, NUMBERS, STRING
 
-FOR_PRODUCTS = {9: "quantize_row_q8_1_ref", 15: "quantize_row_q8_K_ref"}  # types that C makes by a function of their own
+FOR_PRODUCTS = {9: "quantize_row_q8_1_ref", 15: "quantize_row_q8_K_ref"}  # types with a C function of their own
 LOG = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -26,7 +26,7 @@ class GgufInitParams(ctypes.Structure):
 
 @LOG
 def silent(level: int, text: bytes, user: object) -> None:
-    """Swallows what the library would print."""
+    """Drops a log message."""
 
 
 @lru_cache(maxsize=1)
@@ -43,33 +43,29 @@ def pointer(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def row_function(type_name: str) -> Any:
-    """Returns the C function (blocks, out, weights) that dequantizes a type. Raises AttributeError where there is none."""
+    """Returns the C function (blocks, out, weights) of a type. Raises AttributeError without one."""
     function = library()["dequantize_row_" + type_name.lower().replace("_k", "_K")]
     function.restype = None
     return function
 
 
 def quantizing(code: int, weights: np.ndarray, out: np.ndarray, importance: np.ndarray | None = None) -> Callable[[], Any]:
-    """Returns a call that quantizes float32 [rows, weights of a row] into `out`, by the importance of columns, if given."""
+    """Returns a call that quantizes float32 [rows, columns] into `out`; the importance is per column."""
     weights = np.ascontiguousarray(weights)
-    given, taken = pointer(weights), pointer(out)
+    source, target = pointer(weights), pointer(out)
     if code in FOR_PRODUCTS:
         function, size = library()[FOR_PRODUCTS[code]], ctypes.c_int64(weights.size)
         function.restype = None
-        return lambda: function(given, taken, size)
+        return lambda: function(source, target, size)
     function = library().ggml_quantize_chunk
     function.restype = ctypes.c_size_t
     counts = [ctypes.c_int64(number) for number in (0, *weights.shape)]
-    matters = None if importance is None else pointer(importance)
-    return lambda: function(ctypes.c_int(code), given, taken, *counts, matters)
+    columns = None if importance is None else pointer(importance)
+    return lambda: function(ctypes.c_int(code), source, target, *counts, columns)
 
 
 def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
-    """Returns float32 [blocks, weights] of u8 [blocks, size]; `type_name` as in ``Q4_K``.
-
-    Raises:
-        AttributeError: where C has no such function.
-    """
+    """Returns float32 [blocks, weights] of u8 [blocks, size]. Raises AttributeError as `row_function`."""
     function = row_function(type_name)
     out = np.empty((len(blocks), weights), np.float32)
     function(pointer(np.ascontiguousarray(blocks)), pointer(out), ctypes.c_int64(out.size))
@@ -77,29 +73,19 @@ def dequantize(type_name: str, blocks: np.ndarray, weights: int) -> np.ndarray:
 
 
 def quantize(code: int, weights: np.ndarray, size: int, importance: np.ndarray | None = None) -> np.ndarray:
-    """Quantizes float32 [rows, weights of a row] to u8 [rows, `size`], with the importance of each column, if there is one.
-
-    What C leaves as it is in memory is 0.
-    """
+    """Quantizes float32 [rows, columns] to u8 [rows, `size`]; bytes that C does not write are 0."""
     out = np.zeros((len(weights), size), np.uint8)
     written = quantizing(code, weights, out, importance)()
     assert written in (None, out.nbytes)
     return out
 
 
-class Found(NamedTuple):
-    """What gguf.cpp says of a file.
+# Key, type code, and bytes of the value; for an array its element code and a list of bytes.
+Entries = list[tuple[bytes, int, Any]]
+# Name, four dims, type code, offset, and payload.
+Tensors = list[tuple[bytes, list[int], int, int, bytes]]
 
-    Attributes:
-        entries: keys, codes of types, and the bytes of numbers and strings; of an array the elements' code and these.
-        tensors: names, four dims, codes of types, offsets, and payloads.
-    """
-
-    entries: list[tuple[bytes, int, Any]]
-    tensors: list[tuple[bytes, list[int], int, int, bytes]]
-
-
-# What the functions give; integers of 32 bits unless it is said here.
+# Result types of the functions; others return 32-bit integers.
 # fmt: off
 RESULTS: dict[type, tuple[str, ...]] = {
     ctypes.c_void_p: ("gguf_init_from_buffer", "gguf_get_val_data", "gguf_get_arr_data", "gguf_get_tensor_ne", "ggml_get_data",
@@ -117,11 +103,11 @@ def reads_gguf(stored: bytes) -> bool:
     return contents(stored) is not None
 
 
-def contents(stored: bytes) -> Found | None:
-    """Returns what gguf.cpp says of a file; None where it refuses it.
+def contents(stored: bytes) -> tuple[Entries, Tensors] | None:
+    """Returns the contents of a file by gguf.cpp, or None if it refuses the file.
 
-    It makes room for all payloads before it looks whether they are there, and aborts the process where it cannot: so files
-    that are shorter than they say are told apart by their header.
+    gguf.cpp allocates all payloads before it checks that the file has them, and aborts if it cannot.
+    Files that are too short are therefore refused here, by their headers.
     """
     c = library()
     for result, names in RESULTS.items():
@@ -142,14 +128,14 @@ def contents(stored: bytes) -> Found | None:
     whole = ctypes.c_void_p(c.gguf_init_from_buffer(stored, size, GgufInitParams(False, ctypes.pointer(tensors))))
     if not whole:
         return None
-    found = Found(_entries(c, whole), _tensors(c, whole, tensors))
+    found = _entries(c, whole), _tensors(c, whole, tensors)
     c.gguf_free(whole)
     c.ggml_free(tensors)
     return found
 
 
-def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, Any]]:
-    found: list[tuple[bytes, int, Any]] = []
+def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> Entries:
+    found: Entries = []
     for number in range(c.gguf_get_n_kv(file)):
         at = ctypes.c_int64(number)
         code = c.gguf_get_kv_type(file, at)
@@ -169,21 +155,14 @@ def _entries(c: ctypes.CDLL, file: ctypes.c_void_p) -> list[tuple[bytes, int, An
     return found
 
 
-def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> list[tuple[bytes, list[int], int, int, bytes]]:
+def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) -> Tensors:
     found = []
-    tensor = ctypes.c_void_p(c.ggml_get_first_tensor(tensors))  # one that has all payloads in it; then those of the file
+    tensor = ctypes.c_void_p(c.ggml_get_first_tensor(tensors))  # holds all payloads; the file's follow
     for number in range(c.gguf_get_n_tensors(file)):
         at, tensor = ctypes.c_int64(number), ctypes.c_void_p(c.ggml_get_next_tensor(tensors, tensor))
         dims = ctypes.cast(c.gguf_get_tensor_ne(file, at), ctypes.POINTER(ctypes.c_int64))[:4]
         nbytes = c.gguf_get_tensor_size(file, at)
         payload = ctypes.string_at(c.ggml_get_data(tensor), nbytes) if nbytes else b""
-        found.append(
-            (
-                c.gguf_get_tensor_name(file, at),
-                dims,
-                c.gguf_get_tensor_type(file, at),
-                c.gguf_get_tensor_offset(file, at),
-                payload,
-            )
-        )
+        name, code = c.gguf_get_tensor_name(file, at), c.gguf_get_tensor_type(file, at)
+        found.append((name, dims, code, c.gguf_get_tensor_offset(file, at), payload))
     return found

@@ -1,4 +1,4 @@
-"""Other people's packages, with which tests compare. A test that uses one is skipped if it is not installed."""
+"""Third-party packages to compare with; a test that uses a missing one is skipped."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 
 
 class Peer:
-    """A package that is imported when a test first uses it."""
+    """A package that is imported on first use."""
 
     def __init__(self, package: str) -> None:
         self._package = package
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pytest looks for its marks on whatever a module holds
+        if name.startswith("_"):  # pytest looks for marks on every global of a module
             raise AttributeError(name)
         pytest.importorskip(self._package)
         return getattr(import_module(self._package), name)
 
 
 makes_examples_of_bytes = pytest.mark.skipif(
-    hypothesis.__version_info__ < (6, 169),  # the last for Python 3.10 is 6.168
-    reason="this hypothesis draws some integers from random bytes without end",
+    hypothesis.__version_info__ < (6, 169),  # 6.168 is the last for Python 3.10
+    reason="this hypothesis never finishes some draws of integers from random bytes",
 )
 gguf = Peer("gguf")
 yaml = Peer("yaml")

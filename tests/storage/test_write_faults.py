@@ -1,6 +1,6 @@
-"""Faults that the system makes while a file is written: processes killed, disks full or broken, two writers, no permission.
+"""Faults while writing: killed processes, full or failing disks, two writers, missing permissions.
 
-``pytest -rP`` of this file shows the figures; ``HYPOTHESIS_PROFILE=thorough`` has twenty times as many rounds.
+``pytest -rP`` shows the figures; ``HYPOTHESIS_PROFILE=thorough`` multiplies the rounds by 20.
 """
 
 from __future__ import annotations
@@ -42,18 +42,13 @@ def writers() -> Iterator[Writers]:
     started.end()
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.glft"
-
-
 def beside(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
 
 @pytest.mark.slow
 def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
-    """A fork writes two versions in turns, and is killed at any moment of it; the next removes what it left."""
+    """A fork that writes two versions in turn is killed at random; the next one cleans up."""
     path.write_bytes(OLD)
     at, left = random.Random(0), 0
     for _ in range(ROUNDS):
@@ -73,23 +68,18 @@ def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
     print(f"{ROUNDS} kills, 0 torsos; {left} left a file behind, which the next writer removed")
 
 
-def strace_attaches() -> str:
-    """Returns why strace cannot be used here, or nothing."""
-    if not shutil.which("strace"):
-        return "strace is not there"
-    done = subprocess.run(["strace", "-e", "inject=getppid:error=EIO", "true"], capture_output=True, text=True)
-    return "" if done.returncode == 0 else f"strace does not run: {done.stderr.strip()}"
-
-
 @pytest.fixture
 def strace() -> None:
-    if reason := strace_attaches():
-        pytest.skip(reason)
+    if not shutil.which("strace"):
+        pytest.skip("strace is not installed")
+    done = subprocess.run(["strace", "-e", "inject=getppid:error=EIO", "true"], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"strace does not run: {done.stderr.strip()}")
 
 
 @contextmanager
 def traced(writers: Writers, log: Path, *options: str) -> Iterator[None]:
-    """Has strace look at the writers, and writes what it sees to `log`."""
+    """Attaches strace to the writers, with output to `log`."""
     calls = f"trace={','.join(WITHOUT_EFFECT)}"
     command = ["strace", "-f", "-y", "-o", str(log), "-p", str(writers.process.pid), "-e", calls, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -105,7 +95,7 @@ def traced(writers: Writers, log: Path, *options: str) -> Iterator[None]:
 
 
 def calls_of_a_write(writers: Writers, path: Path, log: Path) -> list[str]:
-    """Returns the system calls of a process that replaces `path`, as strace shows them."""
+    """Returns strace's lines for a process that replaces `path`."""
     path.write_bytes(OLD)
     path.chmod(0o640)
     with traced(writers, log):
@@ -116,7 +106,7 @@ def calls_of_a_write(writers: Writers, path: Path, log: Path) -> list[str]:
 
 
 def kind(call: str) -> str:
-    """Returns the key in `WITHOUT_EFFECT` of a call."""
+    """Returns a call's key in `WITHOUT_EFFECT`."""
     name = call.partition("(")[0]
     return "%%stat" if "stat" in name else name
 
@@ -136,12 +126,12 @@ def test_what_is_written_is_safe_before_it_has_its_name(writers: Writers, path: 
     ]
 
 
-# How many calls of a kind may fail unseen: nothing is lost there.
+# Maximum number of calls whose failure goes unnoticed, because nothing is lost.
 UNSEEN = {
-    "openat": 1,  # of the folder, to look for what killed writers left
-    "%%stat": 3,  # the same, a look whether the new file is still there, else another is made, and one of Python's own
-    "close": 3,  # of the folder, twice, and the lock, after what was written is closed
-    "unlink": 1,  # of a name that is not there any more
+    "openat": 1,  # of the folder, to find abandoned files
+    "%%stat": 3,  # likewise; the check that the new file still exists; one of Python's own
+    "close": 3,  # of the folder, twice, and of the lock, after the file is closed
+    "unlink": 1,  # of the temporary name after the rename
 }
 
 
@@ -198,7 +188,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
-    """On a disk of 256 KiB with an old file of 78 KiB; where it is full only at the end, and from the first payload on."""
+    """256 KiB with an old file of 78 KiB: full at the end, and from the first payload."""
     own = ["unshare", "--user", "--map-root-user", "--mount"]
     if not shutil.which("unshare") or subprocess.run([*own, "true"], capture_output=True).returncode:
         pytest.skip("a file system of one's own needs unshare and user namespaces, which are not here")
@@ -250,26 +240,29 @@ Container.build_file(made, sys.argv[1])
 """
 
 
-def signals_have_effect() -> None:
-    """Lets a process be ended, also where the tests were started with nohup, or in the background of a shell."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+def interrupted(command: list[object], number: signal.Signals) -> tuple[int, str]:
+    """Runs a command up to "half way", sends it a signal, and returns its exit code and stderr."""
+
+    def restore_signals() -> None:  # nohup and background shells ignore them
+        for ignored in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(ignored, signal.SIG_DFL)
+
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **pipes, text=True, preexec_fn=restore_signals, env=unmeasured())
+    assert process.stdout
+    assert process.stdout.readline() == "half way\n"
+    process.send_signal(number)
+    errors = process.communicate()[1]
+    return process.returncode, errors
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(writers: Writers, path: Path, number: signal.Signals) -> None:
-    """An interrupt is an exception, after which nothing is left; SIGTERM ends Python at once, and the next writer cleans up."""
+    """An interrupt is an exception and leaves nothing. After SIGTERM the next writer cleans up."""
     path.write_bytes(OLD)
     command = [sys.executable, "-c", HALF_WAY, path]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "half way\n"
-    process.send_signal(number)
-    process.communicate()
-    assert process.returncode == -number
+    assert interrupted(command, number)[0] == -number
     assert path.read_bytes() == OLD
     assert len(beside(path)) == (number == signal.SIGTERM)
     assert "errno" not in writers.write(path)
@@ -294,21 +287,16 @@ main()
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: int) -> None:
-    """What is half written is gone, also where the command is asked to end or its terminal is closed."""
+    """The partial file is removed, also after SIGTERM and SIGHUP."""
     only, out = path.with_name("only-00001-of-00001.gguf"), path.with_name("out.gguf")
     numbers = {"split.no": Typed(0, "uint16"), "split.count": Typed(1, "uint16"), "split.tensors.count": Typed(1, "int32")}
     rows = [{"name": "w", "dims": [], "dtype": 0}]
     Container.build_file({"format": "GGUF", "metadata": numbers, "tensor_infos": rows, "data": {"w": bytes(4)}}, only)
     out.write_bytes(b"old")
     command = [sys.executable, "-c", COMMAND_LINE_HALF_WAY, "merge", only, out]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=signals_have_effect, env=unmeasured()
-    )
-    assert process.stdout
-    assert process.stdout.readline() == "half way\n"
-    process.send_signal(number)
-    assert "Traceback" not in process.communicate()[1]
-    assert process.returncode == code
+    returncode, errors = interrupted(command, number)
+    assert returncode == code
+    assert "Traceback" not in errors
     assert (out.read_bytes(), beside(path)) == (b"old", [only.name, out.name])
 
 
@@ -324,7 +312,7 @@ for _ in range(int(sys.argv[3])):
 
 @pytest.mark.slow
 def test_two_writers_and_a_reader(path: Path) -> None:
-    """Each writer saves its version again and again; the reader never sees anything but one of the two."""
+    """Each writer repeats its version; the reader only ever sees one of the two."""
     versions = [Container.build(container(letter, 20_000)) for letter in (1, 2)]
     path.write_bytes(versions[0])
     command = [sys.executable, "-c", AGAIN, path]
@@ -363,7 +351,7 @@ print(json.dumps(found))
 
 
 def as_nobody(*paths: Path) -> list[object]:
-    """Writes to each path as a user without any rights, or as the one that runs the tests where that is not root."""
+    """Writes to each path as an unprivileged user: nobody, or the current user if not root."""
     done = subprocess.run([sys.executable, "-c", AS_NOBODY, *paths], capture_output=True, text=True, check=True)
     return list(json.loads(done.stdout).values())
 

@@ -26,8 +26,8 @@ from hypothesis.errors import NoSuchExample
 from glft_schema import Container, SchemeError
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.numbers import Picked, u16, u32
-from glft_schema.codec.records import Record
 from glft_schema.codec.predicates import meets, multiple_of, one_of, pattern
+from glft_schema.codec.records import Record
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Padding, Struct
 from glft_schema.codec.tables import Table
@@ -70,7 +70,7 @@ def features(stored: bytes) -> Iterator[str]:
     yield from ["alias"] * (len(set(places)) < len(places))
     yield from ["another order"] * (offsets != sorted(offsets))
     yield from ("gap" for gap in file.tensors.gaps if not file.tensors.trailing or gap is not file.tensors.gaps[-1])
-    yield from ("gap that is not zero" for gap in file.tensors.gaps if any(file.tensors.gap_bytes(gap)))
+    yield from ("gap that is not zero" for gap in file.tensors.gaps if any(map(any, file.tensors.gap_pieces(gap))))
     yield from ["trailing"] * bool(file.tensors.trailing)
     yield from ["padding that is not zero"] * any(file.regions.get("padding", b""))
     yield from ["newline at the end"] * bool(getattr(file.metadata, "trailing_newline", False))

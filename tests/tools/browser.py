@@ -1,4 +1,4 @@
-"""A real browser for tests: the system's chromium, driven by playwright."""
+"""The system's chromium for tests, driven by playwright."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARGUMENTS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-backgroun
 
 @contextmanager
 def started() -> Iterator[Any]:
-    """Gives a browser; skips the test where it, or playwright, is missing."""
+    """Yields a browser; skips the test if chromium or playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""The `glft` command, in a process of its own or in this one."""
+"""The `glft` command, in its own process or in this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a verb; gives what a process would."""
+    """Runs a verb; returns the result as of a process."""
     out, err = io.StringIO(), io.StringIO()
     command = [str(argument) for argument in arguments]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:

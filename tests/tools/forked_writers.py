@@ -1,8 +1,8 @@
-"""A process of its own that writes files as it is told, each in a fork: what is killed or fails there fails nowhere else.
+"""A process that writes files in forks, which a test may kill or make fail.
 
-Run as a script it takes a job in JSON on each line of its input, and answers with lines. So that one run of strace can make any
-call fail, it makes the call number `LAST` of each kind fail in each process: a fork makes ``LAST - n`` calls that do nothing
-before it writes, and the n-th of the writing fails.
+As a script it reads a job in JSON from each line of its input and answers with lines. One run of
+strace can make any call fail: strace fails call number `LAST` of each kind in each process. To fail
+the n-th call of the writing, a fork first makes ``LAST - n`` calls without effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 LAST = 300
-NOWHERE = 1 << 20  # a descriptor that nothing has
+NOWHERE = 1 << 20  # a descriptor that is not open
 WITHOUT_EFFECT: dict[str, Callable[[], object]] = {
     "openat": lambda: os.open("", os.O_RDONLY),
     "%%stat": lambda: os.stat(""),
@@ -38,14 +38,14 @@ WITHOUT_EFFECT: dict[str, Callable[[], object]] = {
 
 
 def container(letter: int, large: int = 1 << 20) -> dict[str, Any]:
-    """Returns what a file of four payloads is made of, two of them larger than what is buffered."""
+    """Returns the value of a file with four payloads, two of them larger than the buffer."""
     sizes = {"a": 10, "b": large, "c": 3, "d": large}
     rows = [{"name": name, "dims": [size], "dtype": 0} for name, size in sizes.items()]
     return {"metadata": {"k": "v"}, "descriptors": rows, "data": {n: bytes([letter]) * 4 * s for n, s in sizes.items()}}
 
 
 class Writers:
-    """The process, as a test has it."""
+    """The process, for a test."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.tools.forked_writers"]
@@ -53,7 +53,7 @@ class Writers:
         assert self.answer() == "ready"
 
     def begin(self, path: os.PathLike[str], **job: object) -> None:
-        """Lets a fork do a job."""
+        """Starts a job in a fork."""
         assert self.process.stdin
         self.process.stdin.write(json.dumps({"path": os.fspath(path), **job}) + "\n")
         self.process.stdin.flush()
@@ -64,14 +64,12 @@ class Writers:
         return json.loads(self.process.stdout.readline())
 
     def write(self, path: os.PathLike[str], call: str = "", number: int = 0) -> dict[str, Any]:
-        """Lets a fork write ``container(2)`` to `path`; of `call`, the one that is to be its `number`-th is number `LAST`."""
+        """Writes ``container(2)`` to `path` in a fork, whose call number `number` strace can fail."""
         self.begin(path, call=call, number=number)
-        answer = self.answer()
-        assert isinstance(answer, dict)
-        return answer
+        return dict(self.answer())
 
     def end(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         for stream in (self.process.stdin, self.process.stdout):
             assert stream
             stream.close()
@@ -82,7 +80,7 @@ def _again_and_again(path: str) -> None:
     from glft_schema import Container
 
     files = [container(1), container(2)]
-    end = time.monotonic() + 10  # should nobody kill it
+    end = time.monotonic() + 10  # if no test kills it
     while time.monotonic() < end:
         for file in files:
             Container.build_file(file, path)
@@ -104,7 +102,7 @@ def _once(job: Mapping[str, Any], out: socket.socket) -> None:
 
 
 def _descriptors() -> list[int]:
-    """Returns what is open, found without opening anything."""
+    """Returns the open descriptors, without opening one."""
     found = []
     for fd in range(100):
         try:
@@ -117,23 +115,19 @@ def _descriptors() -> list[int]:
 
 
 def main() -> None:
-    """Does the jobs."""
     from glft_schema import Container
 
     warnings.simplefilter("ignore")
-    Container.build(container(1))  # so that all is imported
+    Container.build(container(1))  # imports everything
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # lets strace attach although it is no parent
+        ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: any process may attach
     mine, theirs = socket.socketpair()
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()
         if not child:
-            if "call" in job:
-                _once(job, theirs)
-            else:
-                _again_and_again(job["path"])
+            _once(job, theirs) if "call" in job else _again_and_again(job["path"])
             os._exit(0)
         if "call" not in job:
             print(json.dumps(child), flush=True)

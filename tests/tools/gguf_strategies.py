@@ -1,9 +1,10 @@
-"""Random GGUF files as the reference writer makes them, and the values that they hold."""
+"""Random GGUF files by the reference writer, and their values."""
 
 from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -18,8 +19,23 @@ texts = st.one_of(st.text(max_size=8).map(str.encode), st.binary(max_size=8))
 codes = st.sampled_from([*NUMBERS, STRING])
 
 
+def scattered(draw: st.DrawFn, rows: list[Any]) -> bytes:
+    """Returns the data of rows in any order, with gaps; sets offsets, and adds rows that share data."""
+    data = b""
+    for row in draw(st.permutations(rows)):
+        data += draw(st.binary(max_size=3))
+        row.offset = len(data)
+        data += row.payload
+    for number, row in enumerate(draw(st.lists(st.sampled_from(rows), max_size=2)) if rows else []):
+        suffix = f" alias {number}"
+        name = row.name + (suffix if isinstance(row.name, str) else suffix.encode())
+        if name not in {other.name for other in rows}:
+            rows.append(replace(row, name=name))
+    return data + draw(st.binary(max_size=3))
+
+
 def scalars(code: int) -> st.SearchStrategy[Any]:
-    """Values of a type as they are stored: any bits of a float, any byte of a bool."""
+    """Stored values of a type: any bits of a float, any byte of a bool."""
     if code == STRING:
         return texts
     if code in FLOATS:
@@ -57,7 +73,7 @@ def infos(draw: st.DrawFn) -> list[Info]:
 
 @st.composite
 def files(draw: st.DrawFn) -> File:
-    """A file of any version, byte order and alignment, as a writer makes it: offsets one after another."""
+    """A file of any version, byte order and alignment, with consecutive offsets."""
     entries = [(key, *draw(values)) for key in draw(st.lists(keys, unique=True, max_size=4))]
     alignment = draw(st.sampled_from([32, 32, 8, 64, 24, 1]))
     if alignment != 32:
@@ -69,18 +85,9 @@ def files(draw: st.DrawFn) -> File:
 
 @st.composite
 def loose_files(draw: st.DrawFn) -> bytes:
-    """A file as no writer makes it, and yet legal: other orders, gaps, aliases, padding that is not zero, trailing bytes."""
+    """A legal file that no writer makes: other orders, gaps, aliases, nonzero padding, trailing bytes."""
     file = draw(files())
-    data = b""
-    for info in draw(st.permutations(file.infos)):
-        data += draw(st.binary(max_size=3))
-        info.offset = len(data)
-        data += info.payload
-    file.data = data + draw(st.binary(max_size=3))
-    for number, info in enumerate(draw(st.lists(st.sampled_from(file.infos), max_size=2)) if file.infos else []):
-        alias = Info(info.name + b" alias %d" % number, info.dims, info.type, info.payload, info.offset)
-        if alias.name not in {other.name for other in file.infos}:
-            file.infos.append(alias)
+    file.data = scattered(draw, file.infos)
     padding = -len(file.head()) % file.alignment
     if not file.infos and not file.data:
         padding = draw(st.integers(0, padding))
@@ -100,7 +107,7 @@ def plain(code: int, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tells whether two values are equal, of equal types, NaN being NaN."""
+    """Tells whether two values have equal types and values; NaN equals NaN."""
     if isinstance(one, list):
         return isinstance(other, list) and len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, float) and math.isnan(one):

@@ -1,4 +1,4 @@
-"""Random GLFT files, valid by construction, as the reference writer makes them."""
+"""Random valid GLFT files by the reference writer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import Row
+from tests.tools.gguf_strategies import scattered
 
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 keys = names.filter(lambda text: "=" not in text and "\n" not in text)
@@ -15,7 +16,7 @@ metadata = st.dictionaries(keys, values, max_size=3)
 
 @st.composite
 def typed_dims(draw: st.DrawFn) -> tuple[int, list[int]]:
-    """A type and dims that it can hold, of a few hundred numbers at most."""
+    """A type and dims for it, with a few hundred numbers at most."""
     dtype = draw(st.integers(0, 3))
     if dtype == reference.Q4:
         return dtype, draw(st.sampled_from([[1, 64], [3, 128], [2, 2, 32], [2, 1, 4, 16], [1, 192]]))
@@ -26,7 +27,7 @@ def typed_dims(draw: st.DrawFn) -> tuple[int, list[int]]:
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """Descriptors with payloads of random bytes; NaN and infinite scales are among them."""
+    """Descriptors with payloads of random bytes, NaN and infinite scales among them."""
     made = []
     for name in draw(st.lists(names, unique=True, max_size=4)):
         dtype, dims = draw(typed_dims())
@@ -37,18 +38,9 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 @st.composite
 def files(draw: st.DrawFn) -> tuple[bytes, dict[str, str], list[Row]]:
-    """A file with payloads in any order, gaps, aliases, trailing bytes and newline; its metadata; its rows."""
+    """A file, its metadata and its rows; payloads in any order, gaps, aliases, trailing bytes."""
     entries, made = draw(metadata), draw(rows())
-    data = b""
-    for row in draw(st.permutations(made)):
-        data += draw(st.binary(max_size=3))
-        row.offset = len(data)
-        data += row.payload
-    data += draw(st.binary(max_size=3))
-    for number, row in enumerate(draw(st.lists(st.sampled_from(made), max_size=2)) if made else []):
-        alias = Row(f"{row.name} alias {number}", row.dims, row.dtype, row.payload, row.offset)
-        if alias.name not in {other.name for other in made}:
-            made.append(alias)
+    data = scattered(draw, made)
     text = "\n".join(f"{key}={value}" for key, value in entries.items())
     text += draw(st.sampled_from(["", "\n"])) if text else ""
     return reference.write(text.encode(), made, data), entries, made
@@ -56,7 +48,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, dict[str, str], list[Row]]:
 
 @st.composite
 def indices(draw: st.DrawFn, dims: list[int]) -> tuple[object, ...]:
-    """An index that is legal for a tensor of `dims`: integers, slices with any bounds, an ellipsis."""
+    """A legal index into a tensor of `dims`: integers, slices with any bounds, an ellipsis."""
     parts: list[object] = []
     for size in dims[: draw(st.integers(0, len(dims)))]:
         bounds = st.one_of(st.none(), st.integers(-size - 1, size + 1))

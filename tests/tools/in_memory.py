@@ -1,5 +1,5 @@
-"""Where a file is safe at once: a writer waits for the disk twice a file, and a property writes thousands."""
+"""A folder in memory: a writer waits for the disk twice per file, and a property writes thousands."""
 
 from pathlib import Path
 
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # for `tempfile`, which has a folder of its own choice for None
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # None is the default of `tempfile`

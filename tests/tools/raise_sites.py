@@ -1,10 +1,10 @@
-"""Are the ways to fail tested? Finds each ``raise`` of the package, and says which of them the tests reach.
+"""Lists the ``raise`` statements that no test reaches, or the error texts that no test checks.
 
-    python -m pytest --cov && python -m tests.tools.raise_sites       # from .coverage
-    python -m tests.tools.raise_sites --texts [PYTEST'S OPTIONS]      # spoils the text of every error, and runs the tests
+    python -m pytest --cov && python -m tests.tools.raise_sites    # statements, from .coverage
+    python -m tests.tools.raise_sites --texts [OPTIONS]            # texts; runs pytest with OPTIONS
 
-With ``--texts`` the tests run on a copy of the package in which every error says a number of its own instead of its sentence.
-An error whose number comes up in no failure has a text that no test looks at.
+With ``--texts`` the tests run on a copy of the package in which a number replaces each error text. No
+test checks a text whose number is in no failure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).parents[2] / "glft_schema"
-MARK = "<text-{}>"  # one word, so that tests that take lines apart leave it whole
+MARK = "<text-{}>"  # one word: tests that split lines keep it whole
 
 
 class Site(NamedTuple):
-    """A ``raise``, or a sentence that one says later."""
+    """A ``raise`` statement, or an error text."""
 
     file: Path
     first: int
@@ -37,32 +37,36 @@ class Site(NamedTuple):
 
 
 def raises(file: Path) -> Iterator[Site]:
-    """Yields the raise statements of a file, but for those without words that leave a method to subclasses."""
+    """Yields the raise statements of a file, except those of abstract methods."""
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.Raise) and (statement := ast.unparse(node)) != "raise NotImplementedError":
             yield Site(file, node.lineno, node.end_lineno or node.lineno, statement)
 
 
 def reached() -> int:
-    """Prints how many raise statements the tests reached, by the coverage that was measured last, and which they did not."""
+    """Prints the raise statements that the tests of the last coverage did not reach."""
     from coverage import CoverageData
 
     data = CoverageData()
     data.read()
     sites = [site for file in sorted(PACKAGE.rglob("*.py")) for site in raises(file)]
     missed = [site for site in sites if not set(range(site.first, site.last + 1)) & set(data.lines(str(site.file)) or ())]
-    print(f"{len(sites) - len(missed)} of {len(sites)} raise statements are reached by a test")
-    print(*(f"not reached: {site}" for site in missed), sep="\n", end="\n" if missed else "")
+    return report(sites, missed, "raise statements are reached by a test")
+
+
+def report(sites: list[Site], missed: list[Site], what: str) -> int:
+    """Prints a total and the missed sites; returns the exit code."""
+    print(f"{len(sites) - len(missed)} of {len(sites)} {what}", *(f"missed: {site}" for site in missed), sep="\n")
     return 1 if missed else 0
 
 
 class Spoiled(ast.NodeTransformer):
-    """Replaces sentences of errors by marks: those in a ``raise`` or a `problem`, and whatever begins with "expected".
+    """Replaces error texts by marks: texts in a ``raise`` or a `problem`, or with "expected " first.
 
     Args:
-        file: the file.
-        sites: where each sentence that is found goes.
-        kept: the numbers of those that are left as they are.
+        file: the module's file.
+        sites: the list to add each text to.
+        kept: the numbers of texts to keep.
     """
 
     def __init__(self, file: Path, sites: list[Site], kept: set[int]) -> None:
@@ -99,7 +103,7 @@ class Spoiled(ast.NodeTransformer):
 
 
 def spoiled(sources: dict[Path, str], folder: Path, kept: set[int]) -> list[Site]:
-    """Writes the package into a folder with the sentences of errors spoiled, but for those kept, and returns all of them."""
+    """Writes the package with error texts replaced, except those kept; returns all texts."""
     sites: list[Site] = []
     for file, source in sources.items():
         module = Spoiled(file, sites, kept).visit(ast.parse(source))
@@ -108,22 +112,22 @@ def spoiled(sources: dict[Path, str], folder: Path, kept: set[int]) -> list[Site
 
 
 def seen(folder: Path, options: list[str]) -> set[int]:
-    """Runs the tests in a folder, and returns the numbers of the marks that come up in failures."""
+    """Runs the tests in a folder; returns the numbers of the marks in failures."""
     command = [sys.executable, "-m", "pytest", "-vv", "--tb=short", *options]
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        subprocess.run(command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, check=False)
-        said.seek(0)
-        return {int(number) for line in said for number in re.findall(MARK.format(r"(\d+)"), line)}
+        subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False)
+        output.seek(0)
+        return {int(number) for line in output for number in re.findall(MARK.format(r"(\d+)"), line)}
 
 
 def texts(options: list[str]) -> int:
-    """Prints how many sentences of errors a test looks at, and which are not looked at.
+    """Prints the error texts that no test checks.
 
-    A test ends at its first failure. So those that failed are run again with the sentences whole that were seen, until no more
-    come up.
+    A test ends at its first failure. Failed tests run again with the texts that were seen restored,
+    until no new text is seen.
     """
-    looked_at: set[int] = set()
+    checked: set[int] = set()
     sources = {file: file.read_text("utf-8") for file in sorted(PACKAGE.rglob("*.py"))}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -131,14 +135,12 @@ def texts(options: list[str]) -> int:
             source, copy = PACKAGE.parent / part, folder / part
             shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
         sites, again = spoiled(sources, folder, set()), list[str]()
-        while found := seen(folder, [*options, *again]) - looked_at:
-            looked_at |= found
-            spoiled(sources, folder, looked_at)
+        while found := seen(folder, [*options, *again]) - checked:
+            checked |= found
+            spoiled(sources, folder, checked)
             again = ["--last-failed", "--last-failed-no-failures=none"]
-    missed = [site for number, site in enumerate(sites) if number not in looked_at]
-    print(f"{len(looked_at)} of {len(sites)} texts of errors are looked at by a test")
-    print(*(f"not looked at: {site}" for site in missed), sep="\n", end="\n" if missed else "")
-    return 1 if missed else 0
+    missed = [site for number, site in enumerate(sites) if number not in checked]
+    return report(sites, missed, "error texts are checked by a test")
 
 
 if __name__ == "__main__":

