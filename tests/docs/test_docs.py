@@ -65,10 +65,8 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     model = torch.nn.ModuleDict(parts)
     safetensors.torch.save_file(model.state_dict(), "model.safetensors")
     names: dict[str, object] = {"model": model, "torch": torch, "received": b"GGML"}
-    export, checkpoint, *others = blocks(ROOT / "docs" / "recipes.md", "python")
-    for example in (export, *others, checkpoint):  # the last one writes over the first one's file
-        example = example.replace('"cuda"', '"cpu"')
-        exec(compile(example, "recipes.md", "exec"), names)
+    for example in blocks(ROOT / "docs" / "recipes.md", "python"):
+        exec(compile(example.replace('"cuda"', '"cpu"'), "recipes.md", "exec"), names)
     assert not names["missing"].missing_keys
     shapes = [tuple(names[name].shape) for name in ("weights", "scales", "row", "nibbles")]
     assert shapes == [(8, 256), (8, 8), (64,), (64, 32)]
