@@ -1,4 +1,4 @@
-"""A schema as JSON, for anyone's own generator. Its shape is documented in docs/formats/json.md."""
+"""A schema as JSON, for other generators. docs/formats/json.md documents the structure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import Expression, in_python, read
-from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.expressions import Expression, in_python
+from glft_schema.describe.sentences import condition_of
+from glft_schema.describe.traversal import by_code
 
 
 def as_json(schema: s.Schema) -> str:
@@ -22,10 +23,7 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
         "byte_orders": list(schema.byte_orders) if schema.format else None,
         "root": s.FILE if schema.format else schema.types[0].payload,
         "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
-        "tables": {
-            name: {str(entry.code): entry.name for entry in sorted(table, key=lambda entry: entry.code)}
-            for name, table in schema.tables.items()
-        },
+        "tables": {name: {str(type_.code): type_.name for type_ in by_code(of)} for name, of in schema.tables.items()},
         "tensor_types": [_type(type_) for type_ in schema.types],
     }
 
@@ -33,32 +31,20 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
 def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
     fields = []
     for part, offset in zip(struct.fields, struct.offsets, strict=True):
-        made: dict[str, Any] = {
-            "name": part.name,
-            "doc": part.doc,
-            "offset": offset,
-            "size": schema.size(part.node),
-            "node": _node(part.node),
-        }
+        field = {"name": part.name, "doc": part.doc, "offset": offset, "size": schema.size(part.node), "node": _node(part.node)}
         if part.is_count:
-            made["is_count"] = True
+            field["is_count"] = True
         if part.refuses:
-            made["refuses"] = list(part.refuses)
+            field["refuses"] = list(part.refuses)
         if part.value is not None:
-            made["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
-        fields.append(made)
-    return {"size": struct.size, "fields": fields, "rules": [_rule(rule) for rule in struct.rules]}
-
-
-def _rule(rule: Check) -> dict[str, Any]:
-    condition = read(rule.holds) if isinstance(rule, Rule) else None
-    return {
-        "id": rule.id,
-        "field": rule.field,
-        "expected": rule.expected,
-        "sets": list(rule.sets),
-        "condition": _optional(condition),
-    }
+            field["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
+        fields.append(field)
+    rules = []
+    for rule in struct.rules:
+        condition = _optional(condition_of(rule))
+        about = {"id": rule.id, "field": rule.field, "expected": rule.expected, "sets": list(rule.sets)}
+        rules.append({**about, "condition": condition})
+    return {"size": struct.size, "fields": fields, "rules": rules}
 
 
 def _type(type_: s.TypeOf) -> dict[str, Any]:
@@ -78,7 +64,7 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
 
 
 def _node(node: s.Node) -> dict[str, Any]:
-    """Returns a node with its kind; the rest is as its class has it."""
+    """Returns a node as its kind and the attributes of its class."""
     match node:
         case s.Number():
             return {"kind": "number", "number": node.kind, "byte_order": node.order}
@@ -87,16 +73,12 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Text():
             return {"kind": "text", "encoding": "utf-8", "length": _node(node.length)}
         case s.List():
-            of_key = {"key": node.key, "value": node.value}
-            return {"kind": "list", "count": in_python(node.count), **of_key, "item": _node(node.item)}
+            entry = {"key": node.key, "value": node.value}
+            return {"kind": "list", "count": in_python(node.count), **entry, "item": _node(node.item)}
         case s.Counted():
             return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
         case s.Numbers():
-            return {
-                "kind": "numbers",
-                "dims": [in_python(dim) for dim in node.dims],
-                "item": _node(node.number),
-            }
+            return {"kind": "numbers", "dims": [in_python(dim) for dim in node.dims], "item": _node(node.number)}
         case s.BlockArray():
             return {"kind": "blocks", "weights": node.weights, "struct": node.block}
         case s.Either():
@@ -112,11 +94,7 @@ def _node(node: s.Node) -> dict[str, Any]:
         case s.Lines():
             return {"kind": "lines", "length": in_python(node.size)}
         case s.Padding():
-            return {
-                "kind": "padding",
-                "to": in_python(node.to),
-                "may_lack": _optional(node.may_lack),
-            }
+            return {"kind": "padding", "to": in_python(node.to), "may_lack": _optional(node.may_lack)}
         case s.ByteOrder():
             return {"kind": "byte_order", "number": node.number.kind}
         case s.Derived():
