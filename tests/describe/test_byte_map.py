@@ -288,7 +288,7 @@ def test_hostile_names_are_shown_as_text() -> None:
 
 def test_a_type_that_nobody_knows() -> None:
     found = mapped(READ["a type of a fork, 200"].stored)
-    opaque = next(s for s in found if s.doc == "of a type that is not known")
+    opaque = next(s for s in found if s.doc == "of an unknown type")
     assert (opaque.kind, opaque.type, opaque.value, found.parts(opaque)) == ("field", "bytes", None, 0)
     assert list(found.inside(opaque)) == []
 
