@@ -1,4 +1,4 @@
-"""A schema as a C99 header: packed structs with checked sizes and offsets, constants, tables, payload sizes.
+"""A schema as a C99 header: packed structs with checked layouts, constants, tables, payload sizes.
 
 A struct of constant size is one packed struct. In other structs, each run of fields of constant
 size is one, named for example ``glft_descriptor_after_dims``; a comment lists what is between the
@@ -100,7 +100,7 @@ class _Header(NodeWords):
         self.lines.extend(lines)
 
     def comment(self, *paragraphs: str, indent: str = "") -> None:
-        """Puts a comment, each paragraph wrapped. The spaces before a paragraph indent all of its lines."""
+        """Puts a comment with wrapped paragraphs. Leading spaces indent all of a paragraph."""
         wrapped = []
         for paragraph in paragraphs:
             safe = one_line_of(paragraph).replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
@@ -113,12 +113,11 @@ class _Header(NodeWords):
             self.put(f"{indent}/* {wrapped[0]}", *(f"{indent} * {line}" for line in wrapped[1:]), f"{indent} */")
 
     def assertion(self, condition: str) -> None:
-        """Puts a compile-time assertion."""
         self.assertions += 1
         self.put(f"{self.macro}_ASSERT({self.assertions}, {condition});")
 
     def name(self, name: str) -> str:
-        """Returns the identifier of a struct, enum or function: `name` with the prefix, unless it has it."""
+        """Returns the identifier of a struct, enum or function: `name` with the prefix."""
         has_prefix = name == self.prefix or name.startswith(f"{self.prefix}_")
         return identifier(name if has_prefix else f"{self.prefix}_{name}", RESERVED)
 
@@ -168,7 +167,7 @@ class _Header(NodeWords):
                     self.put(f"#define {self.name(f'{struct.name}_{part.name}').upper()} {c_constant(part.value)}", "")
 
     def write_struct(self, struct: s.StructOf) -> None:
-        """Puts the packed structs of a struct's runs, after a comment on the layout if they are not all of it."""
+        """Puts the packed structs of a struct's runs, and a comment if it has other parts."""
         members = list(self.members(struct))
         runs = self.runs(struct, members)
         whole = len(runs) == 1 and runs[0][1] == members
@@ -204,7 +203,7 @@ class _Header(NodeWords):
         return runs
 
     def outcomes(self, run: list[_Member]) -> Iterator[tuple[str, str, dict[Expression, bool]]]:
-        """Yields, for each outcome of the conditions in a run, a suffix for the name, a sentence, and the outcome."""
+        """Yields a name suffix, a sentence and the truth values for each outcome of a run."""
         conditions = list(dict.fromkeys(node.condition for member in run if isinstance(node := member.node, s.Either)))
         names = Identifiers()
         named = {condition: names.new(name_of(condition)) for condition in conditions}
@@ -242,7 +241,7 @@ class _Header(NodeWords):
         self.put("")
 
     def declaration(self, node: s.Node, outcome: Mapping[Expression, bool]) -> tuple[str, str, int] | None:
-        """Returns a member's type, its dims in brackets and its size in bytes; None if the size varies."""
+        """Returns a member's type, dims in brackets and size; None if the size varies."""
         if isinstance(node, s.Either):
             node = node.then if outcome.get(node.condition) else node.otherwise
         if isinstance(node, s.Code):
@@ -304,7 +303,6 @@ class _Header(NodeWords):
     # Tensor types
 
     def tensor_type(self, type_: s.TypeOf) -> None:
-        """Puts a comment on the fields of a payload, and the struct of its blocks."""
         fields = self.schema.structs[type_.payload].fields
         self.comment(
             f"{type_.type.name}, code {type_.type.code}. A payload of [out, in] weights, in order:",
@@ -359,7 +357,6 @@ class _Header(NodeWords):
                 self.function(signature, "(void)out;", "(void)in;", f"return {self.total(fields[:i])};")
 
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
-        """Yields the conditions on `out` and `in`."""
         for part in self.schema.structs[type_.payload].fields:
             if isinstance(part.node, s.BlockArray):
                 yield f"(in % {part.node.weights} == 0)"
@@ -370,7 +367,6 @@ class _Header(NodeWords):
                     yield self.in_c(condition)
 
     def total(self, fields: Iterable[s.Field]) -> str:
-        """Returns the sum of the sizes of a payload's fields."""
         total = "0"
         for part in fields:
             size = self.nbytes(part.node)
@@ -378,7 +374,6 @@ class _Header(NodeWords):
         return total
 
     def nbytes(self, node: s.Node) -> str:
-        """Returns the size of a payload's field."""
         if isinstance(node, s.Numbers):
             size, dims = str(node.number.size), [self.in_c(dim) for dim in node.dims]
         elif isinstance(node, s.BlockArray):
@@ -390,7 +385,7 @@ class _Header(NodeWords):
         return size
 
     def in_c(self, expression: Expression) -> str:
-        """Returns an expression on out, in and dims in C, where ``dims`` is their product; NO_SIZE on overflow."""
+        """Returns an expression on out, in and dims, which is their product, in C."""
         if isinstance(expression, Constant) and isinstance(expression.value, int):
             return str(expression.value)
         if isinstance(expression, Reference) and expression.names in (("out",), ("in",)):

@@ -108,7 +108,6 @@ class _Pattern:
         self.put("#include <std/core.pat>", "#include <std/mem.pat>", "#include <type/float16.pat>", "")
 
     def enum(self, code: s.Code) -> None:
-        """Puts the enum of a table's codes, in the width of the number."""
         if not isinstance(code.number, s.Number):
             raise NotImplementedError(f"a code is a number, not {code.number}")
         key = s.table_name(code.table), code.number.kind
@@ -145,7 +144,7 @@ class _Pattern:
         self.put(f"}}{' [[static]]' if is_block else ''};", "")  # static: ImHex does not evaluate each element
 
     def members(self, node: s.Node, name: str, doc: str, struct: s.StructOf, up: int = 0) -> Iterator[str]:
-        """Yields the members of a node. Expressions in the node are relative to the struct `up` levels above."""
+        """Yields the members of a node, whose expressions count from `up` structs above."""
         match node:
             case s.Text():
                 yield from self.members(node.length, length_name(name), f"bytes of {name}", struct, up)
@@ -174,7 +173,6 @@ class _Pattern:
                 yield member(*self.placed(node, name, struct, up), doc=doc)
 
     def array(self, item: s.Node, count: str, name: str, doc: str, struct: s.StructOf, up: int) -> Iterator[str]:
-        """Yields the member for `count` elements."""
         if isinstance(item, s.Either):
             then, otherwise = (self.array(number, count, name, doc, struct, up) for number in (item.then, item.otherwise))
             yield from choice(self.expression(item.condition, struct, up), then, otherwise)
@@ -182,13 +180,12 @@ class _Pattern:
             yield member(self.element(item, name, struct), name, count, doc)
 
     def element(self, node: s.Node, name: str, struct: s.StructOf) -> str:
-        """Returns the type of a list's elements."""
         if isinstance(node, (s.Number, s.Code, s.Ref)):
             return self.placed(node, name, struct)[0]
         return self.wrapper(node, name, struct)
 
     def placed(self, node: s.Node, name: str, struct: s.StructOf, up: int = 0) -> tuple[str, str, str]:
-        """Returns the type of a node, its name, and the length of an array; an empty length if it is none."""
+        """Returns the type, the name and the array length of a node; no length is empty."""
         match node:
             case s.Number():
                 order = {"file": "", "little": "le ", "big": "be "}[node.order]
@@ -250,7 +247,6 @@ class _Pattern:
     # Regions
 
     def file(self, struct: s.StructOf) -> None:
-        """Puts the regions, each after the one before it."""
         if any(isinstance(part.node, s.Padding) for part in struct.fields):
             self.put(
                 "// Bytes up to the next multiple from the start of the file, or up to the end of the file",
@@ -276,7 +272,7 @@ class _Pattern:
                 self.put(member(kind, name, count, part.doc, next(offsets)), "")
 
     def byte_order(self) -> None:
-        """Puts code that sets the byte order before the first region: setting it in a struct ends with the struct."""
+        """Puts code that sets the byte order, outside of structs, where it would not last."""
         if found := byte_order_number(self.schema, s.FILE):
             offset, number = found
             function, order = self.names.new("set_byte_order"), "std::mem::Endian::Little"
@@ -292,7 +288,6 @@ class _Pattern:
             )
 
     def derived(self, part: s.Field, node: s.Derived, name: str, struct: s.StructOf) -> None:
-        """Puts a global variable for a derived region, if it has an expression."""
         self.put(comment(f"{part.name}: {part.doc}"))
         if isinstance(lookup := node.value, ValueOfKey):
             _, table, _ = rows_of(struct, ".".join(getattr(lookup.mapping, "names", ())))
@@ -314,7 +309,6 @@ class _Pattern:
             self.put(f"u64 {name} = {self.expression(node.value, struct)};", "")
 
     def payloads(self, part: s.Field, node: s.Payloads, name: str, struct: s.StructOf) -> None:
-        """Puts code that places each payload at the offset in its row."""
         table, list_, row = rows_of(struct, node.table)
         fields = {field.name: field.node for field in self.schema.structs[row].fields}
         shape, code = fields["shape"], fields["dtype"]
@@ -358,7 +352,7 @@ class _Pattern:
         self.put(member(payload, name, self.expression(list_.count, struct), part.doc, start), "")
 
     def type_alone(self, type_: s.TypeOf) -> None:
-        """Puts a tensor type's blocks over the whole file, or its payload with sizes that the user enters."""
+        """Puts a type's blocks over the whole file, or its payload, whose sizes the user enters."""
         if type_.block:
             name, size = self.structs[type_.block], self.schema.structs[type_.block].size
             self.put(f"{name} blocks[std::mem::size() / {size}] @ 0x00;")
@@ -383,7 +377,7 @@ def member_name(name: str) -> str:
 
 
 def member(kind: str, name: str, count: str, doc: str, offset: str = "") -> str:
-    """Returns a declaration; `count` is empty unless it is an array, `offset` unless it is placed."""
+    """Returns a declaration: an array if it has a count, placed if it has an offset."""
     size, place = f"[{count}]" if count else "", f" @ {offset}" if offset else ""
     return f"{kind} {name if offset else member_name(name)}{size}{place} [[comment({quoted(doc)})]];"
 
@@ -409,6 +403,5 @@ def comments(rules: Iterable[Check]) -> Iterator[str]:
 
 
 def quoted(text: str) -> str:
-    """Returns a string literal."""
     safe = one_line_of(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{safe}"'

@@ -1,4 +1,4 @@
-"""A schema as Markdown: fields with offsets, types, sentences and rules; tensor types with bit pictures.
+"""A schema as Markdown: fields, rules, and tensor types with bit pictures.
 
 `as_markdown` returns the whole reference. The pages in docs/formats/ use parts of it.
 """
@@ -57,7 +57,7 @@ def structs_reference(schema: s.Schema) -> str:
 
 
 def codes_reference(schema: s.Schema) -> str:
-    """Returns a table for each table of types except tensor types: codes, names, and how values are stored."""
+    """Returns a table of codes, names and storage for each kind of type but tensor types."""
     assert schema.format
     sections = []
     for table in schema.tables.values():
@@ -76,7 +76,7 @@ def rules_reference(schema: s.Schema) -> str:
 
 
 def types_table(schema: s.Schema) -> str:
-    """Returns a row for each tensor type: code, name, weights and bytes of a block, and whether there is an encoder."""
+    """Returns a table of tensor types: code, name, weights and bytes of a block, encoder."""
     rows = []
     for type_ in schema.types:
         bits = 8 * type_.nbytes / type_.weights
@@ -96,7 +96,7 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
     sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
     struct = schema.structs[type_.block or type_.payload]
-    weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two blocks show the fields of the row
+    weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # shows the row's fields
     spans = type_.type.field_spans([1, weights]) if type_.block is None else {}
     starts = {start: name for name, (start, _) in spans.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
@@ -140,8 +140,6 @@ def _stored(name: str, schema: s.Schema) -> str:
 
 
 class _Words(NodeWords):
-    """Nodes in Markdown, with links to the sections of structs."""
-
     def code(self, text: str) -> str:
         return f"`{text}`"
 

@@ -75,7 +75,7 @@ def _bits_interact(bits: torch.Tensor) -> bool:
 
 
 def _independent(indices: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
-    """Returns bytes in groups that share no weight, so that the bytes of a group can be varied together."""
+    """Returns groups of bytes that share no weight and so can be varied together."""
     groups: list[tuple[list[int], torch.Tensor]] = []
     for i in indices:
         weights = touched[8 * i : 8 * i + 8].any(0)
@@ -89,7 +89,7 @@ def _independent(indices: Iterable[int], touched: torch.Tensor) -> list[list[int
 
 
 def _all_values(type_: TensorType, payload: torch.Tensor, group: list[int], touched: torch.Tensor) -> None:
-    """Adds the weights that change if a bit of the bytes of `group` is flipped, in any value of these bytes."""
+    """Adds the weights that flips of bits change, over all values of the bytes of `group`."""
     payloads = payload.repeat(256, 1)
     payloads[:, group] = torch.arange(256, dtype=torch.uint8).unsqueeze(1)
     numbers = _dequantized(type_, payloads, count := touched.shape[1])
@@ -150,7 +150,7 @@ def _period(rows: Sequence[tuple[tuple[int, ...], ...]], i: int) -> int:
 
 
 def _follows(rows: Sequence[tuple[tuple[int, ...], ...]], i: int, period: int) -> bool:
-    """Tells whether the weights of rows `i` - 2 `period`, `i` - `period` and `i` grow in equal steps."""
+    """Tells whether the weights of three rows, `period` apart up to `i`, grow in equal steps."""
     if i < 2 * period:
         return False
     for one, two, three in zip(rows[i - 2 * period], rows[i - period], rows[i], strict=True):
@@ -161,7 +161,7 @@ def _follows(rows: Sequence[tuple[tuple[int, ...], ...]], i: int, period: int) -
 
 
 def _runs(row: Sequence[tuple[int, ...]]) -> list[tuple[int, str]]:
-    """Returns the bits of a byte, highest first, as runs with the same weights: the length of each, and a label."""
+    """Returns the bits of a byte, highest first, as lengths and labels of runs."""
     return [(len(list(run)), label) for label, run in groupby(map(_label, reversed(row)))]
 
 

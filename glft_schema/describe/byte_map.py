@@ -46,12 +46,12 @@ class Stretch:
     Attributes:
         start: the offset of the first byte in the file.
         end: the offset after the last byte.
-        path: of the field, as in errors: ``header -> version``, ``data -> 'blk.0.attn_q.weight' -> scales``.
-        kind: ``field``; ``padding`` or ``gap``, which belong to no field; ``unclaimed``, which no declaration covers.
+        path: of the field, as in errors: ``header -> version``, ``data -> 'w' -> scales``.
+        kind: ``field``, ``padding``, ``gap``, or ``unclaimed``: not covered by the declaration.
         type: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
         doc: the field's sentence.
         value: decoded; None for payloads, long values, and bytes of no field.
-        tensors: the names of the tensors whose row or payload contains it; a shared payload has several.
+        tensors: names of the tensors whose row or payload it is in; several if shared.
         key: of the metadata entry that contains it, or None.
         node: of the schema, resolved; None for bytes of no field.
         scope: the fields that the node refers to.
@@ -117,7 +117,7 @@ class ByteMap(Sequence[Stretch]):
         return f"<byte map of {shown(self.source.name)}: {len(self)} stretches, {self.nbytes} bytes>"
 
     def at(self, offset: int) -> Stretch:
-        """Returns the stretch that contains the byte at `offset`. Raises IndexError if there is no such byte."""
+        """Returns the stretch at `offset`. Raises IndexError if the file has no such byte."""
         if not 0 <= offset < self.nbytes:
             raise IndexError(f"byte {offset} is not one of the {self.nbytes} bytes of {self.source.name}")
         return self._stretches[bisect_right(self._starts, offset) - 1]
@@ -129,7 +129,7 @@ class ByteMap(Sequence[Stretch]):
         return self._stretches[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
     def of_tensor(self, name: str) -> list[Stretch]:
-        """Returns the stretches of a tensor: its row in the table, then its payload. Raises KeyError for another name."""
+        """Returns the stretches of a tensor, as in `tensors`. Raises KeyError if there is none."""
         return self.tensors[name]
 
     @property
@@ -150,23 +150,22 @@ class ByteMap(Sequence[Stretch]):
 
     @property
     def unclaimed(self) -> list[Stretch]:
-        """The bytes that no declaration covers: none in a well-formed file, as gaps between payloads are legal."""
+        """The bytes that no declaration covers. Well-formed files have none; gaps are legal."""
         return [stretch for stretch in self._stretches if stretch.kind == UNCLAIMED]
 
     def parts(self, stretch: Stretch) -> int:
-        """Returns the number of stretches inside a stretch; 0 if it cannot be opened. Reads no elements."""
+        """Returns the number of parts of a stretch without reading them; 0 if it has none."""
         if stretch.node is None or stretch.scope is None:
             return 0
         count = self._reader.count(stretch.node, stretch.start, stretch.end, stretch.scope)
         return 0 if isinstance(stretch.node, s.Numbers) and count == 1 and stretch.value is not None else count
 
     def inside(self, stretch: Stretch, start: int | None = None, end: int | None = None) -> Iterator[Stretch]:
-        """Yields the parts of a stretch that have a byte in ``[start, end)`` of the file, in order and one level deep.
+        """Yields the parts of a stretch that have a byte in ``[start, end)``, one level deep.
 
-        The parts of a text are its length and its bytes; of an array its elements; of a payload its
-        numbers or blocks; of a block its fields; of a field with several numbers the numbers. Parts can be
-        opened in turn. Array indices are those of the payload's tensors: ``scales -> 3 -> 5`` is
-        ``payload.scales[3, 5]``.
+        A text has length and bytes, an array elements, a payload numbers or blocks, a block fields.
+        Parts can be opened in turn. Indices are those of the payload's tensors:
+        ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
 
         Args:
             stretch: from this map or from this method.
@@ -203,8 +202,8 @@ class ByteMap(Sequence[Stretch]):
 def byte_map(file: File) -> ByteMap:
     """Attributes every byte of a file to a field, padding or gap.
 
-    The file is parsed again, with a trace. Payloads are not read. For a set of files, map each file:
-    ``[byte_map(shard) for shard in file.shards]``.
+    The file is parsed again, with a trace. Payloads are not read. Each file of a set has
+    its own map: ``[byte_map(shard) for shard in file.shards]``.
 
     Args:
         file: an open file.
@@ -294,7 +293,7 @@ class _ParsedFields:
         return _Row(Scope(self._schema, {}, outer), fields, label, of_tensor)
 
     def _enter(self, path: str) -> _Row | None:
-        """Returns the struct at `path`, which is a field or an element, when its first field has been parsed.
+        """Returns the struct at `path`, a field or an element, once its first field is parsed.
 
         Returns None inside construct's own lists, whose paths differ. Such a list is one stretch.
         """
@@ -321,7 +320,7 @@ class _ParsedFields:
         return row
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yields a stretch for each field that takes bytes and contains no other field, in order."""
+        """Yields a stretch for each innermost field that takes bytes, in order."""
         for span, row, declared in sorted(self._leaves, key=lambda leaf: leaf[0].start):
             node = self.reader.settled(declared.node, row.scope)
             if isinstance(node, s.Payloads):
@@ -377,7 +376,7 @@ class _ParsedFields:
         yield from self._gap(span.path, end, span.end or 0, to, first=not names)
 
     def _gap(self, path: str, start: int, end: int, to: int, first: bool) -> Iterator[Stretch]:
-        """Yields the padding after a payload, if the format has it, and the gap after the padding."""
+        """Yields the padding after a payload, if any, and the gap after the padding."""
         padded = start + (-start % to)
         if first or padded > end:
             padded = start
@@ -387,7 +386,7 @@ class _ParsedFields:
             yield Stretch(padded, end, path, GAP, "bytes", "of no tensor; preserved")
 
     def _payload_fields(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], str, s.Field, Scope]]:
-        """Returns the non-empty fields of a payload: offset in the payload and size, type, declaration, and scope."""
+        """Returns the offset and size, type, declaration and scope of each non-empty field."""
         schema = s.Schema(type_.name)
         node_of(type_.payload, schema, PAYLOAD)
         out, columns = matrix(shape)

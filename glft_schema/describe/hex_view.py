@@ -1,4 +1,4 @@
-"""A byte map as lines for a terminal: path, type, value and sentence of each stretch, above its bytes in hex.
+"""A byte map as lines for a terminal: each stretch in words, above its bytes in hex.
 
 header -> version: u32 = 3
   1, 2 or 3
@@ -65,7 +65,7 @@ class HexView:
             yield self._paint(f"{nbytes:,} bytes are not covered by any declared field", UNCLAIMED)
 
     def part(self, start: int, end: int) -> Iterator[str]:
-        """Yields lines about exactly the bytes from `start` to `end`, opened down to elements and fields of blocks."""
+        """Yields lines about the bytes from `start` to `end`, opened down to elements."""
         owner = None
         for stretch in self._map.between(start, end):
             if self._owner(stretch) not in (owner, ""):
@@ -74,7 +74,7 @@ class HexView:
             yield from self._opened(stretch, start, end)
 
     def _owner(self, stretch: Stretch) -> str:
-        """Returns the key or the tensors of the row that contains a stretch. The path has only its index."""
+        """Returns the key or the tensors of a stretch's row, of which the path has the index."""
         if stretch.key is not None:
             return f"of key {shown(stretch.key)}"
         if len(stretch.tensors) > 1:
@@ -82,7 +82,7 @@ class HexView:
         return f"of tensor {shown(stretch.tensor)}" if stretch.tensor is not None else ""
 
     def tensor(self, name: str) -> Iterator[str]:
-        """Yields lines about a tensor: its row, and the start of each field of its payload, opened."""
+        """Yields lines about a tensor: its row, and the start of each field of its payload."""
         for stretch in self._map.of_tensor(name):
             if len(stretch.tensors) > 1:
                 yield self._owner(stretch)
@@ -172,7 +172,6 @@ class HexView:
 
 
 def hue(stretch: Stretch) -> str:
-    """Returns the style of a stretch's bytes."""
     if stretch.kind != FIELD:
         return UNCLAIMED if stretch.kind == UNCLAIMED else "none"
     node = stretch.node.item if isinstance(stretch.node, s.List) else stretch.node

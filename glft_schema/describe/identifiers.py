@@ -45,7 +45,7 @@ class Identifiers:
 
 
 def identifier(name: str, reserved: Collection[str]) -> str:
-    """Returns a legal identifier for `name`: letters, digits and underscores, not a reserved word."""
+    """Returns `name` in letters, digits and underscores, and not a reserved word."""
     legal = re.sub(r"[^A-Za-z0-9_]", "_", name) or "unnamed"
     legal = f"_{legal}" if legal[0].isdigit() else legal
     return f"{legal}_" if legal in reserved else legal
@@ -70,10 +70,8 @@ def name_of(expression: Expression) -> str:
 
 
 def length_name(field: str) -> str:
-    """Returns the name of the length before a text."""
     return f"{field}_len"
 
 
 def count_name(field: str) -> str:
-    """Returns the name of the count before a list."""
     return f"n_{field}"

@@ -62,7 +62,7 @@ def rows_of(struct: s.StructOf, table: str) -> tuple[s.Field, s.List, str]:
 
 
 def byte_order_number(schema: s.Schema, root: str) -> tuple[int, s.Number] | None:
-    """Returns the offset of the number that determines the byte order, and the number; None if the order is fixed.
+    """Returns the offset and the number that determine the byte order; None if it is fixed.
 
     Raises:
         NotImplementedError: if there are several such numbers, or the offset varies.
@@ -77,7 +77,7 @@ def byte_order_number(schema: s.Schema, root: str) -> tuple[int, s.Number] | Non
 
 
 def _nested_fields(schema: s.Schema, struct: str, start: int | None) -> Iterator[tuple[int | None, s.Field]]:
-    """Yields each field of a struct and of the structs in it, except lists, with its offset if that is fixed."""
+    """Yields the fields of a struct and of structs in it, with their offsets if fixed."""
     described = schema.structs[struct]
     for part, offset in zip(described.fields, described.offsets, strict=True):
         at = None if offset is None or start is None else start + offset

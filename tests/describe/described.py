@@ -21,7 +21,7 @@ DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
 
 @cache
 def extended_glft() -> Format:
-    """Returns GLFT with one more field in the header, ``checksum``, and one more type, ``Q4_more``."""
+    """Returns GLFT with one more header field, ``checksum``, and one more type, ``Q4_more``."""
     fields = [field for field in Header.subcons if field.name]
     header = Struct(*fields, "checksum" / u32 * "of the rest", title="header")
     type_ = block_type("Q4_more", 9, 32, Struct("d" / f16[1] * "scale", "qs" / u8[16] * "codes"), lambda d, qs: qs)

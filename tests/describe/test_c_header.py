@@ -1,4 +1,4 @@
-"""The C header as the compiler sees it: sizes, offsets, codes, tables and payload sizes match the declarations."""
+"""The C header, compiled: layouts, codes, tables and payload sizes match the declarations."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C co
 
 
 def run(folder: Path, header: str, body: str, compiler: str = "C99", *arguments: str) -> list[list[str]]:
-    """Compiles `body` as a program with the header, runs it, and returns the tab-separated words of each line."""
+    """Compiles and runs `body` with the header; returns the tab-separated words of each line."""
     if shutil.which(COMPILERS[compiler][0]) is None:
         pytest.skip(f"needs a compiler of {compiler}, {COMPILERS[compiler][0]}")
     (folder / "schema.h").write_text(header, "utf-8")
@@ -209,7 +209,7 @@ def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> No
 
 @cache
 def made_up() -> Format:
-    """Returns a format with keywords as names, nested structs, two conditions, and comment delimiters in sentences."""
+    """Returns a format with keywords as names, two conditions, and comment delimiters in docs."""
     point = Struct("x" / u8[2, 3] * "*/ int no; /* ??/", "new" / i64 * "signed", title="point")
     block = Struct("class" / f16[1] * "scale", "qs" / u8[4, 2] * "codes")
     type_ = block_type('made "up" \\ %d', 77, 16, block, lambda **fields: fields["qs"])

@@ -1,4 +1,4 @@
-"""`glft explain`: every byte in hex, once, under what it is."""
+"""`glft explain`: every byte in hex, once, below its field."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_pragmas_tell_the_format() -> None:
 
 @cache
 def made_up() -> Format:
-    """Returns a format with reserved words as names, regions of several members, and lists in lists."""
+    """Returns a format with reserved names, regions of several members, and nested lists."""
     header = Struct(
         "order" / ByteOrderOf(u16) * "told by the first number",
         "match" / Default(u16, 1) * 'a "reserved" name \\',

@@ -196,7 +196,7 @@ def resident(path: Path) -> int:
 @pytest.mark.parametrize("shape", [(1 << 15, 1 << 14), (1 << 29,)], ids=str)
 @pytest.mark.parametrize(("code", "weights", "size"), [(1, 1, 2), (12, 256, 144)], ids=["F16", "Q4_K"])
 def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...], code: int, weights: int, size: int) -> None:
-    """A page of a sparse file of gigabytes brings less than a megabyte of each tensor into memory."""
+    """A page of a sparse file of gigabytes reads less than a megabyte of each tensor."""
     nbytes, tensors, path = math.prod(shape) // weights * size, 6, tmp_path / "sparse.gguf"
     infos = [Info(b"blk.%d.w" % i, list(reversed(shape)), code, b"", i * nbytes) for i in range(tensors)]
     head = Written([(b"general.architecture", 8, b"toy")], infos, b"").bytes()
@@ -395,7 +395,7 @@ def test_findings_and_unclaimed_bytes() -> None:
     assert f"{gaps} bytes in gaps between payloads, or after the last one." in loose
 
 
-def test_a_type_that_nobody_knows() -> None:
+def test_an_unknown_type() -> None:
     found = data_of(page(Container.parse(READ["a type of a fork, 200"].stored)))
     assert "type 200" in [type_["name"] for type_ in found["types"]]
     assert {"problem": "the type with code 200 is unknown"} in found["numbers"]

@@ -1,4 +1,4 @@
-"""The writers of C, ImHex and Kaitai Struct: all sentences are written, unsupported constructs refused."""
+"""The writers of C, ImHex and Kaitai Struct write every sentence and refuse what they lack."""
 
 from __future__ import annotations
 

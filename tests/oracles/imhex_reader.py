@@ -1,4 +1,4 @@
-"""An interpreter for the part of ImHex's pattern language that our patterns use, written from its documentation.
+"""An interpreter for a part of ImHex's pattern language, written from its documentation.
 
 Types and functions must be declared before use. Names are looked up in the struct, in its template
 parameters, then among global variables. A variable placed with ``@`` in a struct does not move the

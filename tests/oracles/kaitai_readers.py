@@ -1,4 +1,4 @@
-"""Files as plain data, read by this package and by the readers that Kaitai Struct generates from our ``.ksy``.
+"""Files as plain data, read by this package and by readers that Kaitai Struct generates.
 
 Each walk follows the schema's JSON, so every declared field is compared. Floats are the bits of a
 float64 and bytes are hex digits. Integers from JavaScript are texts.
@@ -52,7 +52,7 @@ main().catch(error => { console.error(String(error)); process.exit(1) })
 
 
 def installed(request: pytest.FixtureRequest) -> Path:
-    """Returns the folder of compiler and runtime in pytest's cache; skips the test if they cannot be installed."""
+    """Returns the folder of compiler and runtime; skips the test if they cannot be installed."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")

@@ -1,4 +1,4 @@
-"""A schema in Kaitai Struct's language, from which its compiler generates readers in a dozen languages.
+"""A schema in the language of Kaitai Struct, whose compiler generates readers in a dozen languages.
 
 Structs become types, and their fields attributes in order. Fields without bytes become instances.
 Constructs that Kaitai Struct lacks become small generated types. See docs/formats/kaitai.md.
@@ -51,7 +51,6 @@ def as_kaitai(schema: s.Schema) -> str:
 
 
 def _document(types: Types, specs: dict[str, Attr]) -> Attr:
-    """Returns the file as plain data."""
     root = specs[types.root]
     format = types.schema.format
     extensions = [ending[1:] for ending in format.endings] if format else []
@@ -76,14 +75,14 @@ def _non_empty(spec: Attr) -> Attr:
 
 
 def _harmless(value: Any) -> Any:
-    """Returns data whose docs are safe in comments of any language: the compiler copies them there."""
+    """Returns data with docs that are safe in comments, to which the compiler copies them."""
     if isinstance(value, dict):
         return {key: _comment(part) if (key, type(part)) == ("doc", str) else _harmless(part) for key, part in value.items()}
     return [_harmless(part) for part in value] if isinstance(value, list) else value
 
 
 def _comment(text: str) -> str:
-    """Returns a text that neither ends a comment, nor starts an escape, nor changes the direction of writing."""
+    """Returns text that cannot end a comment, start an escape or change direction."""
     visible = without_controls(text, lambda letter: f"U+{ord(letter):04X}", keep="\n")
     return visible.replace("\\", "\\\\").replace("*/", "* /").replace('"""', "'''")
 
@@ -92,7 +91,7 @@ def _comment(text: str) -> str:
 
 
 def _byte_order(types: Types) -> dict[str, Attr]:
-    """Returns the instances of the root that determine the byte order; none if the order is fixed."""
+    """Returns the instances of the root that determine the byte order, if it varies."""
     found = byte_order_number(types.schema, types.root)
     if types.is_big is None or found is None:
         return {}
@@ -143,7 +142,7 @@ def _struct(types: Types, name: str) -> Attr:
 
 
 def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[str, Attr]]:
-    """Returns the attributes and the instance of a field: either, both, or none if it has no bytes and no expression."""
+    """Returns the attributes and instances of a field; none if nothing determines it."""
     id, node = types.expressions.ids[at.struct].get(part.name, ""), part.node
     if isinstance(node, (s.Derived, s.ByteOrder)):
         instance = _instance(types, node, at)
@@ -155,7 +154,6 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
 
 
 def _about_type(types: Types, struct: str) -> Iterator[str]:
-    """Yields sentences on the tensor type whose payload or block a struct is."""
     for type_ in types.schema.types:
         if struct in (type_.payload, type_.block):
             yield f"{type_.type.name}, code {type_.type.code}: {type_.sizes}."
@@ -163,7 +161,6 @@ def _about_type(types: Types, struct: str) -> Iterator[str]:
 
 
 def _instance(types: Types, node: s.Derived | s.ByteOrder, at: Location) -> Attr | None:
-    """Returns the instance of a field without bytes; None if it has no expression."""
     if isinstance(node, s.ByteOrder):
         order = types.byte_orders()
         return {"value": f"_root.{types.is_big} ? {order}::big : {order}::little"}
@@ -176,7 +173,6 @@ def _instance(types: Types, node: s.Derived | s.ByteOrder, at: Location) -> Attr
 
 
 def _with_doc(attr: Attr, about: list[str]) -> Attr:
-    """Returns an attribute with more sentences at the start of its doc."""
     doc = "\n".join([*about, *filter(None, [attr.get("doc")])])
     first: dict[str, Any] = {"id": attr["id"]} if "id" in attr else {}
     return first | ({"doc": doc} if doc else {}) | {key: value for key, value in attr.items() if key not in ("id", "doc")}
@@ -195,7 +191,7 @@ def _check(rule: Check, text: str) -> Attr:
 
 
 def _checks(types: Types, struct: s.StructOf, at: Location) -> Iterator[tuple[Check, str, s.Field | None]]:
-    """Yields the required rules that Kaitai Struct can express, each with the last field that it depends on."""
+    """Yields the required rules with a condition, and the last field that each depends on."""
     names = [part.name for part in struct.fields]
     for rule in struct.rules:
         condition = condition_of(rule) if rule.is_required else None

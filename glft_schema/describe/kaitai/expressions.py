@@ -43,7 +43,6 @@ class Location:
     params: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def inside(self) -> Location:
-        """Returns the location within one more generated type."""
         return Location(self.struct, self.depth + 1, self.params)
 
 
@@ -94,7 +93,7 @@ class Expressions:
         return text[1:-1] if isinstance(expression, (Operation, ValueOfKey)) else text
 
     def term(self, expression: Expression, at: Location) -> str:
-        """Returns an expression as an operand of another one. Raises UnsupportedError if Kaitai Struct has none."""
+        """Returns an expression as an operand. Raises UnsupportedError if there is none."""
         if isinstance(expression, Constant):
             return str(expression)
         if isinstance(expression, Operation):
@@ -120,7 +119,7 @@ class Expressions:
         return "_parent." * at.depth + at.params[name]
 
     def find(self, reference: Expression, at: Location) -> tuple[str, s.Field, str]:
-        """Returns the path of a field, the field, and its struct. Raises UnsupportedError for other expressions."""
+        """Returns a field's path, the field and its struct, or raises UnsupportedError."""
         if not isinstance(reference, Reference):
             raise UnsupportedError(f"Kaitai Struct has no path to {reference}")
         struct: str | None = self.root if reference.of_root else at.struct
@@ -141,7 +140,7 @@ class Expressions:
         raise UnsupportedError(f"there is no field {reference}")
 
     def length(self, of: Expression, at: Location, in_bytes: bool = False) -> str:
-        """Returns the length of a text, a list or bytes. Raises UnsupportedError for other fields."""
+        """Returns the length of a text, a list or bytes. Raises UnsupportedError for others."""
         if isinstance(of, Reversed):
             return self.length(of.of, at)
         path, part, _ = self.find(of, at)

@@ -29,7 +29,7 @@ class KaitaiNames(Identifiers):
         super().__init__((), *taken)
 
     def new(self, name: str, suffix: str = "value") -> str:
-        """Returns an identifier for `name`, with a suffix if the word is reserved and a number if it is taken."""
+        """Returns an identifier for `name`, with a suffix if the word is reserved."""
         legal = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
         legal = legal if legal[:1].isalpha() else f"x{legal}"
         return super().new(f"{legal}_{suffix}" if legal in RESERVED or NUMBERS.fullmatch(legal) else legal)

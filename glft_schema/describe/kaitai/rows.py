@@ -53,7 +53,7 @@ def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.
 
 
 def _matrix(types: Types, at: Location) -> Attr:
-    """Returns the type that computes a tensor's sizes as a matrix; each of its `steps` multiplies the one before."""
+    """Returns the type of a tensor's sizes as a matrix, from cumulative products."""
     shape, inside = Reference((SHAPE,)), at.inside()
     count = types.expressions.length(shape, inside)
     size, first = (types.expressions.element(shape, index, inside) for index in ("_index", "0"))
@@ -102,7 +102,7 @@ def with_lookup(types: Types, specs: dict[str, Attr], search: KeySearch) -> None
 
 
 def _integer(types: Types, row: str, value: str) -> list[str]:
-    """Returns the start of a conditional: a field's value if it is an integer. The alternative is to follow."""
+    """Returns the start of a conditional: a field's value if it is an integer, else ..."""
     path, part, _ = types.expressions.find(Reference((value,)), Location(row))
     if not isinstance(part.node, s.Switch):
         raise UnsupportedError(f"{value} does not depend on a field before")

@@ -81,7 +81,7 @@ class Types:
         return [attr | self.typed(node, at)]
 
     def typed(self, node: s.Node, at: Location) -> Attr:
-        """Returns the type, and other keys, of a node that is neither repeated nor of a size of its own."""
+        """Returns the type, and other keys, of a node that is not repeated."""
         match node:
             case s.Number():
                 doc = {"doc": f"T{HALVES[node.kind][1:]}."} if node.kind in HALVES else {}  # "The bits ..."
@@ -108,7 +108,6 @@ class Types:
         return {"type": self._wrapped(node, at, "value")}
 
     def _case(self, case: s.SwitchCase, at: Location) -> str:
-        """Returns the type of a case, which must be a name."""
         attr = self.typed(case.node, at)
         if isinstance(case.node, (s.Number, s.Ref, s.Text)) and isinstance(attr["type"], str):
             return attr["type"]
@@ -117,7 +116,7 @@ class Types:
     # Numbers
 
     def kind(self, number: s.Number) -> str:
-        """Returns a number's type, with the byte order if it differs from that of the containing type."""
+        """Returns a number's type, with its byte order if the containing type has another."""
         order = {"little": "le" if self.is_big else "", "big": "be"}.get(number.order, "") if number.size > 1 else ""
         return f"{'u' if number.kind in HALVES else LETTERS[number.kind[0]]}{number.size}{order}"
 
@@ -148,7 +147,7 @@ class Types:
         return attr | times(count)
 
     def count(self, node: s.Numbers | s.BlockArray, at: Location) -> str:
-        """Returns the number of numbers or blocks in a payload's field. Raises UnsupportedError if it is unknown."""
+        """Returns the length of a payload's field. Raises UnsupportedError if it is unknown."""
         if isinstance(node, s.BlockArray):
             return f"{at.params[OUT]} * ({at.params[IN]} / {node.weights})"
         dims: list[str] = []
@@ -162,7 +161,6 @@ class Types:
     # Enums
 
     def enum(self, table: TypeTable[Any]) -> str:
-        """Returns the enum of a table of types."""
         if id(table) not in self._enum_ids:
             name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
             names = KaitaiNames("name", "value")
@@ -172,12 +170,10 @@ class Types:
         return self._enum_ids[id(table)]
 
     def constant(self, table: TypeTable[Any], code: int) -> str:
-        """Returns a type of a table as an operand."""
         name = self.enum(table)
         return f"{name}::{self.enums[name][code]['id']}"
 
     def byte_orders(self) -> str:
-        """Returns the enum of byte orders."""
         if "order" not in self._own_ids:
             self._own_ids["order"] = self.names.new("byte order", "enum")
             self.enums[self._own_ids["order"]] = dict(enumerate(self.schema.byte_orders))
@@ -191,7 +187,7 @@ class Types:
         return self._own_ids[key]
 
     def _key(self, node: s.Node, at: Location) -> tuple[Any, ...]:
-        """Returns the key of a generated type. Types with relative paths are not shared between locations."""
+        """Returns the key of a generated type, which is not shared if it has relative paths."""
         return (node, *((at.struct, at.depth) if any(not ref.of_root for ref in references(node)) else ()))
 
     def _text(self, node: s.Text, at: Location) -> str:

@@ -128,7 +128,7 @@ class Content:
         return {"name": visible(type_.name), "amount": amount(nbytes, whole), "percent": _percent(nbytes, whole)}
 
     def _comparison(self, against: Original) -> dict[str, Any]:
-        """Returns the number of tensors compared with the source, and the one with the largest error."""
+        """Returns how many tensors were compared, and the one with the largest error."""
         assert self._errors is not None
         pairs = zip(self._tensors, self._errors, strict=True)
         compared = [(tensor, found) for tensor, found in pairs if "problem" not in found]
@@ -195,7 +195,6 @@ def _static_row(tensor: Tensor) -> dict[str, str]:
 
 
 def amount(nbytes: int, whole: int) -> str:
-    """Returns bytes and their share as text."""
     return f"{nbytes:,} bytes, {100 * nbytes / whole if whole else 0:.2f} %"
 
 
@@ -212,7 +211,6 @@ def in_units(nbytes: int) -> tuple[str, str]:
 
 
 def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
-    """Returns the bytes outside of payloads, by region and by what they are."""
     counts: Counter[tuple[str, str]] = Counter()
     for stretch in chain.from_iterable(maps):
         if not is_payload(stretch) or stretch.kind != FIELD:
@@ -222,7 +220,7 @@ def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
 
 
 def _unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
-    """Returns, for each kind of bytes that belong to no field, a sentence and the offsets of the first ones."""
+    """Returns a sentence and the first offsets for each kind of bytes outside of fields."""
     kinds = {
         "unclaimed": ("All bytes are covered by the declaration.", "unclaimed: not covered by any declared field."),
         "gap": ("No gaps between payloads.", "in gaps between payloads, or after the last one."),

@@ -54,7 +54,6 @@ class FieldTree:
                 self._add_parts(stretch, row, end, MAX_LEVELS)
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the columns and the texts that they refer to."""
         return {**self.columns, "texts": list(self._texts)}
 
     def _add_path(self, stretch: Stretch) -> int:
@@ -138,7 +137,6 @@ def _joined(rest: list[Stretch]) -> Stretch:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as visible text."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -147,7 +145,7 @@ def as_text(value: Any) -> str:
 
 
 def payload_start(map: ByteMap) -> int:
-    """Returns the number of bytes of each field of a payload on a page, from the start of the field."""
+    """Returns how many bytes at the start of each payload's field are on a page."""
     payloads, (most, least) = sum(is_payload(stretch) for stretch in map), PAYLOAD_START
     return max(min(most, ALL_PAYLOADS // max(payloads, 1) // LINE * LINE), least)
 
@@ -175,7 +173,6 @@ def segments(map: ByteMap) -> list[tuple[int, str]]:
 
 
 def _ends(stretch: Stretch, limit: int) -> list[tuple[int, int]]:
-    """Returns the ranges of a stretch that are on a page."""
     if stretch.type == "bytes" and stretch.name == "more":
         return []
     if is_payload(stretch):

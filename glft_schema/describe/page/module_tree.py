@@ -16,7 +16,7 @@ Module = dict[str | None, Any]  # modules by name; under None, tensors: (last pa
 def modules(tensors: Iterable[tuple[str, int]]) -> Node:
     """Returns the root of the tree for (name, bytes) of each tensor, in order.
 
-    A module whose only child is another one is merged with it. Nodes are lists, which are short in JSON.
+    A module with a single child is merged with it. Nodes are lists, which are short in JSON.
     """
     root: Module = {}
     for i, (name, nbytes) in enumerate(tensors):

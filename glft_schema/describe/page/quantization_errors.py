@@ -18,11 +18,11 @@ AT_ONCE = 1 << 22  # numbers compared in one step
 
 
 def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> dict[str, Any]:
-    """Returns the errors of all numbers of a tensor against its source, or the problem that prevents it.
+    """Returns the errors of a tensor against its source, or the problem that prevents it.
 
-    ``rms`` and ``max`` are of stored - source; ``relative`` is ``rms`` divided by the rms of the source.
-    Equal numbers, including NaNs and infinities, have no error. Pairs of which only one is finite are
-    counted as ``unlike`` and otherwise ignored. The histogram is of the same sample as the tensor's own.
+    ``rms`` and ``max`` are of stored - source; ``relative`` is ``rms`` over the rms of the source.
+    Equal numbers, including NaNs and infinities, have no error. Pairs with one finite number are
+    counted as ``unlike`` and ignored. The histogram is of the same sample as the tensor's own.
 
     Args:
         tensor: of the file.
@@ -79,7 +79,7 @@ def _all(tensor: Tensor) -> Iterator[Part]:
 
 
 def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns stored - source for a part of the matrix, 0 if equal or both NaN; then stored and source."""
+    """Returns stored - source (0 if both are NaN), stored, and source for a part."""
     rows, columns = part
     stored = stored_parts(tensor, [part])
     source = expected[rows.start : rows.stop : rows.step, columns.start : columns.stop].double()

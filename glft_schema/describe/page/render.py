@@ -35,7 +35,7 @@ def page(
 
     Args:
         file: an open file, or a set of files opened as one.
-        against: the checkpoint that the file was made from, from `open_checkpoint`, for quantization errors.
+        against: the source checkpoint, from `open_checkpoint`, for quantization errors.
         against_name: the name of the checkpoint on the page.
         progress: called with a tensor's name and the fraction done, from 0 to 1.
 

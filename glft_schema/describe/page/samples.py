@@ -30,7 +30,7 @@ def sample_size(tensors: int) -> int:
 
 
 def sample_parts(tensor: Tensor, count: int) -> list[Part]:
-    """Returns the parts of the matrix [out, in] in a sample of about `count` numbers; all if there are no more.
+    """Returns the parts of the matrix [out, in] for a sample of about `count` numbers.
 
     There are at most `RUNS` parts of one size. Each is a run of adjacent numbers, so that a sample
     reads few pages of a large file. They are evenly spread from the start to the end and aligned
@@ -56,12 +56,11 @@ def sample_parts(tensor: Tensor, count: int) -> list[Part]:
 
 
 def _spread(last: int, count: int) -> list[int]:
-    """Returns `count` evenly spread integers from 0 to `last`."""
     return [last * i // max(count - 1, 1) for i in range(count)]
 
 
 def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """Returns the numbers of parts of one size, dequantized together, as float64. Reads only their bytes."""
+    """Returns parts of one size, dequantized together, as float64. Reads only their bytes."""
     source, width = ReadSource(tensor.identity[0]), len(parts[0][1])
     cuts = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
     fields = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]} if len(cuts) > 1 else cuts[0]
@@ -84,7 +83,7 @@ def summary(tensor: Tensor, count: int) -> dict[str, Any]:
 
 
 def describe(numbers: Floats) -> dict[str, Any]:
-    """Returns the counts of all, NaN and infinite numbers, and the range, mean, std and histogram of the finite ones."""
+    """Returns the counts of numbers, NaNs and infinities, and statistics of the finite ones."""
     finite = numbers[np.isfinite(numbers)]
     statistics: dict[str, Any] = {"count": len(numbers)}
     if nan := int(np.isnan(numbers).sum()):
@@ -99,7 +98,7 @@ def describe(numbers: Floats) -> dict[str, Any]:
 
 
 def histogram(numbers: Floats) -> list[int]:
-    """Returns the counts of `BINS` equal parts of the range, the last of which includes its end; one part if all are equal."""
+    """Returns the counts of `BINS` equal parts of the range; of one part if all are equal."""
     _, exponents = np.frexp(np.abs(numbers).max())
     scaled = np.ldexp(numbers, -int(exponents))  # the range must neither overflow nor underflow
     least, greatest = scaled.min(), scaled.max()

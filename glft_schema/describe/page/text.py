@@ -13,7 +13,7 @@ MARKUP = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&"}
 
 
 def visible(text: str, limit: int = LONGEST, keep: str = "") -> str:
-    """Returns text with control, direction and unassigned characters as escapes such as ``\\u202e``.
+    """Returns text with unprintable characters as escapes such as ``\\u202e``.
 
     Args:
         text: from a file.
@@ -30,7 +30,7 @@ def _code(letter: str) -> str:
 
 
 def as_json(data: Any) -> str:
-    """Returns JSON in ASCII for a script element: nothing in it ends the element or starts a comment."""
+    """Returns JSON in ASCII that is safe in a script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).translate(MARKUP)
 
 
