@@ -91,12 +91,13 @@ def types_reference(schema: s.Schema) -> str:
 
 
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
-    """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
+    """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules."""
     head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
     sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
     struct = schema.structs[type_.block or type_.payload]
-    weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # shows the row's fields
+    # Two blocks show the fields of the row.
+    weights = 2 * type_.weights if type_.row_nbytes else type_.weights
     spans = type_.type.field_spans([1, weights]) if type_.block is None else {}
     starts = {start: name for name, (start, _) in spans.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}

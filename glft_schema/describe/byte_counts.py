@@ -14,7 +14,7 @@ PAYLOADS = "data"  # the region of payloads, in every format
 def byte_counts(file: File) -> dict[str, int]:
     """Returns the bytes of each region, of each field of each tensor type, and of gaps.
 
-    Keys such as ``header``, ``Q4_per_group_64 scales`` and ``gaps`` are in order of their first byte.
+    Keys such as ``header``, ``Q4_per_group_64 scales`` and ``gaps`` are in order of first bytes.
     They add up to the whole file. Payloads that several tensors share count once.
     """
     counts: Counter[str] = Counter()
@@ -26,7 +26,7 @@ def byte_counts(file: File) -> dict[str, int]:
         sizes = {name: end - start for (name, start), end in zip(starts.items(), ends, strict=True)}
         payloads: Counter[str] = Counter()
         places = sorted(set(tensors.places().values()), key=lambda place: place.offset)
-        kinds = Counter((place.dtype, place.shape, place.nbytes) for place in places)  # few in most models
+        kinds = Counter((place.dtype, place.shape, place.nbytes) for place in places)  # few
         for (dtype, shape, nbytes), number in kinds.items():
             spans = dtype.field_spans(shape) if dtype.is_known else {"bytes": (0, nbytes)}
             payloads.update({f"{dtype} {field}": number * size for field, (_, size) in spans.items()})

@@ -32,7 +32,7 @@ def held_by(rule: Check) -> str:
 
 
 def rule_text(rule: Check) -> str:
-    """Returns a rule for a comment: ``rule glft-name, required: expected at least one character``."""
+    """Returns a rule in words: ``rule glft-name, required: expected at least one character``."""
     return f"rule {rule.id}, {held_by(rule)}: expected {rule.expected}"
 
 
@@ -48,7 +48,7 @@ def rules_of_no_field(struct: s.StructOf) -> list[Check]:
 
 
 class NodeWords:
-    """Describes nodes in words. Writers override how numbers, arrays, names and code are spelled."""
+    """Describes nodes in words. Writers override how numbers, names and code are spelled."""
 
     def code(self, text: str) -> str:
         """Returns a piece of code as it stands in a sentence."""

