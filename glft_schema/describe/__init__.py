@@ -1,4 +1,4 @@
-"""The declarations as data, and what is written from them: byte maps, pages, documentation, other languages."""
+"""Declarations as data, and their derivatives: byte maps, pages, references, other languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schema as JSON, for anyone's own generator. Its shape is documented in docs/formats/json.md."""
+"""A schema as JSON, for other generators. docs/formats/json.md documents the structure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import Expression, in_python, read
-from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.expressions import Expression, in_python
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.describe.sentences import condition_of
+from glft_schema.describe.traversal import by_code
 
 
 def as_json(schema: s.Schema) -> str:
@@ -22,10 +24,7 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
         "byte_orders": list(schema.byte_orders) if schema.format else None,
         "root": s.FILE if schema.format else schema.types[0].payload,
         "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
-        "tables": {
-            name: {str(entry.code): entry.name for entry in sorted(table, key=lambda entry: entry.code)}
-            for name, table in schema.tables.items()
-        },
+        "tables": {name: {str(type_.code): type_.name for type_ in by_code(of)} for name, of in schema.tables.items()},
         "tensor_types": [_type(type_) for type_ in schema.types],
     }
 
@@ -33,32 +32,20 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
 def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
     fields = []
     for part, offset in zip(struct.fields, struct.offsets, strict=True):
-        made: dict[str, Any] = {
-            "name": part.name,
-            "doc": part.doc,
-            "offset": offset,
-            "size": schema.size(part.node),
-            "node": _node(part.node),
-        }
+        field = {"name": part.name, "doc": part.doc, "offset": offset, "size": schema.size(part.node), "node": _data(part.node)}
         if part.is_count:
-            made["is_count"] = True
+            field["is_count"] = True
         if part.refuses:
-            made["refuses"] = list(part.refuses)
+            field["refuses"] = list(part.refuses)
         if part.value is not None:
-            made["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
-        fields.append(made)
-    return {"size": struct.size, "fields": fields, "rules": [_rule(rule) for rule in struct.rules]}
-
-
-def _rule(rule: Check) -> dict[str, Any]:
-    condition = read(rule.holds) if isinstance(rule, Rule) else None
-    return {
-        "id": rule.id,
-        "field": rule.field,
-        "expected": rule.expected,
-        "sets": list(rule.sets),
-        "condition": _optional(condition),
-    }
+            field["value"] = list(part.value) if isinstance(part.value, bytes) else part.value
+        fields.append(field)
+    rules = []
+    for rule in struct.rules:
+        condition = _data(condition_of(rule))
+        about = {"id": rule.id, "field": rule.field, "expected": rule.expected, "sets": list(rule.sets)}
+        rules.append({**about, "condition": condition})
+    return {"size": struct.size, "fields": fields, "rules": rules}
 
 
 def _type(type_: s.TypeOf) -> dict[str, Any]:
@@ -77,53 +64,41 @@ def _type(type_: s.TypeOf) -> dict[str, Any]:
     }
 
 
-def _node(node: s.Node) -> dict[str, Any]:
-    """Returns a node with its kind; the rest is as its class has it."""
-    match node:
-        case s.Number():
-            return {"kind": "number", "number": node.kind, "byte_order": node.order}
-        case s.Bytes():
-            return {"kind": "bytes", "length": _optional(node.size)}
-        case s.Text():
-            return {"kind": "text", "encoding": "utf-8", "length": _node(node.length)}
-        case s.List():
-            of_key = {"key": node.key, "value": node.value}
-            return {"kind": "list", "count": in_python(node.count), **of_key, "item": _node(node.item)}
-        case s.Counted():
-            return {"kind": "counted", "count": _node(node.count), "item": _node(node.item)}
-        case s.Numbers():
-            return {
-                "kind": "numbers",
-                "dims": [in_python(dim) for dim in node.dims],
-                "item": _node(node.number),
-            }
-        case s.BlockArray():
-            return {"kind": "blocks", "weights": node.weights, "struct": node.block}
-        case s.Either():
-            then, otherwise = _node(node.then), _node(node.otherwise)
-            return {"kind": "either", "condition": in_python(node.condition), "then": then, "otherwise": otherwise}
-        case s.Code():
-            return {"kind": "code", "table": s.table_name(node.table), "number": _node(node.number)}
-        case s.Switch():
-            cases = [{"name": case.name, "code": case.code, "node": _node(case.node)} for case in node.cases]
-            return {"kind": "switch", "on": in_python(node.on), "cases": cases}
-        case s.Ref():
-            return {"kind": "struct", "struct": node.name}
-        case s.Lines():
-            return {"kind": "lines", "length": in_python(node.size)}
-        case s.Padding():
-            return {
-                "kind": "padding",
-                "to": in_python(node.to),
-                "may_lack": _optional(node.may_lack),
-            }
-        case s.ByteOrder():
-            return {"kind": "byte_order", "number": node.number.kind}
-        case s.Derived():
-            return {"kind": "derived", "from": _optional(node.value)}
-        case s.Payloads():
-            return {"kind": "payloads", "table": node.table, "to": _optional(node.to)}
+# The kind of each node, and its attributes under the names of docs/formats/json.md.
+KINDS: dict[type, tuple[str, str]] = {
+    s.Number: ("number", "kind=number order=byte_order"),
+    s.Bytes: ("bytes", "size=length"),
+    s.Text: ("text", "length"),
+    s.List: ("list", "count key value item"),
+    s.Counted: ("counted", "count item"),
+    s.Numbers: ("numbers", "dims number=item"),
+    s.BlockArray: ("blocks", "weights block=struct"),
+    s.Either: ("either", "condition then otherwise"),
+    s.Code: ("code", "table number"),
+    s.Switch: ("switch", "on cases"),
+    s.Ref: ("struct", "name=struct"),
+    s.Lines: ("lines", "size=length"),
+    s.Padding: ("padding", "to may_lack"),
+    s.Derived: ("derived", "value=from"),
+    s.Payloads: ("payloads", "table to"),
+}
 
 
-def _optional(expression: Expression | None) -> str | None:
-    return in_python(expression) if expression else None
+def _data(value: Any) -> Any:
+    """Returns a node, or an attribute of one, as plain data."""
+    if isinstance(value, Expression):
+        return in_python(value)
+    if isinstance(value, tuple):
+        return [_data(part) for part in value]
+    if isinstance(value, TypeTable):
+        return s.table_name(value)
+    if isinstance(value, s.SwitchCase):
+        return {"name": value.name, "code": value.code, "node": _data(value.node)}
+    if isinstance(value, s.ByteOrder):
+        return {"kind": "byte_order", "number": value.number.kind}
+    if type(value) not in KINDS:
+        return value
+    kind, attributes = KINDS[type(value)]
+    names = [attribute.partition("=") for attribute in attributes.split()]
+    encoding = {"encoding": "utf-8"} if isinstance(value, s.Text) else {}
+    return {"kind": kind, **encoding, **{key or name: _data(getattr(value, name)) for name, _, key in names}}

@@ -1,31 +1,31 @@
-"""A schema as Markdown: every field with its place, type, sentence and rules; every tensor type with its block, bit by bit.
+"""A schema as Markdown: fields, rules, and tensor types with bit pictures.
 
-`as_markdown` gives the whole reference; the pages under docs/formats/ take its parts, between prose.
+`as_markdown` returns the whole reference. The pages in docs/formats/ use parts of it.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, outermost
 from glft_schema.codec.rules import Check
 from glft_schema.describe.bit_picture import picture, weights_of_bits
-from glft_schema.describe.identifiers import MATRIX, held_by
+from glft_schema.describe.sentences import MATRIX, NodeWords, held_by
+from glft_schema.describe.traversal import by_code, container_structs
 
-NO_BYTES = "no bytes"
 NUMBERS = (
-    "`u8` to `u64` are unsigned, `i8` to `i64` in two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
-    " half of an `f32`. Nothing is aligned unless it says so."
+    "`u8` to `u64` are unsigned, `i8` to `i64` are two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
+    " half of an `f32`. Nothing is aligned unless stated otherwise."
 )
 PICTURES = (
-    "In pictures, bit 7 of each byte is on the left, and each bit has the weights that it has a part in. Bytes that are left"
-    " out at `...` go on as the two before them; those at `... by 32` go on as the bytes 32 and 64 before them."
+    "In pictures, bit 7 of each byte is on the left. Each bit shows the weights that depend on it. Bytes omitted at `...`"
+    " continue the pattern of the two bytes before; those at `... by 32` continue that of the bytes 32 and 64 before."
 )
 PATHS = (
-    "Names with dots are paths to fields, `_root` is the file. `value_or(mapping, key, default)` is the value of a key, or the"
-    " default; `reversed` turns a list round."
+    "Names with dots are paths to fields; `_root` is the file. `value_or(mapping, key, default)` is the value of a key, or the"
+    " default; `reversed` reverses a list."
 )
 
 
@@ -39,42 +39,44 @@ def as_markdown(schema: s.Schema) -> str:
 
 
 def notation(schema: s.Schema) -> str:
-    """Returns what one has to know to read the rest: byte order, numbers, and the names in expressions."""
+    """Returns the conventions of the reference: byte order, numbers, and names in expressions."""
     orders = {None: "in the byte order of the file", 1: "little-endian", 2: "little- or big-endian, as the file is"}
     order = orders[len(schema.byte_orders) if schema.format else None]
-    said = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
-    said += [PATHS] if schema.format else []
-    return "\n".join(textwrap.fill(f"- {text}", 120, subsequent_indent="  ") for text in said) + "\n"
+    items = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
+    items += [PATHS] if schema.format else []
+    return "\n".join(textwrap.fill(f"- {text}", 120, subsequent_indent="  ") for text in items) + "\n"
 
 
 def structs_reference(schema: s.Schema) -> str:
     """Returns a section for each struct of the container: its fields in order, and its rules."""
-    payloads = {name for type_ in schema.types for name in (type_.payload, type_.block)}
-    return "\n".join(_struct(struct, schema) for name, struct in schema.structs.items() if name not in payloads)
+    sections = []
+    for struct in container_structs(schema).values():
+        size = f", {struct.size} bytes" if struct.size is not None else ""
+        sections.append(f"## {_title(struct.name)}{size}\n\n{struct_section(struct, schema)}")
+    return "\n".join(sections)
 
 
 def codes_reference(schema: s.Schema) -> str:
-    """Returns a table for each kind of type but tensor types: its codes, names, and how values are stored."""
+    """Returns a table of codes, names and storage for each kind of type but tensor types."""
     assert schema.format
     sections = []
     for table in schema.tables.values():
         if table is schema.format.types:
             continue
-        rows = [(f"{entry.code}", f"`{entry.name}`", _stored(entry.name, schema)) for entry in sorted(table, key=_code)]
+        rows = [(f"{entry.code}", f"`{entry.name}`", _stored(entry.name, schema)) for entry in by_code(table)]
         sections.append(f"## {table.kind} types\n\n{_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
 
 
 def rules_reference(schema: s.Schema) -> str:
-    """Returns a table of all rules of the container: id, field, what is expected, who holds it."""
-    payloads = {type_.payload for type_ in schema.types}
-    rules = [rule for name, struct in schema.structs.items() if name not in payloads for rule in struct.rules]
+    """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
+    rules = [rule for struct in container_structs(schema).values() for rule in struct.rules]
     rows = [(f"`{rule.id}`", rule.field, rule.expected, held_by(rule)) for rule in rules]
     return _table(("rule", "field", "expected", "held by"), rows, "::::")
 
 
 def types_table(schema: s.Schema) -> str:
-    """Returns a row for each tensor type: code, name, weights and bytes of a block, and whether there is an encoder."""
+    """Returns a table of tensor types: code, name, weights and bytes of a block, encoder."""
     rows = []
     for type_ in schema.types:
         bits = 8 * type_.nbytes / type_.weights
@@ -89,101 +91,76 @@ def types_reference(schema: s.Schema) -> str:
 
 
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
-    """Returns the section of a tensor type: sizes, fields, the weights of each bit, formula, rules."""
+    """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules."""
     head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
-    by_importance = ", by importance alone" if type_.type.needs_importance else ""
-    sizes = f"{type_.sizes}; there is {'an' if type_.type.has_encoder else 'no'} encoder{by_importance}."
+    encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
+    sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
     struct = schema.structs[type_.block or type_.payload]
-    weights = 2 * type_.weights if type_.row_nbytes else type_.weights  # two show what belongs to the row
-    places = type_.type.field_spans([1, weights]) if type_.block is None else {}
-    starts = {start: name for name, (start, _) in places.items()}
+    # Two blocks show the fields of the row.
+    weights = 2 * type_.weights if type_.row_nbytes else type_.weights
+    spans = type_.type.field_spans([1, weights]) if type_.block is None else {}
+    starts = {start: name for name, (start, _) in spans.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
-    lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text"]
-    lines += [
-        *picture(weights_of_bits(type_.type, weights), starts),
-        "```",
-        "",
-        f"A weight is {type_.formula.replace('*', chr(92) + '*')}",
-    ]
-    reserved = [f"- `{part.field}`: no encoder gives {part.numbers}" for part in type_.type.reserved]
-    rules = _rules(schema.structs[type_.payload].rules)
-    return "\n".join([*lines, *rules, *([""] if reserved and not rules else []), *reserved]) + "\n"
-
-
-def _struct(struct: s.StructOf, schema: s.Schema) -> str:
-    size = f", {struct.size} bytes" if struct.size is not None else ""
-    return f"## {_title(struct.name)}{size}\n\n{struct_section(struct, schema)}"
+    drawn = picture(weights_of_bits(type_.type, weights), starts)
+    formula = f"A weight is {type_.formula.replace('*', chr(92) + '*')}"
+    lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text", *drawn, "```", "", formula]
+    reserved = [f"- `{part.field}`: no encoder writes {part.numbers}" for part in type_.type.reserved]
+    return "\n".join([*lines, *_listed([*_rules(schema.structs[type_.payload].rules), *reserved])]) + "\n"
 
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
     refused = [f"- `{part.name}`: never {sentence} (required)" for part in struct.fields for sentence in part.refuses]
-    rules = _rules(struct.rules)
-    return "\n".join([*_fields(struct, schema), *(rules or ([""] if refused else [])), *refused]) + "\n"
+    return "\n".join([*_fields(struct, schema), *_listed([*_rules(struct.rules), *refused])]) + "\n"
 
 
 def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
     rows = []
     for part, at in zip(struct.fields, struct.offsets, strict=True):
         size = schema.size(part.node)
-        place = "then" if at is None else f"{at}"
-        value = f"; `{_literal(part.value)}` unless given" if isinstance(part.value, int) else ""
-        rows.append((place, "" if size is None else f"{size}", f"`{part.name}`", words(part.node), part.doc + value))
+        offset = "then" if at is None else f"{at}"
+        default = f"; `{_literal(part.value)}` by default" if isinstance(part.value, int) else ""
+        stored = WORDS.words(part.node)
+        rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, part.doc + default))
     return _table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
 def _rules(rules: Iterable[Check]) -> list[str]:
-    lines = [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules]
-    return ["", *lines] if lines else []
+    return [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules]
+
+
+def _listed(items: list[str]) -> list[str]:
+    """Returns the lines of a list, after an empty line if there are any."""
+    return ["", *items] if items else []
 
 
 def _stored(name: str, schema: s.Schema) -> str:
-    """Returns how values of a type are stored, as the first switch over it says."""
+    """Returns how values of a type are stored, from the first switch over it."""
     switches = (part.node for struct in schema.structs.values() for part in struct.fields if isinstance(part.node, s.Switch))
-    return next((words(case.node) for switch in switches for case in switch.cases if case.name == name), "")
+    return next((WORDS.words(case.node) for switch in switches for case in switch.cases if case.name == name), "")
 
 
-def words(node: s.Node) -> str:
-    """Returns what a node is, in words."""
-    match node:
-        case s.Number():
-            return node.kind
-        case s.Bytes():
-            return f"{_words(node.size)} bytes" if node.size else "the bytes left"
-        case s.Text():
-            return f"length {words(node.length)}, then as many bytes of UTF-8"
-        case s.List():
-            return f"{_words(node.count)} times {words(node.item)}"
-        case s.Counted():
-            return f"count {words(node.count)}, then as many {words(node.item)}"
-        case s.Numbers():
-            return f"{node.number.kind}[{', '.join(_words(dim, '') for dim in node.dims)}]"
-        case s.BlockArray():
-            return f"[{node.block}](#{node.block}) for each {node.weights} weights"
-        case s.Either():
-            return f"{node.otherwise.kind} ({node.then.kind} where {_words(node.condition)})"
-        case s.Code():
-            return f"{words(node.number)}, the code of a {node.table.kind} type"
-        case s.Switch():
-            return f"as {_words(node.on)} says"
-        case s.Ref():
-            return f"[{_title(node.name).lower()}](#{_title(node.name).lower().replace(' ', '-')})"
-        case s.Lines():
-            return f"{_words(node.size)} bytes of lines `key=value`"
-        case s.Padding():
-            return f"bytes up to a multiple of {_words(node.to)}"
-        case s.ByteOrder():
-            return f"{NO_BYTES}: as the {node.number.kind} after it shows"
-        case s.Derived():
-            return f"{NO_BYTES}: {_words(node.value)}" if node.value else NO_BYTES
-        case s.Payloads():
-            return f"the payload of each of `{node.table}`"
+class _Words(NodeWords):
+    def code(self, text: str) -> str:
+        return f"`{text}`"
+
+    def expression(self, expression: Expression) -> str:
+        return outermost(expression) if isinstance(expression, Constant) else super().expression(expression)
+
+    def array(self, node: s.Numbers) -> str:
+        return f"{node.number.kind}[{', '.join(map(outermost, node.dims))}]"
+
+    def blocks(self, node: s.BlockArray) -> str:
+        return f"[{node.block}](#{node.block}) for each {node.weights} weights"
+
+    def type_code(self, node: s.Code) -> str:
+        return f"the code of a {node.table.kind} type"
+
+    def struct(self, name: str) -> str:
+        return f"[{_title(name).lower()}](#{_title(name).lower().replace(' ', '-')})"
 
 
-def _words(expression: Expression, quote: str = "`") -> str:
-    """Returns an expression, without the parentheses around it all."""
-    text = outermost(expression)
-    return text if isinstance(expression, Constant) else f"{quote}{text}{quote}"
+WORDS = _Words()
 
 
 def _literal(value: int) -> str:
@@ -194,15 +171,8 @@ def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()
 
 
-def _code(entry: object) -> int:
-    return int(getattr(entry, "code", 0))
-
-
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str) -> str:
-    """Returns a table; `align` has a letter a column, ``-`` for one of numbers."""
+    """Returns a table; `align` has a letter for each column, ``-`` for numbers."""
     dashes = tuple("---:" if letter == "-" else "---" for letter in align)
-    return "\n".join(_lines((head, dashes, *rows))) + "\n"
-
-
-def _lines(rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    return (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    lines = (" | ".join(cell.replace("|", chr(92) + "|") for cell in row) for row in (head, dashes, *rows))
+    return "\n".join(f"| {line} |" for line in lines) + "\n"

@@ -1,13 +1,15 @@
-"""Which bit of a payload belongs to which weight, as a picture, found by turning each bit over and looking at the weights.
+"""Pictures of which bits of a payload belong to which weights.
 
-The declaration says where a block's fields lie; how codes are packed in them only the formula says. So the formula is asked: it
-dequantizes a row with each of its bits turned over in turn, and the weights that change are those the bit belongs to.
+The declaration has the offsets of a block's fields; only the formula knows how codes are packed in
+them. So each bit of a row is flipped in turn, the row is dequantized, and the weights that change
+are those that the bit belongs to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
@@ -15,18 +17,18 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 
-QUIET = 8  # payloads in a row that may teach nothing new: a bit can leave a weight as it is in some of them
-CONTEXTS = 64  # payloads in which every value of a byte is tried, where what a bit of it changes depends on its others
+QUIET = 8  # consecutive payloads without a new weight: in some, a bit does not change its weight
+CONTEXTS = 64  # payloads in which all values of a byte are tried, if its bits interact
 SEED = 7
 PERIODS = (1, 2, 4, 8, 16, 32)  # bytes after which a pattern may repeat
-CELLS = range(3, 10)  # characters of a bit: as few as its labels need
-TAKEN = 1 << 17  # weights that are asked for at once
+CELLS = range(3, 10)  # characters of a bit: the fewest that the labels fit in
+AT_ONCE = 1 << 17  # weights dequantized at once
 
 
 @lru_cache
 @one_thread()
 def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
-    """Returns, for each bit of the payload of a row of `count` weights, those that it has a part in, in order.
+    """Returns the weights that depend on each bit of the payload of a row of `count` weights.
 
     Bit ``8 i + b`` is bit ``b`` of byte ``i``, 0 being the lowest.
     """
@@ -36,9 +38,10 @@ def weights_of_bits(type_: TensorType, count: int) -> list[tuple[int, ...]]:
     quiet = 0
     while quiet < QUIET:
         known, payload = int(touched.sum()), _random(nbytes, generator)
-        touched |= _turned_over(type_, payload, count)
+        touched |= _flipped(type_, payload, count)
         quiet = quiet + 1 if int(touched.sum()) == known else 0
-    for group in _apart([i for i in range(nbytes) if _is_ragged(touched[8 * i : 8 * i + 8])], touched):
+    interacting = [i for i in range(nbytes) if _bits_interact(touched[8 * i : 8 * i + 8])]
+    for group in _independent(interacting, touched):
         for _ in range(CONTEXTS):
             _all_values(type_, _random(nbytes, generator), group, touched)
     return [tuple(row.nonzero().flatten().tolist()) for row in touched]
@@ -48,33 +51,33 @@ def _random(nbytes: int, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.int16).to(torch.uint8)
 
 
-def _turned_over(type_: TensorType, payload: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns bool [bits, weights]: the weights that change when a bit of `payload` is turned over."""
-    found, nbits = [], 8 * len(payload)
+def _flipped(type_: TensorType, payload: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns bool [bits, weights]: the weights that change if a bit of `payload` is flipped."""
+    changes, nbits = [], 8 * len(payload)
     before = _dequantized(type_, payload.unsqueeze(0), count)
-    for start in range(0, nbits, step := max(TAKEN // count, 1)):
-        turned = torch.arange(start, min(start + step, nbits))
-        payloads = payload.repeat(len(turned), 1)
-        payloads[torch.arange(len(turned)), turned // 8] ^= (1 << turned % 8).to(torch.uint8)
-        found.append(_differ(_dequantized(type_, payloads, count), before))
-    return torch.cat(found)
+    for start in range(0, nbits, step := max(AT_ONCE // count, 1)):
+        bits = torch.arange(start, min(start + step, nbits))
+        payloads = payload.repeat(len(bits), 1)
+        payloads[torch.arange(len(bits)), bits // 8] ^= (1 << bits % 8).to(torch.uint8)
+        changes.append(_differ(_dequantized(type_, payloads, count), before))
+    return torch.cat(changes)
 
 
-def _is_ragged(bits: torch.Tensor) -> bool:
-    """Tells whether bits of a byte seem to have parts in some of the same weights, but not in all: bool [8, weights].
+def _bits_interact(bits: torch.Tensor) -> bool:
+    """Tells whether bits of a byte, bool [8, weights], seem to share some weights but not all.
 
-    So it is where a byte is an index into a table: what one bit of it changes depends much on the others.
+    This is so if the byte is an index into a table: the effect of one bit depends on the others.
     """
-    common = bits.float() @ bits.float().T  # how many weights two bits have in common
+    common = bits.float() @ bits.float().T  # the number of weights that two bits share
     sizes = common.diag()
     alike = (common == sizes) & (common == sizes.unsqueeze(1))
     return bool((~alike & ((common > 0) | (sizes == 0))).any())
 
 
-def _apart(places: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
-    """Returns bytes in groups whose bytes have no weight in common, so that they can be varied together."""
+def _independent(indices: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
+    """Returns groups of bytes that share no weight and so can be varied together."""
     groups: list[tuple[list[int], torch.Tensor]] = []
-    for i in places:
+    for i in indices:
         weights = touched[8 * i : 8 * i + 8].any(0)
         for k, (group, taken) in enumerate(groups):
             if not bool((taken & weights).any()):
@@ -86,7 +89,7 @@ def _apart(places: Iterable[int], touched: torch.Tensor) -> list[list[int]]:
 
 
 def _all_values(type_: TensorType, payload: torch.Tensor, group: list[int], touched: torch.Tensor) -> None:
-    """Notes the weights that change when bits of the bytes of `group` are turned over, whatever else these bytes are."""
+    """Adds the weights that flips of bits change, over all values of the bytes of `group`."""
     payloads = payload.repeat(256, 1)
     payloads[:, group] = torch.arange(256, dtype=torch.uint8).unsqueeze(1)
     numbers = _dequantized(type_, payloads, count := touched.shape[1])
@@ -115,11 +118,13 @@ def _dequantized(type_: TensorType, payloads: torch.Tensor, count: int) -> torch
 
 
 def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[str]:
-    """Returns a line a byte, bit 7 on the left, bits labelled with their weights; what continues a pattern is left out.
+    """Returns a line for each byte, bit 7 on the left, bits labelled with their weights.
+
+    Bytes that continue a pattern are omitted.
 
     Args:
-        bits: the weights of each bit, as `weights_of_bits` gives them, of whole bytes.
-        fields: names by the first byte of each.
+        bits: the weights of each bit, from `weights_of_bits`.
+        fields: names by offset.
     """
     rows = [tuple(bits[8 * i : 8 * i + 8]) for i in range(len(bits) // 8)]
     runs = {i: _runs(row) for i, row in enumerate(rows)}
@@ -140,19 +145,15 @@ def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[
 
 
 def _period(rows: Sequence[tuple[tuple[int, ...], ...]], i: int) -> int:
-    """Returns how many bytes before it the byte is that row `i` goes on from, or 0 where it goes on from none."""
+    """Returns the period of the pattern that row `i` continues, or 0 if it continues none."""
     return next((period for period in PERIODS if _follows(rows, i, period)), 0)
 
 
 def _follows(rows: Sequence[tuple[tuple[int, ...], ...]], i: int, period: int) -> bool:
-    """Tells whether row `i` is as far from that `period` before it as that one is from the one before it."""
-    return i >= 2 * period and _continues((rows[i], rows[i - period], rows[i - 2 * period]))
-
-
-def _continues(rows: Sequence[tuple[tuple[int, ...], ...]]) -> bool:
-    """Tells whether three rows, the last one first, are equally far from each other."""
-    third, second, first = rows
-    for one, two, three in zip(first, second, third, strict=True):
+    """Tells whether the weights of three rows, `period` apart up to `i`, grow in equal steps."""
+    if i < 2 * period:
+        return False
+    for one, two, three in zip(rows[i - 2 * period], rows[i - period], rows[i], strict=True):
         step = two[0] - one[0] if one and two else 0
         if two != tuple(weight + step for weight in one) or three != tuple(weight + step for weight in two):
             return False
@@ -160,15 +161,8 @@ def _continues(rows: Sequence[tuple[tuple[int, ...], ...]]) -> bool:
 
 
 def _runs(row: Sequence[tuple[int, ...]]) -> list[tuple[int, str]]:
-    """Returns the bits of a byte, the highest first, as runs of neighbours with the same weights: how many, and a label."""
-    runs: list[tuple[int, str]] = []
-    for weights in reversed(row):
-        label = _label(weights)
-        if runs and runs[-1][1] == label:
-            runs[-1] = (runs[-1][0] + 1, label)
-        else:
-            runs.append((1, label))
-    return runs
+    """Returns the bits of a byte, highest first, as lengths and labels of runs."""
+    return [(len(list(run)), label) for label, run in groupby(map(_label, reversed(row)))]
 
 
 def _fits(run: tuple[int, str], cell: int) -> bool:
@@ -181,7 +175,7 @@ def _cell(run: tuple[int, str], cell: int) -> str:
 
 
 def _label(weights: tuple[int, ...]) -> str:
-    """Returns which weights these are; of more than two that have gaps, and of those with equal steps, not each."""
+    """Returns weights as a label: ``3``, ``3,7``, ``3,5..11``, or the first and the last."""
     if not weights:
         return "-"
     first, last, count = weights[0], weights[-1], len(weights)

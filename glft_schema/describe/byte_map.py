@@ -1,11 +1,11 @@
-"""Every byte of a file, and what it belongs to: a field, padding, or a gap.
+"""Attributes every byte of a file to a field, padding or a gap.
 
     with glft_schema.open("model.gguf") as file:
         for stretch in byte_map(file):
             print(stretch.start, stretch.path, stretch.type, stretch.value)
 
-Positions are those of a parse with a trace; what they mean is read from the declaration. Long arrays and payloads are one
-stretch each, which `ByteMap.inside` opens.
+Offsets are from a traced parse; their meaning is from the declaration. A long array or a payload is
+one stretch, which `ByteMap.inside` opens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, overload
 
 import numpy as np
@@ -40,20 +41,20 @@ PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes `start` to `end` of a file, and what they are. Equal where place, path and kind are.
+    """The bytes of a file from `start` to before `end`. Equal if offsets, path and kind are equal.
 
     Attributes:
-        start: the first byte, from the start of the file.
-        end: that after the last.
-        path: the field, as in errors: ``header -> version``, ``data -> 'blk.0.attn_q.weight' -> scales``.
-        kind: ``field``; ``padding`` and ``gap``, which belong to none; ``unclaimed``, which nothing declared takes.
-        type: what it is: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
+        start: the offset of the first byte in the file.
+        end: the offset after the last byte.
+        path: of the field, as in errors: ``header -> version``, ``data -> 'w' -> scales``.
+        kind: ``field``, ``padding``, ``gap``, or ``unclaimed``: not covered by the declaration.
+        type: ``u32``, ``text after u64``, ``f16[out, in // 64]``.
         doc: the field's sentence.
-        value: decoded; None of payloads, of what is long, and of what is no field.
-        tensors: the names of the tensors whose row or payload it is in; of a payload that several share, each of them.
-        key: that of the metadata's entry that it is in, or None.
-        node: the node of the schema, settled; None of what is no field.
-        scope: what the node depends on.
+        value: decoded; None for payloads, long values, and bytes of no field.
+        tensors: names of the tensors whose row or payload it is in; several if shared.
+        key: of the metadata entry that contains it, or None.
+        node: of the schema, resolved; None for bytes of no field.
+        scope: the fields that the node refers to.
     """
 
     start: int
@@ -70,7 +71,7 @@ class Stretch:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The number of bytes."""
         return self.end - self.start
 
     @property
@@ -80,17 +81,17 @@ class Stretch:
 
     @property
     def name(self) -> str:
-        """The last part of its path: the field's own name, or the number of an element."""
+        """The last step of the path: the field's own name, or the index of an element."""
         return self.path.rpartition(STEP)[2]
 
 
 class ByteMap(Sequence[Stretch]):
-    """The stretches of a file, in order: together they are the whole file, and none shares a byte with another.
+    """The stretches of a file, in order. They cover the whole file and do not overlap.
 
     Attributes:
-        nbytes: those of the file.
-        format: the format that it is in.
-        source: where its bytes come from; what is inside of long stretches is read when asked for, as long as it is open.
+        nbytes: the size of the file.
+        format: of the file.
+        source: of the file's bytes, which `inside` reads while the source is open.
     """
 
     def __init__(self, format: Format, source: Source, stretches: Sequence[Stretch], reader: NodeReader) -> None:
@@ -116,7 +117,7 @@ class ByteMap(Sequence[Stretch]):
         return f"<byte map of {shown(self.source.name)}: {len(self)} stretches, {self.nbytes} bytes>"
 
     def at(self, offset: int) -> Stretch:
-        """Returns the stretch that the byte at `offset` is in. Raises IndexError where the file has no such byte."""
+        """Returns the stretch at `offset`. Raises IndexError if the file has no such byte."""
         if not 0 <= offset < self.nbytes:
             raise IndexError(f"byte {offset} is not one of the {self.nbytes} bytes of {self.source.name}")
         return self._stretches[bisect_right(self._starts, offset) - 1]
@@ -128,7 +129,7 @@ class ByteMap(Sequence[Stretch]):
         return self._stretches[max(bisect_right(self._starts, start) - 1, 0) : bisect_left(self._starts, end)]
 
     def of_tensor(self, name: str) -> list[Stretch]:
-        """Returns the stretches of a tensor: of its row in the table, then of its payload. Raises KeyError for another name."""
+        """Returns the stretches of a tensor, as in `tensors`. Raises KeyError if there is none."""
         return self.tensors[name]
 
     @property
@@ -138,44 +139,41 @@ class ByteMap(Sequence[Stretch]):
 
     @property
     def tensors(self) -> Mapping[str, list[Stretch]]:
-        """The stretches of each tensor by its name: of its row in the table, then of its payload."""
+        """The stretches of each tensor by name: its row in the table, then its payload."""
         if self._of_tensor is None:
-            found: defaultdict[str, list[Stretch]] = defaultdict(list)
+            of_tensor: defaultdict[str, list[Stretch]] = defaultdict(list)
             for stretch in self._stretches:
                 for tensor in stretch.tensors:
-                    found[tensor].append(stretch)
-            self._of_tensor = dict(found)
+                    of_tensor[tensor].append(stretch)
+            self._of_tensor = dict(of_tensor)
         return self._of_tensor
 
     @property
     def unclaimed(self) -> list[Stretch]:
-        """The bytes that nothing declared takes. There are none in a well-formed file: gaps between payloads are legal."""
+        """The bytes that no declaration covers. Well-formed files have none; gaps are legal."""
         return [stretch for stretch in self._stretches if stretch.kind == UNCLAIMED]
 
     def parts(self, stretch: Stretch) -> int:
-        """Returns how many stretches `inside` has of it; 0 where it cannot be opened.
-
-        Lists of texts, lines and the like, which have elements of different sizes, tell without being walked over.
-        """
+        """Returns the number of parts of a stretch without reading them; 0 if it has none."""
         if stretch.node is None or stretch.scope is None:
             return 0
         count = self._reader.count(stretch.node, stretch.start, stretch.end, stretch.scope)
         return 0 if isinstance(stretch.node, s.Numbers) and count == 1 and stretch.value is not None else count
 
     def inside(self, stretch: Stretch, start: int | None = None, end: int | None = None) -> Iterator[Stretch]:
-        """Yields what a stretch is made of, one level deep: what has a byte in ``[start, end)`` of the file, in order.
+        """Yields the parts of a stretch that have a byte in ``[start, end)``, one level deep.
 
-        A text has its length and its bytes; an array its elements; a payload its numbers or blocks; a block its fields; a
-        field of several numbers these numbers. Each can be opened in turn. Numbers of an array are counted as the payload's
-        tensors are indexed: ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
+        A text has length and bytes, an array elements, a payload numbers or blocks, a block fields.
+        Parts can be opened in turn. Indices are those of the payload's tensors:
+        ``scales -> 3 -> 5`` is ``payload.scales[3, 5]``.
 
         Args:
-            stretch: of this map, or from here.
-            start: the first byte wanted; the stretch's own unless given.
-            end: that after the last one; the stretch's own unless given.
+            stretch: from this map or from this method.
+            start: the first offset, by default that of the stretch.
+            end: the offset after the last, by default that of the stretch.
 
         Raises:
-            ClosedError: after the file was closed.
+            ClosedError: if the file is closed.
         """
         if stretch.node is None or stretch.scope is None or not self.parts(stretch):
             return
@@ -184,22 +182,12 @@ class ByteMap(Sequence[Stretch]):
         if low >= high:
             return
         for part in self._reader.parts(stretch.node, stretch.start, stretch.end, stretch.scope, low, high, stretch.doc):
-            yield Stretch(
-                part.start,
-                part.end,
-                f"{stretch.path}{STEP}{part.name}",
-                stretch.kind,
-                part.type or type_text(part.node, part.scope, self._reader),
-                part.doc,
-                self._reader.part_value(part),
-                stretch.tensors,
-                stretch.key,
-                part.node,
-                part.scope,
-            )
+            path, type_ = f"{stretch.path}{STEP}{part.name}", part.type or type_text(part.node, part.scope, self._reader)
+            about = type_, part.doc, self._reader.part_value(part), stretch.tensors, stretch.key, part.node, part.scope
+            yield Stretch(part.start, part.end, path, stretch.kind, *about)
 
     def leaves(self, start: int = 0, end: int | None = None) -> Iterator[Stretch]:
-        """Yields the stretches with a byte in ``[start, end)``, each opened as far as it goes."""
+        """Yields the innermost parts of all stretches that have a byte in ``[start, end)``."""
         end = self.nbytes if end is None else end
         levels: list[Iterator[Stretch]] = [iter(self.between(start, end))]
         while levels:
@@ -214,15 +202,15 @@ class ByteMap(Sequence[Stretch]):
 def byte_map(file: File) -> ByteMap:
     """Attributes every byte of a file to a field, padding or gap.
 
-    The file is parsed again, with a trace; payloads are not looked at. Of a set of files each has a map of its own:
-    ``[byte_map(shard) for shard in file.shards]``.
+    The file is parsed again, with a trace. Payloads are not read. Each file of a set has
+    its own map: ``[byte_map(shard) for shard in file.shards]``.
 
     Args:
         file: an open file.
 
     Raises:
-        OptionError: for a set of several files.
-        ClosedError: after the file was closed.
+        OptionError: if the file is a set of several files.
+        ClosedError: if the file is closed.
     """
     if len(file.shards) > 1:
         raise OptionError(f"expected one file, found a set of {len(file.shards)}: byte_map takes each of file.shards")
@@ -231,16 +219,16 @@ def byte_map(file: File) -> ByteMap:
 
 
 def byte_map_of(source: Source) -> tuple[ByteMap, FormatError | None]:
-    """Attributes every byte of a file that may be broken: what comes after the break is unclaimed.
+    """Attributes every byte of a possibly broken file. The bytes after the error are unclaimed.
 
     Args:
-        source: the file's bytes, as `glft_schema.open_source` gives them.
+        source: the file's bytes, from `glft_schema.open_source`.
 
     Returns:
-        The map, and why the file cannot be read; None where it can.
+        The map, and the error that ends the parse, or None.
 
     Raises:
-        FormatError: where the first bytes are those of no format.
+        FormatError: if the file starts with no format's magic.
     """
     format = format_of(source)
     spans, error = trace_source(format, source)
@@ -264,11 +252,16 @@ def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
 
 @dataclass
 class _Row:
-    """The fields of a parsed struct: their declarations, and what tells them from those of other rows."""
+    """A parsed struct: the declarations of its fields, and the row of a table that contains it.
+
+    Attributes:
+        label: the name of the field that identifies the row; empty outside of tables.
+        of_tensor: whether the table is one of tensors.
+    """
 
     scope: Scope
     fields: dict[str, s.Field]
-    label: str  # the field that says which row it is, or none
+    label: str
     of_tensor: bool
 
 
@@ -281,7 +274,7 @@ class _ParsedFields:
         nodes = [part.node for part in self._schema.structs[s.FILE].fields]
         self._tables = {node.table for node in nodes if isinstance(node, s.Payloads)}
         self._rows: dict[str, _Row | None] = {"": self._row(s.FILE, None, "", False)}
-        self._folded: set[str] = set()  # fields whose parts have other paths than the declaration gives them
+        self._folded: set[str] = set()  # paths of fields whose parts the parse names differently
         self._spans = spans
         self._leaves: list[tuple[Span, _Row, s.Field]] = []
         for span in self._spans:
@@ -300,9 +293,9 @@ class _ParsedFields:
         return _Row(Scope(self._schema, {}, outer), fields, label, of_tensor)
 
     def _enter(self, path: str) -> _Row | None:
-        """Returns the struct at `path`, a field or an element of one, of which the first field has been parsed.
+        """Returns the struct at `path`, a field or an element, once its first field is parsed.
 
-        None where construct's own lists are on the way, whose paths are others: such a list is one stretch, to be opened.
+        Returns None inside construct's own lists, whose paths differ. Such a list is one stretch.
         """
         if path in self._rows:
             return self._rows[path]
@@ -327,7 +320,7 @@ class _ParsedFields:
         return row
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yields a stretch for each field that takes bytes and is not made of others, in order."""
+        """Yields a stretch for each innermost field that takes bytes, in order."""
         for span, row, declared in sorted(self._leaves, key=lambda leaf: leaf[0].start):
             node = self.reader.settled(declared.node, row.scope)
             if isinstance(node, s.Payloads):
@@ -351,71 +344,53 @@ class _ParsedFields:
         return Stretch(span.start, span.end or 0, span.path, kind, type_, declared.doc, value, tensors, key, node, row.scope)
 
     def between(self, start: int, end: int) -> Stretch:
-        """Returns what no field has for itself: bytes of the innermost field around them, or unclaimed ones."""
+        """Returns bytes that no leaf covers: of the innermost field around them, or unclaimed."""
         for span in self._spans:
             if span.has_parts and span.start <= start and end <= (span.end or 0):
                 parent, _, name = span.path.rpartition(STEP)
                 if row := self._rows[parent]:
                     return Stretch(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
-        return Stretch(start, end, "", UNCLAIMED, "bytes", "of no field that is declared")
+        return Stretch(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
 
     def _payloads(self, span: Span, node: s.Payloads, scope: Scope) -> Iterator[Stretch]:
-        tensors = span.value
-        assert isinstance(tensors, TensorMap)
+        assert isinstance(span.value, TensorMap)
         names: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
         types: dict[int, tuple[TensorType, tuple[int, ...]]] = {}
-        for name, place in tensors.places().items():
+        for name, place in span.value.places().items():
             if place.nbytes:
                 names[place.offset, place.nbytes].append(name)
                 types[place.offset] = place.dtype, place.shape
-        made: dict[tuple[TensorType, tuple[int, ...]], list[tuple[int, int, s.Field, str, Scope]]] = {}
+        fields_of = cache(self._payload_fields)
         to, end = scope.evaluate(node.to) if node.to else 1, span.start
-        for (offset, nbytes), named in sorted(names.items()):
+        for (offset, nbytes), sharing in sorted(names.items()):
             start = span.start + offset
             yield from self._gap(span.path, end, start, to, first=end == span.start)
             end = start + nbytes
-            place_of = types[offset]
-            if place_of not in made:
-                made[place_of] = self._fields_of(*place_of)
-            path = f"{span.path}{STEP}{named[0]!r}"  # whole: two long names may begin alike
-            if not made[place_of]:
-                yield Stretch(start, end, path, FIELD, "bytes", "of a type that is not known", None, tuple(named))
-            for at, size, declared, type_, inner in made[place_of]:
-                first = start + at
-                yield Stretch(
-                    first,
-                    first + size,
-                    f"{path}{STEP}{declared.name}",
-                    FIELD,
-                    type_,
-                    declared.doc,
-                    None,
-                    tuple(named),
-                    None,
-                    declared.node,
-                    inner,
-                )
+            path, tensors = f"{span.path}{STEP}{sharing[0]!r}", tuple(sharing)  # not shortened: long names may begin alike
+            fields = fields_of(*types[offset])
+            if not fields:
+                yield Stretch(start, end, path, FIELD, "bytes", "of an unknown type", None, tensors)
+            for (at, size), type_, part, inner in fields:
+                about = FIELD, type_, part.doc, None, tensors, None, part.node, inner
+                yield Stretch(start + at, start + at + size, f"{path}{STEP}{part.name}", *about)
         yield from self._gap(span.path, end, span.end or 0, to, first=not names)
 
     def _gap(self, path: str, start: int, end: int, to: int, first: bool) -> Iterator[Stretch]:
-        """Yields the padding after a payload, as far as the format says that there is some, and what is beyond it."""
+        """Yields the padding after a payload, if any, and the gap after the padding."""
         padded = start + (-start % to)
         if first or padded > end:
             padded = start
         if padded > start:
-            yield Stretch(start, padded, path, PADDING, f"padding to {to}", "after a payload, up to where the next may begin")
+            yield Stretch(start, padded, path, PADDING, f"padding to {to}", "from the end of a payload to the next multiple")
         if end > padded:
-            yield Stretch(padded, end, path, GAP, "bytes", "of no tensor; kept as they are")
+            yield Stretch(padded, end, path, GAP, "bytes", "of no tensor; preserved")
 
-    def _fields_of(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[int, int, s.Field, str, Scope]]:
-        """Returns the fields of a payload: first byte, counted from the payload's, bytes, declaration, type, and its scope."""
+    def _payload_fields(self, type_: TensorType, shape: tuple[int, ...]) -> list[tuple[tuple[int, int], str, s.Field, Scope]]:
+        """Returns the offset and size, type, declaration and scope of each non-empty field."""
         schema = s.Schema(type_.name)
         node_of(type_.payload, schema, PAYLOAD)
         out, columns = matrix(shape)
         scope = Scope(schema, {"dims": list(shape), "out": out, "in": columns})
-        places = type_.field_spans(shape)
-        return [
-            (*places[part.name], part, type_text(part.node, scope, self.reader), scope)
-            for part in schema.structs[PAYLOAD].fields
-            if places[part.name][1]
-        ]
+        spans, fields = type_.field_spans(shape), schema.structs[PAYLOAD].fields
+        declared = [(spans[part.name], type_text(part.node, scope, self.reader), part, scope) for part in fields]
+        return [field for field in declared if field[0][1]]

@@ -1,11 +1,8 @@
-"""The words of C: what names may not be, how numbers are called, literals."""
+"""C's reserved words, number types and literals."""
 
 from __future__ import annotations
 
 import re
-
-import glft_schema.describe.nodes as s
-from glft_schema.codec.expressions import ROOT, Expression, Operation
 
 # fmt: off
 KEYWORDS = """
@@ -17,30 +14,17 @@ KEYWORDS = """
     reflexpr reinterpret_cast requires static_assert static_cast synchronized template this thread_local throw true try typeid
     typename typeof typeof_unqual using virtual wchar_t xor xor_eq
     linux unix i386 errno offsetof NULL near far interface small
-"""  # of C and C++, and what headers of compilers and systems define
+"""  # of C and C++, and macros of common compilers and systems
 # fmt: on
 RESERVED = frozenset(KEYWORDS.split())
 C_TYPES = {f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)} | {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)}
 C_TYPES |= {"f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double"}
-BITS = {"f16": "the bits of an IEEE 754 half", "bf16": "the upper half of the bits of an IEEE 754 single"}
-LOGIC = {"&": "&&", "|": "||", "==": "==", "!=": "!=", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
-
-
-def number_kind(node: s.Node) -> str:
-    """Returns the kind of the numbers that a node is made of; empty where it is of others."""
-    if isinstance(node, s.Numbers):
-        return node.number.kind
-    return node.kind if isinstance(node, s.Number) else ""
-
-
-def said(expression: Expression | None) -> str:
-    """Returns an expression as comments have it: fields by their paths in the file, without brackets around the whole."""
-    text = str(expression).replace(f"{ROOT}.", "")
-    return text[1:-1] if isinstance(expression, Operation) else text
+SIGNS = {"//": "/", "&": "&&", "|": "||"}  # Python's operators that C-like languages spell differently
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def c_string(text: str | bytes) -> str:
-    """Returns a literal of bytes, or of a text's UTF-8, which ends with a NUL more."""
+    """Returns a string literal of bytes, or of a text in UTF-8."""
     stored = text.encode() if isinstance(text, str) else text
     letters = (chr(byte) if re.match(rb"[\w .-]", bytes([byte])) else f"\\{byte:03o}" for byte in stored)
     return f'"{"".join(letters)}"'

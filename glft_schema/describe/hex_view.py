@@ -1,4 +1,4 @@
-"""A byte map as lines for a terminal: what each run of bytes is, says and means, above its bytes in hex.
+"""A byte map as lines for a terminal: each stretch in words, above its bytes in hex.
 
 header -> version: u32 = 3
   1, 2 or 3
@@ -16,11 +16,11 @@ from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stret
 from glft_schema.errors import shown
 
 PER_LINE = 16  # bytes of a line
-FOLDED = 4 * PER_LINE  # bytes of a stretch from which on only the first lines are shown
-FIRST = 2  # lines of what is folded, and blocks of a payload
+FOLDED = 4 * PER_LINE  # bytes: longer stretches are folded
+FIRST = 2  # lines of a folded stretch, and blocks of a payload
 INDENT = "  "
 
-# What is coloured, in codes of ANSI terminals; hues alone, so that they suit dark and light ones.
+# Codes of ANSI terminals. Only hues, which suit dark and light terminals.
 PLAIN_STYLES: dict[str, str] = {}
 # fmt: off
 STYLES = {
@@ -39,36 +39,42 @@ STYLES = {
 
 
 class HexView:
-    """Writes lines about `found`, at most `width` wide but for paths; `styles` has the code of each colour."""
+    """Writes lines about a byte map.
 
-    def __init__(self, found: ByteMap, width: int = 80, styles: dict[str, str] = PLAIN_STYLES) -> None:
-        self._map = found
+    Args:
+        map: the byte map.
+        width: of lines, in columns. Paths may exceed it.
+        styles: the terminal code of each style.
+    """
+
+    def __init__(self, map: ByteMap, width: int = 80, styles: dict[str, str] = PLAIN_STYLES) -> None:
+        self._map = map
         self._width = width
         self._styles = styles
-        self._digits = max(8, len(f"{found.nbytes:x}"))
-        self._said = ""  # the sentence above: it is not said twice
+        self._digits = max(8, len(f"{map.nbytes:x}"))
+        self._last_doc = ""  # not repeated
 
     def whole(self) -> Iterator[str]:
-        """Yields lines about the whole file, long stretches folded."""
+        """Yields lines about the whole file, with long stretches folded."""
         for stretch in self._map:
             if len(stretch.tensors) > 1:
                 yield self._owner(stretch)
             yield from self._folded(stretch)
         if unclaimed := self._map.unclaimed:
             nbytes = sum(stretch.nbytes for stretch in unclaimed)
-            yield self._paint(f"{nbytes:,} bytes belong to no field that is declared", UNCLAIMED)
+            yield self._paint(f"{nbytes:,} bytes are not covered by any declared field", UNCLAIMED)
 
     def part(self, start: int, end: int) -> Iterator[str]:
-        """Yields lines about exactly the bytes from `start` to `end`, opened down to elements and the fields of blocks."""
+        """Yields lines about the bytes from `start` to `end`, opened down to elements."""
         owner = None
         for stretch in self._map.between(start, end):
-            if (found := self._owner(stretch)) != owner and found:
-                yield found
-            owner = found
+            if self._owner(stretch) not in (owner, ""):
+                yield self._owner(stretch)
+            owner = self._owner(stretch)
             yield from self._opened(stretch, start, end)
 
     def _owner(self, stretch: Stretch) -> str:
-        """Returns whose row a stretch is in, which its path does not say."""
+        """Returns the key or the tensors of a stretch's row, of which the path has the index."""
         if stretch.key is not None:
             return f"of key {shown(stretch.key)}"
         if len(stretch.tensors) > 1:
@@ -76,22 +82,19 @@ class HexView:
         return f"of tensor {shown(stretch.tensor)}" if stretch.tensor is not None else ""
 
     def tensor(self, name: str) -> Iterator[str]:
-        """Yields lines about a tensor: its row, and the beginning of each field of its payload, opened."""
+        """Yields lines about a tensor: its row, and the start of each field of its payload."""
         for stretch in self._map.of_tensor(name):
             if len(stretch.tensors) > 1:
                 yield self._owner(stretch)
             if stretch.value is not None or not self._map.parts(stretch):
                 yield from self._folded(stretch)
                 continue
-            end = self._beginning(stretch)
+            if isinstance(stretch.node, s.BlockArray):
+                end = max(block.end for block in islice(self._map.inside(stretch), FIRST))
+            else:
+                end = min(stretch.end, stretch.start + FIRST * PER_LINE)
             yield from self._opened(stretch, stretch.start, end)
             yield from self._fold(stretch, end)
-
-    def _beginning(self, stretch: Stretch) -> int:
-        """Returns the end of the first blocks of a payload, or of its first lines of numbers."""
-        if isinstance(stretch.node, s.BlockArray):
-            return max(block.end for block in islice(self._map.inside(stretch), FIRST))
-        return min(stretch.end, stretch.start + FIRST * PER_LINE)
 
     def _folded(self, stretch: Stretch) -> Iterator[str]:
         yield from self._heading(stretch)
@@ -100,11 +103,11 @@ class HexView:
         yield from self._fold(stretch, end)
 
     def _fold(self, stretch: Stretch, end: int) -> Iterator[str]:
-        """Yields a line that says what is left out from `end` on, and how it is shown."""
+        """Yields a line about the bytes from `end` on, which are omitted."""
         if end < stretch.end:
-            left = f"... {stretch.end - end:,} more bytes"
-            how = f"--range {end:#x}:{stretch.end:#x} {'opens' if self._map.parts(stretch) else 'shows'} them"
-            yield INDENT + self._paint(f"{left}: {how}", "doc")
+            verb = "opens" if self._map.parts(stretch) else "shows"
+            text = f"... {stretch.end - end:,} more bytes: --range {end:#x}:{stretch.end:#x} {verb} them"
+            yield INDENT + self._paint(text, "doc")
 
     def _opened(self, stretch: Stretch, start: int, end: int) -> Iterator[str]:
         if self._is_run(stretch):
@@ -117,7 +120,7 @@ class HexView:
                 yield from self._opened(part, start, end)
 
     def _is_run(self, stretch: Stretch) -> bool:
-        """Tells whether a stretch is numbers one after another, to be shown many in a line."""
+        """Tells whether a stretch is an array of numbers, many of which share a line."""
         if not isinstance(stretch.node, (s.Numbers, s.List)) or not self._map.parts(stretch):
             return False
         return isinstance(next(self._map.inside(stretch)).node, s.Number)
@@ -135,24 +138,22 @@ class HexView:
 
     def _heading(self, stretch: Stretch, with_value: bool = True) -> Iterator[str]:
         path = stretch.path or UNCLAIMED
-        if stretch.kind != FIELD:
-            path = f"{path} ({stretch.kind})" if stretch.path else path
+        if stretch.kind != FIELD and stretch.path:
+            path = f"{path} ({stretch.kind})"
         value = value_text(stretch) if with_value else ""
-        nbytes = f"{stretch.nbytes:,} bytes" if stretch.nbytes > 1 else "1 byte"
-        type_ = f"{stretch.type}, {nbytes}" if not value else stretch.type
-        about = f"{type_} = {value}" if value else type_
+        type_ = stretch.type if value else f"{stretch.type}, {stretch.nbytes:,} byte{'s' * (stretch.nbytes > 1)}"
         style = UNCLAIMED if stretch.kind == UNCLAIMED else "path"
-        if len(path) + 2 + len(about) <= self._width:
+        if len(path) + 2 + len(type_) + (3 + len(value) if value else 0) <= self._width:
             yield f"{self._paint(path, style)}: {self._about(type_, value)}"
         else:
             room = max(self._width - len(INDENT) - len(type_) - 3, 20)
             value = value if len(value) <= room else f"{value[: room - 3]}..."
             yield f"{self._paint(path, style)}:"
             yield INDENT + self._about(type_, value)
-        if stretch.doc and stretch.doc != self._said:
+        if stretch.doc != self._last_doc:
             for line in textwrap.wrap(stretch.doc, self._width - len(INDENT)):
                 yield INDENT + self._paint(line, "doc")
-        self._said = stretch.doc
+        self._last_doc = stretch.doc
 
     def _about(self, type_: str, value: str) -> str:
         return self._paint(type_, "type") + (f" = {self._paint(value, 'value')}" if value else "")
@@ -171,7 +172,6 @@ class HexView:
 
 
 def hue(stretch: Stretch) -> str:
-    """Returns the style of a stretch's bytes."""
     if stretch.kind != FIELD:
         return UNCLAIMED if stretch.kind == UNCLAIMED else "none"
     node = stretch.node.item if isinstance(stretch.node, s.List) else stretch.node
@@ -181,7 +181,7 @@ def hue(stretch: Stretch) -> str:
 
 
 def value_text(stretch: Stretch) -> str:
-    """Returns the value of a stretch as it can be printed; empty where it has none."""
+    """Returns the value of a stretch in printable characters; empty if it has none."""
     value = stretch.value
     if value is None:
         return ""

@@ -1,4 +1,4 @@
-"""The languages that a schema is written in."""
+"""The languages that a schema can be written in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 from glft_schema.describe.nodes import Schema
 from glft_schema.errors import OptionError, shown
 
-# The module of each; its function is called as the last part of its name.
+# The module of each language. Its function has the name of the module.
 WRITERS = {"markdown": "as_markdown", "json": "as_json", "kaitai": "kaitai.as_kaitai", "c": "as_c", "imhex": "as_imhex"}
 
 
@@ -15,10 +15,11 @@ def write(schema: Schema, language: str) -> str:
     """Returns a schema in a language: ``markdown``, ``json``, ``kaitai``, ``c`` or ``imhex``.
 
     Raises:
-        OptionError: for another language.
+        OptionError: if there is no such language.
+        NotImplementedError: if the language cannot express the schema.
     """
     if language not in WRITERS:
         raise OptionError(f"expected one of {', '.join(WRITERS)}, found {shown(language)}")
-    module = import_module(f"glft_schema.describe.{WRITERS[language]}")  # the others are not needed
+    module = import_module(f"glft_schema.describe.{WRITERS[language]}")  # imports no other writer
     text: str = getattr(module, WRITERS[language].rpartition(".")[2])(schema)
     return text

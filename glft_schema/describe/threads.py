@@ -1,4 +1,4 @@
-"""How many threads torch computes in while it looks at little."""
+"""One thread for torch's computations on small tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from glft_schema.lazy import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Lets torch compute in one thread: on small tensors, waiting for the others costs more than they bring."""
+    """Limits torch to one thread: on small tensors, starting others costs more than they save."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

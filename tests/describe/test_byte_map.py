@@ -1,4 +1,4 @@
-"""Every byte of a file has its field, and says what the file's own bytes say there."""
+"""Byte maps cover every byte of a file, and their values match the bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def mapped(stored: bytes) -> ByteMap:
 
 
 def check_cover(stretches: Any, start: int, end: int) -> None:
-    """Asserts that stretches, of at least a byte each, are all bytes from `start` to `end` in order."""
+    """Asserts that non-empty stretches cover the bytes from `start` to `end` in order."""
     stretches = list(stretches)
     assert all(stretch.start < stretch.end for stretch in stretches)
     assert all(one.end == other.start for one, other in pairwise(stretches))
@@ -85,7 +85,7 @@ def check(stored: bytes) -> None:
 
 
 def summed(found: ByteMap, file: File) -> dict[str, int]:
-    """Returns the bytes of each region, of each field of each type, and of gaps, added up from the map."""
+    """Returns the bytes of each region, of each field of each type, and of gaps in a map."""
     counts: Counter[str] = Counter()
     gaps = 0
     for stretch in found:
@@ -99,17 +99,13 @@ def summed(found: ByteMap, file: File) -> dict[str, int]:
     return dict(counts) | {"gaps": gaps}
 
 
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(strategies.files())
-def test_glft_files_are_covered(made: tuple[bytes, Any, Any]) -> None:
-    check(made[0])
+FILES = st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0]))
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
-@given(gguf_strategies.loose_files())
-def test_gguf_files_are_covered(stored: bytes) -> None:
+@settings(max_examples=300)
+@given(FILES)
+def test_random_files_are_covered(stored: bytes) -> None:
     check(stored)
 
 
@@ -120,8 +116,8 @@ def test_unusual_files_are_covered(name: str) -> None:
 
 @pytest.mark.slow
 @settings(max_examples=150)
-@given(st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])), st.data())
-def test_inside_of_a_range_is_that_part_of_the_whole(stored: bytes, data: st.DataObject) -> None:
+@given(FILES, st.data())
+def test_inside_a_range(stored: bytes, data: st.DataObject) -> None:
     found = mapped(stored)
     start, end = sorted((data.draw(st.integers(-3, len(stored) + 3)), data.draw(st.integers(-3, len(stored) + 3))))
     pending = list(found)
@@ -138,7 +134,7 @@ def test_inside_of_a_range_is_that_part_of_the_whole(stored: bytes, data: st.Dat
 
 
 def annotated(name: str) -> list[tuple[int, int, str]]:
-    """The lines of a golden file: first byte, end, and what the line says beside its bytes."""
+    """Returns the lines of a golden file: start, end and comment."""
     lines, at = [], 0
     path = Path(__file__).parents[1] / "golden" / f"{name}.hex"
     for line in path.read_text("utf-8").splitlines():
@@ -151,7 +147,7 @@ def annotated(name: str) -> list[tuple[int, int, str]]:
 
 @pytest.mark.parametrize("name", ["gguf_little", "gguf_big"])
 def test_the_lines_of_a_golden_file_are_its_stretches(name: str) -> None:
-    """The golden files have a line for each number, and two for a text: each is one stretch, opened or not."""
+    """Golden files have a line for each number and two for a text. Each is a stretch or a part."""
     found = mapped(golden(name))
     padding = next(stretch for stretch in found if stretch.path == "padding")
     lines = [line for line in annotated(name) if line[0] < padding.start]
@@ -286,9 +282,9 @@ def test_hostile_names_are_shown_as_text() -> None:
     assert stretch.name == "weights"
 
 
-def test_a_type_that_nobody_knows() -> None:
+def test_an_unknown_type() -> None:
     found = mapped(READ["a type of a fork, 200"].stored)
-    opaque = next(s for s in found if s.doc == "of a type that is not known")
+    opaque = next(s for s in found if s.doc == "of an unknown type")
     assert (opaque.kind, opaque.type, opaque.value, found.parts(opaque)) == ("field", "bytes", None, 0)
     assert list(found.inside(opaque)) == []
 
@@ -448,7 +444,7 @@ def test_smollm2(request: pytest.FixtureRequest) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["four_types", "loose_layout", "gguf_little", "gguf_big"])
 def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> None:
-    """What is finished before the cut is there as in the whole file; the rest is unclaimed; every byte is something."""
+    """Fields that end before the cut are as in the whole file; the other bytes are unclaimed."""
     whole = list(mapped(golden(name)))
     for cut in range(4, len(golden(name))):
         found, error = byte_map_of(BytesSource(golden(name)[:cut]))
@@ -460,7 +456,7 @@ def test_of_a_cut_file_the_map_goes_as_far_as_the_file_is_whole(name: str) -> No
         assert list(found) == claimed + found.unclaimed
         assert (found[-1].end, claimed) == (cut, whole[: len(claimed)])
         assert error.offset is not None
-        # unless a count or an offset before is to blame, because of rows or of a payload that are missing as a whole
+        # the error may be at an earlier count or offset if rows or a payload are missing as a whole
         assert claimed[-1].end <= error.offset or error.path.endswith((" -> n", " -> n_tensors", " -> n_kv", " -> offset"))
 
 

@@ -1,4 +1,4 @@
-"""`glft explain`: every byte in hex, once, under what it is."""
+"""`glft explain`: every byte in hex, once, below its field."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     code, out, err = run(path)
     assert (code, err.count("\n")) == (2, 1)
     assert "header -> byte_order: expected 4 bytes, found 2" in err
-    assert "2 bytes belong to no field that is declared" in out
+    assert "2 bytes are not covered by any declared field" in out
 
 
 def test_unclaimed_bytes_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,7 @@ def test_unclaimed_bytes_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("glft_schema.formats.registry.FORMATS", (format,))
     lines = list(HexView(byte_map(parse_source(BytesSource(stored)))).whole())
     assert lines[-4] == "unclaimed: bytes, 3 bytes"
-    assert lines[-1] == "3 bytes belong to no field that is declared"
+    assert lines[-1] == "3 bytes are not covered by any declared field"
 
 
 def test_hostile_names_are_text(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     assert code == 2
     assert out.splitlines()[0] == f"{path}: GLFT, little-endian, 100 bytes, broken"
     assert "header -> version: u32 = 1" in out
-    assert "bytes belong to no field that is declared" in out
+    assert "bytes are not covered by any declared field" in out
     assert err.splitlines()[0].startswith(f"glft: {path}: descriptors -> 3 -> ")
     path.write_bytes(b"what is this?")
     code, out, err = run(path)

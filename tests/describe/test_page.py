@@ -1,4 +1,4 @@
-"""What a page says of a file, before any browser sees it: samples, errors, modules, fields, text that is safe."""
+"""The content of a page without a browser: samples, errors, modules, fields, escaped text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.render import content_hash, page
-from glft_schema.describe.page.samples import BINS, PLACES, describe, histogram, sample, sample_parts, sample_size
+from glft_schema.describe.page.samples import BINS, RUNS, describe, histogram, sample, sample_parts, sample_size
 from glft_schema.describe.page.text import as_json, visible
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
@@ -92,7 +92,7 @@ def test_visible() -> None:
     assert visible("a b.weight ñ 名") == "a b.weight ñ 名"
     assert visible("\u202e\x00\n\udcff\U000e0001") == "\\u202e\\x00\\x0a\\udcff\\U000e0001"
     assert visible("a\nb\tc\r", keep="\n\t") == "a\nb\tc\\x0d"
-    assert visible("x" * 300, 10) == f"{'x' * 10} … (300 characters in all)"
+    assert visible("x" * 300, 10) == f"{'x' * 10} … (300 characters)"
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -169,7 +169,7 @@ def test_parts_are_few_runs_without_overlap(type_: str, unit: int) -> None:
         with in_memory({"t": torch.zeros(out, columns)}, {"*": type_}, "gguf") as file:
             for count in (1, 300, 1024, 5000, 1 << 16):
                 found = sample_parts(file.tensors["t"], count)
-                assert 1 <= len(found) <= PLACES
+                assert 1 <= len(found) <= RUNS
                 seen = torch.zeros(out, columns)
                 for rows, across in found:
                     assert rows.step == 1
@@ -178,7 +178,7 @@ def test_parts_are_few_runs_without_overlap(type_: str, unit: int) -> None:
                     seen[rows.start : rows.stop, across.start : across.stop] += 1
                 assert seen.max() == 1
                 assert seen[0, 0] == seen[-1, -1] == 1 or len(found) == 1
-                assert min(count, out * columns) / 4 <= seen.sum() <= max(count, PLACES * unit)
+                assert min(count, out * columns) / 4 <= seen.sum() <= max(count, RUNS * unit)
 
 
 def resident(path: Path) -> int:
@@ -196,7 +196,7 @@ def resident(path: Path) -> int:
 @pytest.mark.parametrize("shape", [(1 << 15, 1 << 14), (1 << 29,)], ids=str)
 @pytest.mark.parametrize(("code", "weights", "size"), [(1, 1, 2), (12, 256, 144)], ids=["F16", "Q4_K"])
 def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...], code: int, weights: int, size: int) -> None:
-    """A page of a sparse file of gigabytes brings less than a megabyte of each tensor into memory."""
+    """A page of a sparse file of gigabytes reads less than a megabyte of each tensor."""
     nbytes, tensors, path = math.prod(shape) // weights * size, 6, tmp_path / "sparse.gguf"
     infos = [Info(b"blk.%d.w" % i, list(reversed(shape)), code, b"", i * nbytes) for i in range(tensors)]
     head = Written([(b"general.architecture", 8, b"toy")], infos, b"").bytes()
@@ -331,7 +331,7 @@ def test_the_bytes_on_a_page_are_those_of_the_file() -> None:
 
 
 def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fields, "MOST", 40)
+    monkeypatch.setattr(fields, "MAX_STRETCHES", 40)
     monkeypatch.setattr(content, "FINDINGS", 3)
     monkeypatch.setattr(content, "STATIC_ROWS", 5)
     with in_memory({f"t.{i}": torch.ones(4) for i in range(50)}) as file:
@@ -341,7 +341,7 @@ def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found["tensors"]["names"]) == 50
     assert found["tensors"]["rows"][0] >= 0
     assert found["tensors"]["rows"][-1] == -1
-    assert "fields that are left out of this page, as there are so many" in tree["texts"]
+    assert "fields omitted from this page because there are too many" in tree["texts"]
     tops = [size for size, parent in zip(tree["size"], tree["parent"], strict=True) if parent < 0]
     assert sum(tops) == file.source.size
     assert "5 of 50 tensors, in the order of the file" in html
@@ -366,7 +366,7 @@ def test_hostile_text_is_escaped() -> None:
     names = data_of(html)["tensors"]["names"]
     assert names[0] == HOSTILE[0]
     assert names[6] == "\\u202egnp.\\u2066exe\\u2069"
-    assert names[-2].endswith("(8,000 characters in all)")
+    assert names[-2].endswith("(8,000 characters)")
     assert names[-1] == "not utf-8 \\udcff\\udcfe"
 
 
@@ -392,13 +392,13 @@ def test_findings_and_unclaimed_bytes() -> None:
     assert "gguf-utf8" in html
     loose = page(Container.parse(golden("loose_layout")))
     gaps = sum(gap.nbytes for gap in Container.parse(golden("loose_layout")).tensors.gaps)
-    assert f"{gaps} bytes in gaps between payloads, or after the last." in loose
+    assert f"{gaps} bytes in gaps between payloads, or after the last one." in loose
 
 
-def test_a_type_that_nobody_knows() -> None:
+def test_an_unknown_type() -> None:
     found = data_of(page(Container.parse(READ["a type of a fork, 200"].stored)))
     assert "type 200" in [type_["name"] for type_ in found["types"]]
-    assert {"problem": "the type with code 200 is not known, so its numbers are not"} in found["numbers"]
+    assert {"problem": "the type with code 200 is unknown"} in found["numbers"]
 
 
 def test_a_file_without_tensors_or_metadata() -> None:

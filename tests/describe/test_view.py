@@ -1,4 +1,4 @@
-"""The page in a real browser: searched, sorted, chosen from, by mouse and by keyboard, on a laptop and on a phone."""
+"""The page in a browser: search, sorting, selection, keyboard, and small screens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
 
 
 class Opened:
-    """A page in the browser, and what must not happen there."""
+    """A page in the browser that records requests, console messages, errors and dialogs."""
 
     def __init__(self, browser: Any, path: Path, size: tuple[int, int] = LAPTOP, theme: str = "light", **more: Any) -> None:
         width, height = size
@@ -57,7 +57,7 @@ class Opened:
             self.faults.append(f"request: {url}")
 
     def close(self) -> None:
-        """Ends the visit. Fails where the page asked for something, wrote to the console, or ran what was a name."""
+        """Closes the page. Fails on requests, console messages, errors, and executed names."""
         assert self.tab.evaluate("window.ran === undefined")
         self.context.close()
         assert self.faults == []
@@ -91,10 +91,7 @@ def gguf(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture(scope="module")
 def glft(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
-    save_file(weights, folder / "q4.glft", {"a": "b"}, schemes={"*": "q4_per_group_64"})
-    with glft_schema.open(folder / "q4.glft") as file:
-        (folder / "q4.html").write_text(page(file, from_memory(weights), against_name="weights.pt"), "utf-8")
-    return folder / "q4.html"
+    return written(folder, "q4", weights, {"a": "b"}, {"*": "q4_per_group_64"}, "glft", from_memory(weights))
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +100,16 @@ def hostile(folder: Path) -> Path:
     return folder / "hostile.html"
 
 
-def written(folder: Path, name: str, tensors: Any, metadata: Any, schemes: Any, format: str) -> Path:
-    """Writes a file and its page, and returns where the page is."""
+def written(folder: Path, name: str, tensors: Any, metadata: Any, schemes: Any, format: str, against: Any = None) -> Path:
+    """Writes a file and its page, and returns the path of the page."""
     save_file(tensors, folder / f"{name}.{format}", metadata, schemes=schemes, format=format)
     with glft_schema.open(folder / f"{name}.{format}") as file:
-        (folder / f"{name}.html").write_text(page(file), "utf-8")
+        (folder / f"{name}.html").write_text(page(file, against), "utf-8")
     return folder / f"{name}.html"
 
 
 def rows(tab: Any) -> list[str]:
-    """Returns the names in the table, of the rows that are drawn."""
+    """Returns the names in the drawn rows of the table."""
     found: list[str] = tab.locator("#tensor-table tbody tr[data-tensor] th").all_inner_texts()
     return found
 

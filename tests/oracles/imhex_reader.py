@@ -1,8 +1,8 @@
-"""A reader of the small part of ImHex's pattern language that our patterns use, written from the language's documentation.
+"""An interpreter for a part of ImHex's pattern language, written from its documentation.
 
-Types and functions must be declared before they are used; names are looked for in the struct, in its template parameters,
-then among global variables; what is placed with ``@`` in a struct does not move the position; a byte order that is set within a
-struct holds until its end.
+Types and functions must be declared before use. Names are looked up in the struct, in its template
+parameters, then among global variables. A variable placed with ``@`` in a struct does not move the
+position. A byte order set within a struct holds until the end of the struct.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OPERATIONS = {
 
 
 class ReturnError(Exception):
-    """What a function returns, on its way to where it was called."""
+    """Carries the value of a return statement to the caller."""
 
 
 class Program:
-    """A pattern, run on a file: its global variables are in `fields`."""
+    """A pattern run on a file. Its global variables are in `fields`."""
 
     def __init__(self, source: str, stored: bytes, **inputs: int) -> None:
         self.stored, self.inputs, self.order, self.at, self.index = stored, inputs, "<", 0, 0
@@ -36,38 +36,38 @@ class Program:
         assert self.pragmas["endian"] == "little"
         tokens = TOKEN.finditer(re.sub(r"^#.*$", "", source, flags=re.MULTILINE))
         self.tokens = [token.group(1) for token in tokens if token.group(1)] + [""]
-        self.place, self.fields = 0, dict[str, Any]()
+        self.next, self.fields = 0, dict[str, Any]()
         self.scopes: list[dict[str, Any]] = [self.fields]
         self.types: dict[str, Any] = dict.fromkeys(LETTERS)
         self.functions: dict[str, Any] = {}
-        while self.tokens[self.place]:
+        while self.tokens[self.next]:
             self.top()
 
     # Tokens
 
     def peek(self, ahead: int = 0) -> str:
-        return self.tokens[self.place + ahead]
+        return self.tokens[self.next + ahead]
 
     def take(self, *expected: str) -> str:
-        token = self.tokens[self.place]
-        assert not expected or token in expected, (expected, self.tokens[max(self.place - 8, 0) : self.place + 8])
-        self.place += 1
+        token = self.tokens[self.next]
+        assert not expected or token in expected, (expected, self.tokens[max(self.next - 8, 0) : self.next + 8])
+        self.next += 1
         return token
 
     def took(self, token: str) -> bool:
-        self.place += (found := self.peek() == token)
+        self.next += (found := self.peek() == token)
         return found
 
     def block(self, run: bool) -> None:
-        """Runs the statements in braces, or the one statement; or skips them."""
+        """Runs or skips the statements in braces, or one statement."""
+        act = self.statement if run else self.skip
         if not self.took("{"):
-            return self.statement() if run else self.skip()
+            return act()
         while not self.took("}"):
-            self.statement() if run else self.skip()
+            act()
         return None
 
     def skip(self) -> None:
-        """Skips one statement."""
         depth = 0
         while True:
             token = self.take()
@@ -81,7 +81,7 @@ class Program:
         kind = self.peek()
         if kind == "using":
             self.types.setdefault(self.peek(1), ())
-            self.place += 3
+            self.next += 3
         elif kind == "enum":
             _, name, _, number, _ = (self.take() for _ in range(5))
             entries = {}
@@ -101,7 +101,7 @@ class Program:
                     self.took(",")
             table = self.types if kind == "struct" else self.functions
             assert not table.get(name), f"{name} comes twice"
-            table[name] = (self.place, parameters)
+            table[name] = (self.next, parameters)
             self.block(run=False) if kind == "fn" else self.checked_members(name)
             self.attributes()
             self.take(";")
@@ -109,20 +109,18 @@ class Program:
             self.statement()
 
     def checked_members(self, name: str) -> None:
-        """Skips a struct's members, after making sure that their types are known."""
-        start = self.place
+        """Skips a struct's members, and checks that their types are declared."""
         self.take("{")
         depth = 1
         while depth:
-            before, token = self.tokens[self.place - 1], self.take()
+            before, token = self.tokens[self.next - 1], self.take()
             depth += (token == "{") - (token == "}")
             if before in ("{", ";", "}", "le", "be", ":") and re.match(r"\w", token) and token not in ("if", "else", "match"):
                 assert token in self.types or token in ("le", "be") or self.peek() == "=", f"{token} in {name} is not declared"
-        assert self.tokens[start] == "{"
 
     def attributes(self) -> None:
         if self.peek() == "[" and self.peek(1) == "[":
-            while self.tokens[self.place - 2 : self.place] != ["]", "]"] or self.peek() == "]":
+            while self.tokens[self.next - 2 : self.next] != ["]", "]"] or self.peek() == "]":
                 self.take()
 
     # Statements
@@ -135,15 +133,15 @@ class Program:
             if self.took("else"):
                 self.block(not holds)
         elif token == "while":
-            start = self.place
+            start = self.next
             holds = self.bracketed()
             self.block(bool(holds))
-            self.place = start if holds else self.place
+            self.next = start if holds else self.next
         elif token == "match":
             value = self.bracketed()
             self.take("{")
             while not self.took("}"):
-                self.place -= 1  # as there is no word before a case
+                self.next -= 1  # `bracketed` takes a word first
                 holds = self.bracketed() == value
                 self.take(":")
                 self.block(holds)
@@ -154,7 +152,7 @@ class Program:
             self.expression()
             self.take(";")
         elif self.peek(1) == "=":
-            self.place += 2
+            self.next += 2
             assert token in self.scopes[-1]
             self.scopes[-1][token] = self.expression()
             self.take(";")
@@ -162,29 +160,25 @@ class Program:
             self.variable()
 
     def bracketed(self) -> Any:
-        """Takes a word, and an expression in brackets after it."""
+        """Takes a word and an expression in brackets."""
         self.take()
         self.take("(")
-        value = self.expression()
-        self.take(")")
-        return value
+        return self.expression_up_to(")")
 
     def variable(self) -> None:
         order = {"le": "<", "be": ">"}.get(self.peek(), self.order)
-        self.place += self.peek() in ("le", "be")
-        kind, arguments, name, count, before = self.take(), [], "", None, self.at
+        self.next += self.peek() in ("le", "be")
+        kind, arguments, count, before = self.take(), [], None, self.at
         assert self.types.get(kind, ()) is not None or kind in LETTERS, kind
         if self.took("<"):
-            arguments.append(self.expression(3))
-            while self.took(","):
+            while not self.took(">"):
                 arguments.append(self.expression(3))
-            self.take(">")
+                self.took(",")
         name = self.take()
         if self.peek() == "[" and self.peek(1) != "[":
             self.take()
-            count = self.expression()
-            self.take("]")
-        is_value = is_placed = False
+            count = self.expression_up_to("]")
+        is_placed = False
         if is_value := self.took("="):
             self.scopes[-1][name] = self.expression()
         elif is_value := self.took("in"):
@@ -208,20 +202,20 @@ class Program:
             return values[0] if count is None or letter == "c" else list(values)
         if count is None:
             return self.record(declared, order, arguments)
-        made, before = [], self.index
+        records, before = [], self.index
         for self.index in range(count):
-            made.append(self.record(declared, order, arguments))
+            records.append(self.record(declared, order, arguments))
         self.index = before
-        return made
+        return records
 
     def record(self, declared: tuple[int, list[str]], order: str, arguments: list[int]) -> dict[str, Any]:
         body, parameters = declared
         assert len(parameters) == len(arguments)
-        back, before = self.place, self.order
+        back, before = self.next, self.order
         self.scopes.append(dict(zip(parameters, arguments, strict=True)))
-        self.place, self.order = body, order
+        self.next, self.order = body, order
         self.block(run=True)
-        self.place, self.order = back, before
+        self.next, self.order = back, before
         return self.scopes.pop()
 
     # Expressions
@@ -238,9 +232,7 @@ class Program:
     def factor(self) -> Any:
         token = self.take()
         if token == "(":
-            inner = self.expression()
-            self.take(")")
-            return inner
+            return self.expression_up_to(")")
         if token == "$":
             return self.at
         if token[0] == '"':
@@ -263,11 +255,13 @@ class Program:
             token = self.take()
         value = scopes[-1][token] if token in scopes[-1] else self.fields[token]
         while (self.peek() == "[" and self.peek(1) != "[") or self.peek() == ".":
-            if self.take() == ".":
-                value = value[self.take()]
-            else:
-                value = value[self.expression()]
-                self.take("]")
+            is_member = self.take() == "."
+            value = value[self.take() if is_member else self.expression_up_to("]")]
+        return value
+
+    def expression_up_to(self, closing: str) -> Any:
+        value = self.expression()
+        self.take(closing)
         return value
 
     def call(self, name: str, arguments: list[Any]) -> Any:
@@ -282,7 +276,7 @@ class Program:
             self.order = {"Little": "<", "Big": ">"}[arguments[0]]
             return None
         body, parameters = self.functions[name]
-        back, self.place = self.place, body
+        back, self.next = self.next, body
         self.scopes.append(dict(zip(parameters, arguments, strict=True)))
         result = None
         try:
@@ -290,5 +284,5 @@ class Program:
         except ReturnError as returned:
             (result,) = returned.args
         self.scopes.pop()
-        self.place = back
+        self.next = back
         return result

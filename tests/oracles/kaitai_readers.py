@@ -1,7 +1,7 @@
-"""What readers see of a file, as one plain structure: ours, and those that Kaitai Struct's compiler makes of our ``.ksy``.
+"""Files as plain data, read by this package and by readers that Kaitai Struct generates.
 
-Each walks over the schema's JSON, so that every field that is declared is compared. Floats are the bits of a float64 and bytes
-are hex digits; integers are texts where JavaScript wrote them.
+Each walk follows the schema's JSON, so every declared field is compared. Floats are the bits of a
+float64 and bytes are hex digits. Integers from JavaScript are texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema import Container, File
+from glft_schema import Container
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array
 from glft_schema.describe.as_json import as_data
@@ -52,14 +52,14 @@ main().catch(error => { console.error(String(error)); process.exit(1) })
 
 
 def installed(request: pytest.FixtureRequest) -> Path:
-    """Returns the folder that compiler and runtime are in, within pytest's cache; skips the test where they cannot be had."""
+    """Returns the folder of compiler and runtime; skips the test if they cannot be installed."""
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
     with kept(request, "kaitai") as cache:
         if not (cache / "node_modules" / "js-yaml").exists():
-            patience = ["--fetch-retries=1", "--fetch-timeout=20000"]  # without a way to the registry npm waits for minutes
-            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *patience, "--prefix", cache, *PACKAGES]
+            limits = ["--fetch-retries=1", "--fetch-timeout=20000"]  # npm waits for minutes if the registry is unreachable
+            command = ["npm", "install", "--silent", "--no-audit", "--no-fund", *limits, "--prefix", cache, *PACKAGES]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
@@ -69,19 +69,14 @@ def installed(request: pytest.FixtureRequest) -> Path:
 
 def node(cache: Path, *arguments: str | Path) -> str:
     """Runs node with the packages; returns what it prints."""
-    done = subprocess.run(
-        ["node", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"NODE_PATH": str(cache / "node_modules")},
-    )
+    environment = os.environ | {"NODE_PATH": str(cache / "node_modules")}
+    done = subprocess.run(["node", *arguments], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 def compiled(cache: Path, folder: Path, schemas: dict[str, Schema]) -> Path:
-    """Writes the ``.ksy`` of each schema into a folder, and the readers that the compiler makes of it beside them."""
+    """Writes the ``.ksy`` file of each schema, and the readers compiled from it, into a folder."""
     for name, schema in schemas.items():
         (folder / f"{name}.ksy").write_text(as_kaitai(schema), "utf-8")
     node(cache, "-e", COMPILE, folder, folder)
@@ -89,7 +84,7 @@ def compiled(cache: Path, folder: Path, schemas: dict[str, Schema]) -> Path:
 
 
 def python_reader(folder: Path, name: str) -> Any:
-    """Returns a class of a reader in Python."""
+    """Returns the class of a reader in Python."""
     pytest.importorskip("kaitaistruct", reason="needs kaitaistruct, the runtime of Kaitai Struct's readers")
     spec = importlib.util.spec_from_file_location(f"kaitai_{name}", folder / f"{name.lower()}.py")
     assert spec
@@ -100,105 +95,115 @@ def python_reader(folder: Path, name: str) -> Any:
 
 
 def number(value: Any) -> str | int:
-    """Returns a number as it is compared: any NaN is one."""
+    """Returns a number for comparison. All NaNs are equal."""
     if isinstance(value, (float, np.floating)):
         return "nan" if value != value else struct.pack(">d", float(value)).hex()
     return int(value)
 
 
-def code_of(node: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the node of a switch that fields before it decide."""
-    return next(case for case in node["cases"] if case["code"] == fields[node["on"]])["node"]
+class Walk:
+    """Walks over a file as one reader gives it.
 
-
-def payload_struct(schema: dict[str, Any], code: int) -> dict[str, Any] | None:
-    """Returns the struct of a tensor type's payload, or None of an unknown type."""
-    found = [type_["payload"] for type_ in schema["tensor_types"] if type_["code"] == code]
-    return schema["structs"][found[0]] if found else None
-
-
-class Theirs:
-    """Walks over what a reader in Python gives."""
+    Args:
+        schema: the format's schema as data.
+        root: the file, from the reader.
+        deep: whether payloads are walked over, too, not only hashed.
+    """
 
     def __init__(self, schema: dict[str, Any], root: Any, deep: bool = True) -> None:
         self.schema = schema
-        self.deep = deep
-        self.rows = next(
-            (f["node"]["table"] for f in schema["structs"]["file"]["fields"] if f["node"]["kind"] == "payloads"), ""
-        )
         self.root = root
+        self.deep = deep
+        nodes = [field["node"] for field in schema["structs"]["file"]["fields"]]
+        self.table = next((node["table"] for node in nodes if node["kind"] == "payloads"), "")
 
-    def file(self) -> dict[str, Any]:
-        made = self.struct(self.schema["structs"]["file"], self.root)
-        for row, fields in zip(getattr(self.root, self.rows), made[self.rows], strict=True):
-            fields["payload"] = self.payload(row, fields["dtype"])
-        return made
-
-    def payload(self, row: Any, code: int) -> dict[str, Any] | None:
-        found = payload_struct(self.schema, code)
-        if found is None:
-            assert (row.nbytes, row.payload_bytes, row.payload) == (-1, None, None)
-            return None
-        made = {"nbytes": number(row.nbytes), "sha256": hashlib.sha256(row.payload_bytes).hexdigest()}
-        return made | (self.struct(found, row.payload) if self.deep else {})
+    def payload_struct(self, code: int) -> dict[str, Any] | None:
+        """Returns the struct of a tensor type's payload, or None if the type is unknown."""
+        names = [type_["payload"] for type_ in self.schema["tensor_types"] if type_["code"] == code]
+        return self.schema["structs"][names[0]] if names else None
 
     def struct(self, struct: dict[str, Any], value: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for field in struct["fields"]:
-            made[field["name"]] = self.node(field["node"], getattr(value, field["name"]), made)
-        return made
+            fields[field["name"]] = self.node(field["node"], self.get(value, field["name"]), fields)
+        return fields
+
+    def get(self, value: Any, name: str) -> Any:
+        raise NotImplementedError
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
-        kind = node["kind"]
-        if kind == "bytes" or kind == "padding":
-            return value.hex()
-        if kind == "text":
-            valid = is_utf8(value.bytes)
-            return {"bytes": value.bytes.hex(), "text": value.text if valid else None}
-        if kind in ("list", "counted"):
-            return [self.node(node["item"], item, before) for item in value]
-        if kind == "numbers":
-            return [number(item) for item in (value if isinstance(value, (list, bytes)) else [value])]
-        if kind == "blocks":
-            return [self.struct(self.schema["structs"][node["struct"]], item) for item in value]
-        if kind == "switch":
-            return self.node(code_of(node, before), value, before)
-        if kind == "struct":
-            return self.struct(self.schema["structs"][node["struct"]], value)
-        if kind == "lines":
-            return [[line.key, line.value] for line in value.lines]
-        if kind == "derived":
-            return [number(getattr(item, "value", item)) for item in value] if isinstance(value, list) else number(value)
-        if kind == "payloads":
-            return {"start": number(value.start), "sha256": hashlib.sha256(value.bytes).hexdigest()}
+        match node["kind"]:
+            case "bytes" | "padding":
+                return value.hex()
+            case "list" | "counted":
+                return [self.node(node["item"], item, before) for item in value]
+            case "switch":
+                case = next(case for case in node["cases"] if case["code"] == before[node["on"]])
+                return self.node(case["node"], value, before)
+            case "struct":
+                return self.struct(self.schema["structs"][node["struct"]], value)
         return number(value)
 
 
-class Ours:
-    """Walks over what we give."""
-
-    def __init__(self, schema: dict[str, Any], file: File, deep: bool = True) -> None:
-        self.schema = schema
-        self.deep = deep
-        self.rows = file.format.table
-        self.opened = file
+class Theirs(Walk):
+    """A file from a generated reader in Python."""
 
     def file(self) -> dict[str, Any]:
-        made = self.struct(self.schema["structs"]["file"], self.opened.regions)
-        for tensor, fields in zip(self.opened.tensors.values(), made[self.rows], strict=True):
-            fields["payload"] = self.payload(tensor, fields["dtype"])
-        return made
+        fields = self.struct(self.schema["structs"]["file"], self.root)
+        for row, found in zip(getattr(self.root, self.table), fields[self.table], strict=True):
+            found["payload"] = self.payload(row, found["dtype"])
+        return fields
+
+    def get(self, value: Any, name: str) -> Any:
+        return getattr(value, name)
+
+    def payload(self, row: Any, code: int) -> dict[str, Any] | None:
+        struct = self.payload_struct(code)
+        if struct is None:
+            assert (row.nbytes, row.payload_bytes, row.payload) == (-1, None, None)
+            return None
+        hashed = {"nbytes": number(row.nbytes), "sha256": hashlib.sha256(row.payload_bytes).hexdigest()}
+        return hashed | (self.struct(struct, row.payload) if self.deep else {})
+
+    def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
+        match node["kind"]:
+            case "text":
+                return {"bytes": value.bytes.hex(), "text": value.text if is_utf8(value.bytes) else None}
+            case "numbers":
+                return [number(item) for item in (value if isinstance(value, (list, bytes)) else [value])]
+            case "blocks":
+                return [self.struct(self.schema["structs"][node["struct"]], item) for item in value]
+            case "lines":
+                return [[line.key, line.value] for line in value.lines]
+            case "derived":
+                return [number(getattr(item, "value", item)) for item in value] if isinstance(value, list) else number(value)
+            case "payloads":
+                return {"start": number(value.start), "sha256": hashlib.sha256(value.bytes).hexdigest()}
+        return super().node(node, value, before)
+
+
+class Ours(Walk):
+    """A file from this package."""
+
+    def file(self) -> dict[str, Any]:
+        fields = self.struct(self.schema["structs"]["file"], self.root.regions)
+        for tensor, found in zip(self.root.tensors.values(), fields[self.table], strict=True):
+            found["payload"] = self.payload(tensor, found["dtype"])
+        return fields
+
+    def get(self, value: Any, name: str) -> Any:
+        return value[name]
 
     def payload(self, tensor: Tensor, code: int) -> dict[str, Any] | None:
         if isinstance(tensor.dtype, OpaqueType):
             return None
-        made = {"nbytes": tensor.nbytes, "sha256": hashlib.sha256(tensor.raw).hexdigest()}
-        found = payload_struct(self.schema, code)
-        assert found
-        return made | (self.fields(found, tensor) if self.deep else {})
+        hashed = {"nbytes": tensor.nbytes, "sha256": hashlib.sha256(tensor.raw).hexdigest()}
+        struct = self.payload_struct(code)
+        assert struct
+        return hashed | (self.fields(struct, tensor) if self.deep else {})
 
     def fields(self, payload: dict[str, Any], tensor: Tensor) -> dict[str, Any]:
-        """Returns the payload's fields; of a payload of blocks those of each block."""
+        """Returns the payload's fields; for blocks, the fields of each block."""
         if tensor.dtype.block is None:
             kinds = {field["name"]: field["node"]["item"]["number"] for field in payload["fields"]}
             return {name: stored(field, kinds[name]) for name, field in tensor.fields.items()}
@@ -209,47 +214,32 @@ class Ours:
         blocks = zip(*columns.values(), strict=True)
         return {field["name"]: [dict(zip(columns, block, strict=True)) for block in blocks]}
 
-    def struct(self, struct: dict[str, Any], value: Any) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for field in struct["fields"]:
-            made[field["name"]] = self.node(field["node"], value[field["name"]], made)
-        return made
-
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
-        kind = node["kind"]
         if isinstance(value, TypedMetadata):
-            stored = [(key, value.stored(key)) for key in value]
-            value = [{"key": key, "type": entry.type, "value": entry.value} for key, entry in stored]
+            entries = [(key, value.stored(key)) for key in value]
+            value = [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
         if isinstance(value, Array):
             value = {"type": value.type, "n": len(value.values), "elements": value.values}
-        if kind == "bytes" or kind == "padding":
-            return value.hex()
-        if kind == "text":
-            text = value.encode("utf-8", "surrogateescape")
-            return {"bytes": text.hex(), "text": value if is_utf8(text) else None}
-        if kind in ("list", "counted"):
-            return [self.node(node["item"], item, before) for item in value]
-        if kind == "switch":
-            return self.node(code_of(node, before), value, before)
-        if kind == "struct":
-            return self.struct(self.schema["structs"][node["struct"]], value)
-        if kind == "code":
-            return value.code
-        if kind == "lines":
-            return [list(line) for line in value.items()]
-        if kind == "byte_order":
-            return self.schema["byte_orders"].index(value)
-        if kind == "derived":
-            return value
-        if kind == "payloads":
-            start = value.start
-            region = self.opened.source.view(start, self.opened.source.size - start)
-            return {"start": start, "sha256": hashlib.sha256(region).hexdigest()}
-        return number(value)
+        match node["kind"]:
+            case "text":
+                text = value.encode("utf-8", "surrogateescape")
+                return {"bytes": text.hex(), "text": value if is_utf8(text) else None}
+            case "code":
+                return value.code
+            case "lines":
+                return [list(line) for line in value.items()]
+            case "byte_order":
+                return self.schema["byte_orders"].index(value)
+            case "derived":
+                return value
+            case "payloads":
+                region = self.root.source.view(value.start, self.root.source.size - value.start)
+                return {"start": value.start, "sha256": hashlib.sha256(region).hexdigest()}
+        return super().node(node, value, before)
 
 
 def stored(field: torch.Tensor, kind: str) -> list[Any]:
-    """Returns the numbers of a field; halves by their bits, and unsigned words, which come as their bytes, whole."""
+    """Returns the numbers of a field: halves as their bits, unsigned words from their bytes."""
     flat = field.contiguous().reshape(-1)
     if kind in ("f16", "bf16"):
         flat = flat.view(torch.int16) if flat.numel() else flat
@@ -269,13 +259,13 @@ def is_utf8(text: bytes) -> bool:
 
 
 def ours(stored: bytes, deep: bool = True) -> dict[str, Any]:
-    """Returns what we see of a file."""
+    """Returns a file as this package reads it."""
     file = Container.parse(stored)
     return Ours(SCHEMAS[file.format.name], file, deep).file()
 
 
 def javascript(cache: Path, folder: Path, files: list[Path], deep: bool = True) -> list[Any]:
-    """Returns what the readers in JavaScript see of files, named ``FORMAT-...``."""
+    """Returns files, named ``FORMAT-...``, as the generated readers in JavaScript read them."""
     (folder / "schemas.json").write_text(json.dumps(SCHEMAS), "utf-8")
     (folder / "files.json").write_text(json.dumps([[path.name.partition("-")[0], str(path)] for path in files]), "utf-8")
     walk = Path(__file__).with_name("kaitai_walk.js")

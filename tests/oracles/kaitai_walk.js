@@ -1,4 +1,4 @@
-// Prints what the readers in JavaScript see of files, as tests/oracles/kaitai_readers.py describes it.
+// Prints files as the generated readers in JavaScript read them, in the form of kaitai_readers.py.
 "use strict"
 const [folder, depth] = process.argv.slice(2), crypto = require("crypto"), fs = require("fs")
 const KaitaiStream = require("kaitai-struct/KaitaiStream")

@@ -1,1 +1,1 @@
-"""A schema in Kaitai Struct's language: the writer, and what it needs to say fields, rows, expressions and names there."""
+"""The writer for Kaitai Struct: fields, rows of tables, expressions and names."""

@@ -1,4 +1,4 @@
-"""Plain data as YAML text, in block style. Every scalar that a parser could take for something else is quoted."""
+"""Plain data as YAML in block style. Scalars that a parser could misread are quoted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from glft_schema.errors import without_controls
 
 PLAIN = re.compile(r"-?[A-Za-z_][\w.()/*+<>=?,;'-]*(?: [\w.()/*+<>=?,;'-]+)*", re.ASCII)
-WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # those that YAML 1.1 takes for other than text
+WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")  # not text in YAML 1.1
 
 
 def as_yaml(value: Mapping[str, Any]) -> str:
@@ -19,15 +19,15 @@ def as_yaml(value: Mapping[str, Any]) -> str:
 
 
 def _lines(value: Any) -> Iterator[str]:
-    """Yields the lines of a mapping or list that is not empty."""
+    """Yields the lines of a non-empty mapping or list."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _entry(f"{_scalar(key)}:", part)
     else:
         for part in value:
-            first, *others = _lines(part) if isinstance(part, (Mapping, list)) and part else [_scalar(part)]
+            first, *rest = _lines(part) if isinstance(part, (Mapping, list)) and part else [_scalar(part)]
             yield f"- {first}"
-            yield from (f"  {line}" for line in others)
+            yield from (f"  {line}" for line in rest)
 
 
 def _entry(key: str, value: Any) -> Iterator[str]:
@@ -42,13 +42,13 @@ def _entry(key: str, value: Any) -> Iterator[str]:
 
 
 def _is_literal(text: str) -> bool:
-    """Tells whether a text is one of several lines that can stand as they are."""
+    """Tells whether a text has several lines and needs no escape."""
     lines = text.split("\n")
     return len(lines) > 1 and all(line.isprintable() and line and line[0] != " " and line[-1] != " " for line in lines)
 
 
 def _scalar(value: Any) -> str:
-    """Returns a text, an integer or a boolean; or what is empty."""
+    """Returns a text, an integer, a boolean, or an empty list or mapping."""
     if not isinstance(value, str):
         return json.dumps(value)
     if PLAIN.fullmatch(value) and value.lower() not in WORDS:
@@ -57,7 +57,7 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped(letter: str) -> str:
-    """Returns a letter that YAML does not show as it writes it between double quotes."""
+    """Returns the escape of an unprintable letter in double quotes."""
     if 0xD800 <= ord(letter) < 0xE000:
-        return "\\uFFFD"  # half of a surrogate pair, which no YAML can say
+        return "\\uFFFD"  # YAML cannot hold lone surrogates
     return f"\\u{ord(letter):04X}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08X}"

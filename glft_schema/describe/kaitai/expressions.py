@@ -1,4 +1,4 @@
-"""Expressions of declarations in Kaitai Struct's language."""
+"""Expressions of declarations in Kaitai Struct."""
 
 from __future__ import annotations
 
@@ -17,51 +17,50 @@ from glft_schema.codec.expressions import (
     ValueOfKey,
     subexpressions,
 )
+from glft_schema.describe.c_language import COMPARISONS
 from glft_schema.describe.kaitai.names import KaitaiNames
+from glft_schema.describe.traversal import field_of
 
-COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
-ARITHMETIC = {sign: sign for sign in ("+", "-", "*", "%", "<<", ">>", "&", "|", "^")} | {"//": "/"}  # as on integers
-LOGIC = {"&": "and", "|": "or"}  # as on conditions
+LOGIC = {"&": "and", "|": "or"}  # of conditions; on integers the signs are Python's
 
 
-class UnsayableError(NotImplementedError):
-    """Kaitai Struct has no words for it."""
+class UnsupportedError(NotImplementedError):
+    """Kaitai Struct cannot express the construct."""
 
 
 @dataclass(frozen=True)
-class At:
-    """Where an expression stands.
+class Location:
+    """The location of an expression.
 
     Attributes:
-        struct: the struct that it counts from.
-        depth: how many types of our own are around it, that are not in the declaration.
-        params: what the parameters ``out`` and ``in`` are called here.
+        struct: the struct that the expression is relative to.
+        depth: the number of generated types around the expression that are not in the declaration.
+        params: the names of the parameters ``out`` and ``in``.
     """
 
     struct: str
     depth: int = 0
     params: Mapping[str, str] = field(default_factory=dict, hash=False)
 
-    def inside(self) -> At:
-        """Returns the place within one more type of our own."""
-        return At(self.struct, self.depth + 1, self.params)
+    def inside(self) -> Location:
+        return Location(self.struct, self.depth + 1, self.params)
 
 
 @dataclass(frozen=True)
 class KeySearch:
-    """A search for a key among rows: the row before gives what was found so far as `before`, each row gives `after`.
+    """A search for a key in the rows of a table, carried from row to row.
 
     Attributes:
-        struct: the struct that the table of rows is in.
+        struct: the struct that contains the table.
         table: the field.
-        wanted: the key and the default.
-        before: the rows' parameter.
-        after: the rows' instance.
+        lookup: the key and the default.
+        before: the parameter of a row: the value found in the rows before it.
+        after: the instance of a row: the value found up to and including it.
     """
 
     struct: str
     table: s.Field
-    wanted: ValueOfKey
+    lookup: ValueOfKey
     before: str
     after: str
 
@@ -70,9 +69,9 @@ class Expressions:
     """Writes expressions for one schema.
 
     Attributes:
-        names: of each struct, by name: those that are taken.
-        ids: of each struct, by name: its fields' identifiers.
-        lookups: the searches for keys that were written, by table, key and default.
+        names: the identifiers in use, by struct.
+        ids: the identifiers of fields, by struct and field.
+        searches: the searches for keys, by table, key and default.
     """
 
     def __init__(self, schema: s.Schema, root: str) -> None:
@@ -83,18 +82,18 @@ class Expressions:
             name: {part.name: self.names[name].new(part.name) for part in struct.fields if part.name}
             for name, struct in schema.structs.items()
         }
-        self.lookups: dict[tuple[str, str, str, int], KeySearch] = {}
+        self.searches: dict[tuple[str, str, str, int], KeySearch] = {}
         self._parents = {
             ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in s.refs(part.node)
         }
 
-    def text(self, expression: Expression, at: At) -> str:
-        """Returns an expression. Raises UnsayableError where there is none."""
+    def text(self, expression: Expression, at: Location) -> str:
+        """Returns an expression. Raises UnsupportedError if Kaitai Struct has none."""
         text = self.term(expression, at)
         return text[1:-1] if isinstance(expression, (Operation, ValueOfKey)) else text
 
-    def term(self, expression: Expression, at: At) -> str:
-        """Returns an expression so that it can be a part of another one. Raises UnsayableError where there is none."""
+    def term(self, expression: Expression, at: Location) -> str:
+        """Returns an expression as an operand. Raises UnsupportedError if there is none."""
         if isinstance(expression, Constant):
             return str(expression)
         if isinstance(expression, Operation):
@@ -104,25 +103,25 @@ class Expressions:
         if isinstance(expression, ValueOfKey):
             return self._value_of_key(expression, at)
         if not isinstance(expression, Reference):
-            raise UnsayableError(f"Kaitai Struct cannot say {expression}")
+            raise UnsupportedError(f"Kaitai Struct has no expression {expression}")
         if (param := self.param(expression, at)) is not None:
             return param
         path, part, _ = self.find(expression, at)
         if isinstance(part.node, (s.ByteOrder, s.Payloads)):
-            raise UnsayableError(f"Kaitai Struct cannot compare {expression}")
+            raise UnsupportedError(f"Kaitai Struct cannot compare {expression}")
         return path + {s.Text: ".text", s.Code: ".to_i"}.get(type(part.node), "")
 
-    def param(self, reference: Reference, at: At) -> str | None:
-        """Returns a parameter of a payload, or None where the reference is to none."""
-        name = reference.names[0] if len(reference.names) == 1 and not reference.up and not reference.of_root else ""
-        if name not in at.params or name in self.ids[at.struct]:
+    def param(self, reference: Reference, at: Location) -> str | None:
+        """Returns a parameter of a payload, or None if the reference is to a field."""
+        name = reference.names[0]
+        if not _is_local(reference) or name not in at.params or name in self.ids[at.struct]:
             return None
         return "_parent." * at.depth + at.params[name]
 
-    def find(self, reference: Expression, at: At) -> tuple[str, s.Field, str]:
-        """Returns the path of a field, the field, and the struct that it is in. Raises UnsayableError for others."""
+    def find(self, reference: Expression, at: Location) -> tuple[str, s.Field, str]:
+        """Returns a field's path, the field and its struct, or raises UnsupportedError."""
         if not isinstance(reference, Reference):
-            raise UnsayableError(f"Kaitai Struct cannot name {reference}")
+            raise UnsupportedError(f"Kaitai Struct has no path to {reference}")
         struct: str | None = self.root if reference.of_root else at.struct
         path = ["_root"] if reference.of_root else ["_parent"] * (at.depth + reference.up)
         for _ in range(reference.up):
@@ -130,9 +129,7 @@ class Expressions:
         found = None
         for name in reference.names:
             owner = struct or ""
-            known = self.schema.structs[owner].fields if struct in self.schema.structs else ()
-            part = next((part for part in known if part.name == name), None)
-            if part is None:
+            if (part := field_of(self.schema.structs.get(owner), name)) is None:
                 break
             path.append(self.ids[owner][name])
             struct = part.node.name if isinstance(part.node, s.Ref) else None
@@ -140,14 +137,14 @@ class Expressions:
         else:
             if found:
                 return found
-        raise UnsayableError(f"there is no field {reference}")
+        raise UnsupportedError(f"there is no field {reference}")
 
-    def length(self, of: Expression, at: At, in_bytes: bool = False) -> str:
-        """Returns how long a text, a list or bytes are. Raises UnsayableError for others."""
+    def length(self, of: Expression, at: Location, in_bytes: bool = False) -> str:
+        """Returns the length of a text, a list or bytes. Raises UnsupportedError for others."""
         if isinstance(of, Reversed):
             return self.length(of.of, at)
         path, part, _ = self.find(of, at)
-        if isinstance(part.node, s.Derived) and part.node.value and _is_near(of):
+        if isinstance(part.node, s.Derived) and part.node.value and _is_local(of):
             return self.length(part.node.value, at, in_bytes)
         if isinstance(part.node, s.Text):
             return f"{path}.{'bytes' if in_bytes else 'text'}.length"
@@ -155,51 +152,51 @@ class Expressions:
             return f"{path}.length"
         if isinstance(part.node, (s.List, s.Counted)):
             return f"{path}.size"
-        raise UnsayableError(f"Kaitai Struct cannot say how long {of} is")
+        raise UnsupportedError(f"Kaitai Struct has no length of {of}")
 
-    def element(self, expression: Expression, index: str, at: At) -> str:
-        """Returns an element of a list. Raises UnsayableError for what is none."""
+    def element(self, expression: Expression, index: str, at: Location) -> str:
+        """Returns an element of a list. Raises UnsupportedError for other expressions."""
         if isinstance(expression, Reversed):
             return self.element(expression.of, f"{self.length(expression.of, at)} - 1 - {index}", at)
         path, part, _ = self.find(expression, at)
-        if isinstance(part.node, s.Derived) and part.node.value and _is_near(expression):
+        if isinstance(part.node, s.Derived) and part.node.value and _is_local(expression):
             return self.element(part.node.value, index, at)
         if isinstance(part.node, (s.List, s.Counted)) and isinstance(part.node.item, (s.Number, s.Either)):
             return f"{path}[{index}]"
-        raise UnsayableError(f"Kaitai Struct cannot name an element of {expression}")
+        raise UnsupportedError(f"Kaitai Struct has no elements of {expression}")
 
-    def _value_of_key(self, expression: ValueOfKey, at: At) -> str:
+    def _value_of_key(self, expression: ValueOfKey, at: Location) -> str:
         path, table, struct = self.find(expression.mapping, at)
         node = table.node
         if not isinstance(node, s.List) or not node.key or not node.value or not isinstance(node.item, s.Ref):
-            raise UnsayableError(f"{expression.mapping} has no keys")
-        wanted = (struct, table.name, expression.key, expression.default)
-        if wanted not in self.lookups:
+            raise UnsupportedError(f"{expression.mapping} has no keys")
+        search = (struct, table.name, expression.key, expression.default)
+        if search not in self.searches:
             before, after = (self.names[node.item.name].new(f"{expression.key} {when}") for when in ("before", "after"))
-            self.lookups[wanted] = KeySearch(struct, table, expression, before, after)
-        return f"({path}.size > 0 ? {path}.last.{self.lookups[wanted].after} : {expression.default})"
+            self.searches[search] = KeySearch(struct, table, expression, before, after)
+        return f"({path}.size > 0 ? {path}.last.{self.searches[search].after} : {expression.default})"
 
 
 def is_condition(expression: Expression) -> bool:
     if not isinstance(expression, Operation):
         return False
-    both = (expression.left, expression.right)
-    return expression.sign in COMPARISONS or (expression.sign in LOGIC and all(map(is_condition, both)))
+    operands = (expression.left, expression.right)
+    return expression.sign in COMPARISONS or (expression.sign in LOGIC and all(map(is_condition, operands)))
 
 
 def _sign(operation: Operation) -> str:
-    if operation.sign in COMPARISONS:
-        return operation.sign
-    return (LOGIC if is_condition(operation) else ARITHMETIC)[operation.sign]
+    if operation.sign in LOGIC and is_condition(operation):
+        return LOGIC[operation.sign]
+    return "/" if operation.sign == "//" else operation.sign
 
 
-def _is_near(expression: Expression) -> bool:
-    """Tells whether a field stands in the same struct as the expression."""
+def _is_local(expression: Expression) -> bool:
+    """Tells whether an expression is a field of the struct that it stands in."""
     return isinstance(expression, Reference) and len(expression.names) == 1 and not expression.up and not expression.of_root
 
 
 def references(node: Any) -> Iterator[Reference]:
-    """Yields the references of all expressions of a node, or of an expression."""
+    """Yields the references in all expressions of a node, or in an expression."""
     for inner in s.within(node):
         if isinstance(inner, Expression):
             yield from (part for part in subexpressions(inner) if isinstance(part, Reference))

@@ -1,1 +1,1 @@
-"""A file as one page of HTML that needs nothing else: see `render`."""
+"""A file as one self-contained page of HTML; see `render`."""

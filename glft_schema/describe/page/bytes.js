@@ -1,9 +1,9 @@
-// The bytes of a file, linked both ways with its fields: choose one, and the other is shown.
+// The bytes of a file, linked with its fields: selecting one shows the other.
 
 let width = 0; // bytes of a line
-let chosen = -1; // the field
-let here = -1; // the byte that the arrow keys start from
-let lines = []; // [first byte] of a line, or [start, end] of bytes that are not on this page
+let chosen = -1; // the selected field
+let here = -1; // the byte that arrow keys move from
+let lines = []; // [start] of a line, or [start, end] of bytes that are not on this page
 let segments = []; // [start, Uint8Array]
 
 function decoded(text) {
@@ -36,7 +36,7 @@ function layLines() {
   if (end < data.files[shownFile].size) lines.push([end, data.files[shownFile].size]);
 }
 
-// The line that a byte is in, or that stands for it.
+// The line of a byte, or the folded line that replaces it.
 function lineOf(position) {
   let [low, high] = [0, lines.length];
   while (low < high) {
@@ -75,7 +75,7 @@ const dump = new Rows({
   },
 });
 
-// Marks the bytes of the chosen field, where another field begins, and the byte that the tab key comes to.
+// Marks the bytes of the selected field, the first byte of each field, and the byte in the tab order.
 function paint(line, at) {
   const [from, to] = chosen < 0 ? [0, 0] : [tree.start[chosen], tree.start[chosen] + tree.size[chosen]];
   for (const cell of line.querySelectorAll("[data-byte], [data-letter]")) {
@@ -96,7 +96,7 @@ function repaint() {
   for (const [at, line] of dump.drawn) paint(line, at);
 }
 
-// Chooses a field: marks its bytes, says what it is, and scrolls to them unless a byte of it was clicked.
+// Selects a field: describes it, marks its bytes, and scrolls to them unless one of them was clicked.
 function choose(node, { scroll = true, byte = null } = {}) {
   const before = chosen;
   chosen = node;
@@ -132,7 +132,7 @@ function describeField() {
   );
 }
 
-// Goes to a byte, and chooses the field that it belongs to.
+// Goes to a byte and selects its field.
 function goToByte(position, { focus = true } = {}) {
   const node = tree.at(position);
   here = position;
@@ -146,7 +146,7 @@ function goToByte(position, { focus = true } = {}) {
   if (focus && cell) cell.focus({ preventScroll: true });
 }
 
-// Shows a field of a file from elsewhere on the page.
+// Shows a field that was selected elsewhere on the page.
 function showField(file, node, { focus = false } = {}) {
   if (file !== shownFile) showFile(file);
   byId("bytes").scrollIntoView({ block: "start" });
@@ -190,7 +190,7 @@ function showFile(file) {
   }
 }
 
-// The next byte on this page in the direction of a key, over what is folded.
+// The next byte on this page in the direction of a key; skips folded bytes.
 function stepped(key) {
   const line = dump.active;
   const column = here - lines[line][0];

@@ -1,4 +1,4 @@
-"""What a page shows of a file, gathered: texts for the template, and data for the scripts."""
+"""The content of a page: texts for the template, and data for the scripts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -24,26 +25,26 @@ from glft_schema.files.parsing import check_rules
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.stored_tensors import StoredTensor
 
-FINDINGS = 50  # that are listed
-STATIC_ROWS = 1000  # of the table that is there without scripts
-NAMES = 1 << 20  # characters of all names together, about: where there are many, long ones are cut short
-VALUES = 1 << 18  # the same of the metadata's values
+FINDINGS = 50  # listed at most
+STATIC_ROWS = 1000  # of the table of tensors without scripts
+NAMES = 1 << 20  # characters of all names, about: long names are shortened if there are many
+VALUES = 1 << 18  # characters of all values of the metadata, likewise
 ENTRIES = 2000  # of the metadata
 LONGEST_VALUE = 1 << 13  # characters
 FIRST = 16  # elements of a long array
-HISTOGRAMS = 4000  # tensors up to which errors have histograms
+HISTOGRAMS = 4000  # tensors: with more, errors have no histograms
 
 
 @dataclass(frozen=True)
 class Original:
-    """What a file is compared with: tensors by name, and what the page calls it."""
+    """The source that a file is compared with: its name on the page, and its tensors by name."""
 
     name: str
     tensors: Mapping[str, StoredTensor]
 
 
 class Content:
-    """A file's content as a page shows it: `texts` for the template, and `data` for the scripts."""
+    """The content of a file: `texts` for the template, `data` for the scripts."""
 
     def __init__(self, file: File, against: Original | None, progress: Progress | None) -> None:
         self._file = file
@@ -64,18 +65,17 @@ class Content:
                 progress(tensor.name, i / len(self._tensors))
             self._numbers.append(summary(tensor, count))
             if against is not None and self._errors is not None:
-                found = errors(tensor, against.tensors, count)
+                self._errors.append(errors(tensor, against.tensors, count))
                 if len(self._tensors) > HISTOGRAMS:
-                    found.pop("sample", None)
-                self._errors.append(found)
-        self._beside = _beside_tensors(self._maps)
+                    self._errors[-1].pop("sample", None)
+        self._outside = _outside_payloads(self._maps)
         self.texts = self._texts(against)
         self.data = self._data()
 
     def _texts(self, against: Original | None) -> dict[str, Any]:
         file = self._file
-        found = [(i, finding) for i, shard in enumerate(file.shards) for finding in check_rules(shard, shard.format.rule_sets)]
-        beside = sum(self._beside.values())
+        findings = [(i, found) for i, shard in enumerate(file.shards) for found in check_rules(shard, shard.format.rule_sets)]
+        outside = sum(self._outside.values())
         return {
             "name": _name(file),
             "format": file.format.name,
@@ -83,7 +83,7 @@ class Content:
             "files": [{"name": _name(shard)} for shard in file.shards],
             "tensors": len(self._tensors),
             "rule_sets": file.format.rule_sets,
-            "broken": len(found),
+            "broken": len(findings),
             "findings": [
                 {
                     "rule": finding.rule,
@@ -93,17 +93,17 @@ class Content:
                     "offset": finding.offset,
                     "file": i,
                 }
-                for i, finding in found[:FINDINGS]
+                for i, finding in findings[:FINDINGS]
             ],
             "unclaimed": _unclaimed(self._maps),
             "types": [self._type_text(type_) for type_ in self._types],
-            "beside": {"amount": amount(beside, file.nbytes), "percent": _percent(beside, file.nbytes)},
+            "outside": {"amount": amount(outside, file.nbytes), "percent": _percent(outside, file.nbytes)},
             "against": against and self._comparison(against),
             "static_rows": [_static_row(tensor) for tensor in self._tensors[:STATIC_ROWS]],
         }
 
     def _tiles(self) -> list[tuple[str, str, str]]:
-        """Returns the figures of the summary: what, its value, and what to add."""
+        """Returns the figures of the summary: a term, its value, and a note."""
         file = self._file
         numbers = sum(math.prod(tensor.shape) for tensor in self._tensors)
         payload = sum(self._type_bytes.values())
@@ -113,9 +113,9 @@ class Content:
         tiles += [
             ("Tensors", f"{len(self._tensors):,}", f"of {len(self._types)} type{'s' * (len(self._types) != 1)}"),
             ("Numbers", f"{numbers:,}", ""),
-            ("Bits a number", f"{8 * payload / numbers:.4g}" if numbers else "0", "on average"),
+            ("Bits per number", f"{8 * payload / numbers:.4g}" if numbers else "0", "on average"),
+            ("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"),
         ]
-        tiles.append(("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"))
         magic = self._maps[0].at(0).name
         for name, value in file.regions.get("header", {}).items():
             if name != magic:
@@ -124,21 +124,17 @@ class Content:
         return tiles
 
     def _type_text(self, type_: Any) -> dict[str, Any]:
-        nbytes = self._type_bytes[type_]
-        return {
-            "name": visible(type_.name),
-            "amount": amount(nbytes, self._file.nbytes),
-            "percent": _percent(nbytes, self._file.nbytes),
-        }
+        nbytes, whole = self._type_bytes[type_], self._file.nbytes
+        return {"name": visible(type_.name), "amount": amount(nbytes, whole), "percent": _percent(nbytes, whole)}
 
     def _comparison(self, against: Original) -> dict[str, Any]:
-        """Returns how many tensors were compared with their source, and which has the largest error."""
+        """Returns how many tensors were compared, and the one with the largest error."""
         assert self._errors is not None
         pairs = zip(self._tensors, self._errors, strict=True)
         compared = [(tensor, found) for tensor, found in pairs if "problem" not in found]
         missing = sum(name not in self._file.tensors for name in against.tensors)
-        text = f"{len(compared):,} of {len(self._tensors):,} tensors compared"
-        text += f", {missing:,} of the source are not in the file." if missing else "."
+        text = f"{len(compared):,} of {len(self._tensors):,} tensors compared."
+        text += f" {missing:,} tensors of the source are not in the file." if missing else ""
         worst = max(compared, key=lambda pair: float(pair[1]["max"]), default=None)
         return {
             "name": visible(against.name),
@@ -152,12 +148,11 @@ class Content:
         of = [files[id(tensor.identity[0])] for tensor in self._tensors]
         longest = max(min(LONGEST, NAMES // max(len(self._tensors), 1)), 24)
         first: dict[Any, int] = {}
-        shared = {
-            i: k for i, tensor in enumerate(self._tensors) if (k := first.setdefault(tensor.identity, i)) != i and tensor.nbytes
-        }
+        owners = {i: first.setdefault(tensor.identity, i) for i, tensor in enumerate(self._tensors) if tensor.nbytes}
+        shared = {i: owner for i, owner in owners.items() if owner != i}
         sizes = [(tensor.name, 0 if i in shared else tensor.nbytes) for i, tensor in enumerate(self._tensors)]
         label, _, nodes = modules(sizes)
-        nodes += [[name, nbytes, region] for (region, name), nbytes in self._beside.items()]
+        nodes += [[name, nbytes, region] for (region, name), nbytes in self._outside.items()]
         return {
             "bytes": self._file.nbytes,
             "types": [{"name": visible(type_.name), "code": type_.code} for type_ in self._types],
@@ -186,7 +181,7 @@ class Content:
 
 
 def _name(file: File) -> str:
-    return visible(PurePath(file.name).name)  # not where it lies: a page is handed on
+    return visible(PurePath(file.name).name)  # without folders: pages are passed on
 
 
 def _static_row(tensor: Tensor) -> dict[str, str]:
@@ -200,7 +195,6 @@ def _static_row(tensor: Tensor) -> dict[str, str]:
 
 
 def amount(nbytes: int, whole: int) -> str:
-    """Returns bytes and their share as text."""
     return f"{nbytes:,} bytes, {100 * nbytes / whole if whole else 0:.2f} %"
 
 
@@ -209,31 +203,27 @@ def _percent(nbytes: int, whole: int) -> str:
 
 
 def in_units(nbytes: int) -> tuple[str, str]:
-    """Returns a number of bytes in a unit that suits it, and in bytes where that is another one."""
+    """Returns a number of bytes in a binary unit, and a note: the exact number, or the unit."""
     for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
         if nbytes >= 1 << power:
             return f"{nbytes / (1 << power):.1f} {unit}", f"{nbytes:,} bytes"
     return f"{nbytes:,}", "bytes"
 
 
-def _beside_tensors(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
-    """Returns the bytes of no payload: by region, and what they are."""
-    found: Counter[tuple[str, str]] = Counter()
-    for map in maps:
-        for stretch in map:
+def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for stretch in chain.from_iterable(maps):
+        if not is_payload(stretch) or stretch.kind != FIELD:
             region = path_steps(stretch)[0]
-            if not is_payload(stretch):
-                found[region, region] += stretch.nbytes
-            elif stretch.kind != FIELD:
-                found[region, stretch.kind] += stretch.nbytes
-    return dict(found)
+            counts[region, stretch.kind if is_payload(stretch) else region] += stretch.nbytes
+    return dict(counts)
 
 
 def _unclaimed(maps: Sequence[ByteMap]) -> list[dict[str, Any]]:
-    """Returns, for each kind of bytes that belong to no field, a sentence and where the first of them are."""
+    """Returns a sentence and the first offsets for each kind of bytes outside of fields."""
     kinds = {
-        "unclaimed": ("No byte is unclaimed: the declaration accounts for all.", "unclaimed: nothing declared takes them."),
-        "gap": ("No gaps between payloads.", "in gaps between payloads, or after the last."),
+        "unclaimed": ("All bytes are covered by the declaration.", "unclaimed: not covered by any declared field."),
+        "gap": ("No gaps between payloads.", "in gaps between payloads, or after the last one."),
         "padding": ("No padding.", "of padding."),
     }
     texts = []
@@ -256,7 +246,7 @@ def _entries(metadata: Any) -> list[tuple[str, str, str]]:
 
 
 def _value(entry: StoredValue, longest: int) -> str:
-    """Returns a value as text: of a long array how long it is, and its first elements."""
+    """Returns a value as text; a long array as its length and first elements."""
     value = entry.value
     if isinstance(value, str):
         return visible(value, longest, "\n\t")

@@ -1,4 +1,4 @@
-// The details of one tensor: beside the table where there is room, and over it where there is none.
+// The details of one tensor, next to the table, or over it on narrow screens.
 
 const details = byId("details");
 const BAR = 10; // of a histogram, in its own units
@@ -31,7 +31,7 @@ function openDetails(i) {
   details.scrollTop = 0;
 }
 
-// A name that lines break in after its dots and underscores.
+// A name with line breaks allowed after dots and underscores.
 function breakable(name) {
   const text = quoted("");
   for (const part of name.split(/(?<=[._/])/)) text.append(part, make("wbr"));
@@ -49,7 +49,7 @@ function tensorLink(i) {
   return make("button", { type: "button", class: "link", onclick: () => showTensor(i, { scroll: false }) }, quoted(tensors.names[i]));
 }
 
-// The row of the table that declares it, and the fields of its payload, with their bytes.
+// The fields of the row that declares a tensor, and of its payload, with their bytes.
 function fieldsOf(i) {
   const file = tensors.files[i];
   const jump = (node) => () => {
@@ -68,7 +68,7 @@ function fieldsOf(i) {
     }
     if (nodes.length) parts.push(make("h4", {}, title), list);
   }
-  if (!parts.length) parts.push(make("p", { class: "note" }, "Its fields are left out of this page, as the file has so many tensors."));
+  if (!parts.length) parts.push(make("p", { class: "note" }, "Its fields are omitted from this page because the file has too many tensors."));
   return parts;
 }
 
@@ -76,13 +76,13 @@ function numbersOf(i) {
   const found = data.numbers[i];
   const title = make("h4", {}, "Values");
   if (found.problem) return [title, make("p", { class: "note" }, `No values: ${found.problem}.`)];
-  if (!found.count) return [title, make("p", { class: "note" }, "No values: it has none.")];
+  if (!found.count) return [title, make("p", { class: "note" }, "The tensor is empty.")];
   const all = found.count === tensors.numbers[i];
   const note = all ? `All ${count(found.count)} values, dequantized.` : `A sample of ${count(found.count)} of its ${count(tensors.numbers[i])} values, dequantized.`;
   return [title, make("p", { class: "note" }, note), ...distribution(found, "values")];
 }
 
-// Min, max, mean, deviation, what is not finite, and the histogram of numbers.
+// Statistics and the histogram of numbers.
 function distribution(found, what) {
   const parts = [
     definitions([

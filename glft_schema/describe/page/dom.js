@@ -17,7 +17,7 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-// Text from the file, kept apart from what stands around it where it is written from right to left.
+// Text from the file, isolated so that right-to-left text does not affect its surroundings.
 function quoted(text, attributes = {}) {
   return make("bdi", attributes, text);
 }
@@ -40,7 +40,7 @@ function share(part, whole) {
   return percent < 0.01 ? "under 0.01 %" : `${percent.toLocaleString(LOCALE, { maximumFractionDigits: 2 })} %`;
 }
 
-// A number that was measured: as a number, or "nan", "inf" as text.
+// A measured number, or "nan" or "inf" as text.
 function measured(number) {
   if (typeof number === "string") return { inf: "∞", "-inf": "−∞", nan: "NaN" }[number] || number;
   const size = Math.abs(number);
@@ -58,13 +58,13 @@ function definitions(rows) {
   return list;
 }
 
-// Tells whether a text has every word of what is searched for.
+// Returns a predicate: whether a text contains every word of a search.
 function matcher(search) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   return (text) => words.every((word) => text.includes(word));
 }
 
-// Calls `act` when nothing has been typed for a moment.
+// Calls `act` 120 ms after the last key.
 function settled(act) {
   let timer = 0;
   return () => {
@@ -73,9 +73,9 @@ function settled(act) {
   };
 }
 
-// A long list: of its rows, all of one height, those in sight are drawn, and the active one, so that it keeps the focus.
+// A virtual list with rows of one height. Draws the visible rows, and the active row so that it keeps the focus.
 class Rows {
-  // scroller: what scrolls; body: the rows' parent; draw(i): makes row i; gap(height): stands for rows that are not drawn.
+  // scroller: the scrolling element; body: the rows' parent; draw(i): creates row i; gap(height): replaces rows not drawn.
   constructor({ scroller, body, draw, gap = (height) => spacer(height), head = null }) {
     Object.assign(this, { scroller, body, make: draw, gap, head, count: 0, active: 0, drawn: new Map(), height: 0 });
     let pending = false;
@@ -90,7 +90,7 @@ class Rows {
     new ResizeObserver(() => this.measure()).observe(scroller);
   }
 
-  // Shows other rows, or the same ones made anew.
+  // Shows other rows, or creates all rows again.
   reset(count, active = 0) {
     this.count = count;
     this.active = Math.max(0, Math.min(active, count - 1));
@@ -136,10 +136,10 @@ class Rows {
     nodes.forEach((node, k) => {
       if (this.body.childNodes[k] !== node) this.body.insertBefore(node, this.body.childNodes[k] || null);
     });
-    if (again && this.scroller.clientHeight > seen) this.draw(false); // it had no rows to be tall for
+    if (again && this.scroller.clientHeight > seen) this.draw(false); // its height depends on its rows
   }
 
-  // Scrolls so that row i is in sight: in the middle where it was far away.
+  // Scrolls row i into view; to the middle if it was far away.
   reveal(i, centre = false) {
     const covered = this.head ? this.head.getBoundingClientRect().height : 0;
     const seen = this.scroller.clientHeight - covered;
@@ -152,7 +152,7 @@ class Rows {
     this.draw();
   }
 
-  // Makes row i the one that the tab key comes to, and gives it the focus.
+  // Puts row i in the tab order, and focuses it.
   go(i, focus = true) {
     const before = this.active;
     this.active = Math.max(0, Math.min(i, this.count - 1));
@@ -163,7 +163,7 @@ class Rows {
     if (focus && this.drawn.has(this.active)) focusable(this.drawn.get(this.active)).focus({ preventScroll: true });
   }
 
-  // Moves as the arrow keys say; tells whether the key was one of those.
+  // Moves by a navigation key; returns whether the key is one.
   key(event) {
     const page = Math.max(1, Math.floor(this.scroller.clientHeight / (this.height || 32)) - 2);
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.count, End: this.count };

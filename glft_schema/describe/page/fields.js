@@ -1,21 +1,21 @@
-// The fields of a file as a tree: what each byte is for.
+// The fields of a file as a tree.
 
-// A file's fields as they come with the page: rows in the order of a walk over the tree, each after its parent.
+// The fields of a file from the page's data: rows in depth-first order, each after its parent.
 class Fields {
   constructor(file) {
     Object.assign(this, file.fields);
     this.count = this.start.length;
-    this.below = Array.from({ length: this.count }, () => 0); // how many rows are inside each
+    this.below = Array.from({ length: this.count }, () => 0); // number of descendants
     this.level = new Array(this.count);
     for (let i = 0; i < this.count; i++) this.level[i] = this.parent[i] < 0 ? 1 : this.level[this.parent[i]] + 1;
     for (let i = this.count - 1; i >= 0; i--) if (this.parent[i] >= 0) this.below[this.parent[i]] += this.below[i] + 1;
-    // Those that have bytes and nothing inside, by their first byte; of several at the same bytes the first.
+    // Rows with bytes and no children, by their first byte; the first of several at the same bytes.
     this.leaves = [];
     for (let i = 0; i < this.count; i++) if (!this.below[i] && this.size[i]) this.leaves.push(i);
     this.leaves.sort((one, other) => this.start[one] - this.start[other] || one - other);
   }
 
-  // The innermost field that a byte belongs to, or -1.
+  // The innermost field of a byte, or -1.
   at(byte) {
     let [low, high] = [0, this.leaves.length];
     while (low < high) {
@@ -46,7 +46,7 @@ class Fields {
     return found;
   }
 
-  // Names repeat in each row of a table: they come once, and here by number. Other texts do, too.
+  // Texts repeat in each row of a table. They are stored once, and here as indices.
   text(column, node) {
     const value = this[column][node];
     return typeof value === "number" ? this.texts[value] : value;
@@ -56,7 +56,7 @@ class Fields {
 const trees = data.files.map((file) => new Fields(file));
 let shownFile = 0;
 let tree = trees[0];
-let visible = []; // the rows of the tree that are not inside a closed one
+let visible = []; // rows of the tree without closed ancestors
 const opened = new Set();
 
 function field(file, node) {
@@ -134,7 +134,7 @@ function toggle(node, open) {
   if (held) branches.go(visible.indexOf(node));
 }
 
-// Opens what a field is in, and scrolls to it.
+// Opens the ancestors of a field, and scrolls to it.
 function revealBranch(node, focus) {
   for (const parent of tree.parents(node)) opened.add(parent);
   flatten();

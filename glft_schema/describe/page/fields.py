@@ -1,4 +1,4 @@
-"""The fields of a file and their bytes, as many as fit on a page: a tree made of the file's byte map."""
+"""The fields of a file as a tree, and their bytes, within the limits of a page."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ from typing import Any
 import numpy as np
 
 import glft_schema.describe.nodes as s
+from glft_schema.describe.byte_counts import PAYLOADS
 from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.errors import shown
-from glft_schema.storage.source import Source
 
-PAYLOADS_REGION = "data"  # of each format
-FEW = 1 << 12  # stretches up to which each is opened: a text into length and bytes, a payload into its first numbers
-MOST = 10_000  # stretches of a region that are on a page; those after them are left to the region as a whole
-PARTS = 8  # of an opened stretch, from its beginning
-DEEP = 2  # levels of them
-HEAD = 1 << 19  # bytes before the payloads that are on a page
-LONG = 640  # bytes above which the middle of a field is left out
-ENDS = 256  # bytes at each end of such a field that stay
-BEGINNING = 64  # bytes of a payload that are on a page, where there are few payloads; ever fewer down to
-LEAST = 16
-PAYLOADS = 1 << 16  # bytes of all payloads together, about
-LINE = 16  # bytes; what lies between two runs must be worth folding
+MAX_OPENED = 1 << 12  # stretches of a file: with more, none is opened into its parts
+MAX_STRETCHES = 10_000  # of a region; the rest is one row
+MAX_PARTS = 8  # of an opened stretch, from its start
+MAX_LEVELS = 2  # of parts
+HEAD = 1 << 19  # bytes before the payloads
+LONG = 640  # bytes: longer fields lose their middle
+ENDS = 256  # bytes at each end of a long field
+PAYLOAD_START = 64, 16  # bytes of a payload at most, and at least if there are many payloads
+ALL_PAYLOADS = 1 << 16  # bytes of all payloads, about
+LINE = 16  # bytes; shorter gaps between runs are not folded
 VALUE = 120  # characters
 
 
 class FieldTree:
-    """A tree of fields as columns: each row after the one that it is inside of, in the order of the bytes.
+    """A tree of fields as columns, in byte order, each row after its parent.
 
-    Texts that come often, such as names and sentences, are in `texts`, and their numbers in the columns.
+    Frequent texts, such as names and sentences, are stored once. Columns have their indices.
 
     Attributes:
-        rows: the number of the row that declares a tensor, by its name.
-        payloads: that of its payload.
+        rows: the index of the row that declares a tensor, by name.
+        payloads: the index of the row of its payload, by name.
     """
 
     def __init__(self, map: ByteMap) -> None:
@@ -46,24 +44,23 @@ class FieldTree:
         self.payloads: dict[str, int] = {}
         self._texts: dict[str, int] = {}
         self.columns: dict[str, list[Any]] = {key: [] for key in ("parent", "name", "start", "size", "type", "doc", "value")}
-        self._open: list[tuple[str, int]] = []  # the steps of the last path, and their rows
-        self._docs = _docs_of_regions(map)
-        is_opened, beginning = len(map) <= FEW, beginning_of_payloads(map)
+        self._open: list[tuple[str, int]] = []  # steps of the last path, and their rows
+        self._docs = {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
+        is_opened, limit = len(map) <= MAX_OPENED, payload_start(map)
         for stretch in _within_limits(map):
             row = self._add_path(stretch)
             if is_opened:
-                end = stretch.end if stretch.value is not None else min(stretch.end, stretch.start + beginning)
-                self._add_parts(stretch, row, end, DEEP)
+                end = stretch.end if stretch.value is not None else min(stretch.end, stretch.start + limit)
+                self._add_parts(stretch, row, end, MAX_LEVELS)
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the columns and the texts that they refer to."""
         return {**self.columns, "texts": list(self._texts)}
 
     def _add_path(self, stretch: Stretch) -> int:
-        """Adds a stretch, and what is around it where that is new; returns its row."""
+        """Adds a stretch, and the new levels around it; returns its row."""
         steps = path_steps(stretch)
         if [step for step, _ in self._open[: len(steps)]] == steps:
-            steps.append("rest")  # of something that is made of fields
+            steps.append("rest")  # of a field with parts
         known = 0
         while known < min(len(self._open), len(steps) - 1) and self._open[known][0] == steps[known]:
             self._grow(self._open[known][1], stretch.end)
@@ -86,7 +83,7 @@ class FieldTree:
 
     def _add_parts(self, stretch: Stretch, row: int, end: int, levels: int) -> None:
         for i, part in enumerate(self._map.inside(stretch, stretch.start, end) if levels else ()):
-            if i == PARTS:
+            if i == MAX_PARTS:
                 return
             below = self._add(row, part.name, part.start, part.end, part.type, part.doc, as_text(part.value))
             self._add_parts(part, below, min(end, part.end), levels - 1)
@@ -104,14 +101,9 @@ class FieldTree:
         self.columns["size"][row] = end - self.columns["start"][row]
 
 
-def _docs_of_regions(map: ByteMap) -> dict[str, str]:
-    """Returns the sentence of each region."""
-    return {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
-
-
 def path_steps(stretch: Stretch) -> list[str]:
-    """Returns the steps of a path; a tensor's name in it is one, whatever it has in it."""
-    if stretch.path == PAYLOADS_REGION and stretch.kind != FIELD:
+    """Returns the steps of a path. A tensor's name is one step even if it contains arrows."""
+    if stretch.path == PAYLOADS and stretch.kind != FIELD:
         return [stretch.path, stretch.kind]
     label = repr(stretch.tensor) if stretch.tensor is not None else ""
     if STEP not in label or label not in stretch.path:
@@ -121,7 +113,7 @@ def path_steps(stretch: Stretch) -> list[str]:
 
 
 def _within_limits(map: ByteMap) -> Iterator[Stretch]:
-    """Yields the stretches of a page, and of each region with more of them the rest as one."""
+    """Yields the stretches of a page; the rest of a region with too many as one stretch."""
     counts: dict[str, int] = {}
     rest: list[Stretch] = []
     for stretch in map:
@@ -130,7 +122,7 @@ def _within_limits(map: ByteMap) -> Iterator[Stretch]:
         if rest and path_steps(rest[0])[0] != region:
             yield _joined(rest)
             rest = []
-        if counts[region] > MOST:
+        if counts[region] > MAX_STRETCHES:
             rest = [rest[0] if rest else stretch, stretch]
         else:
             yield stretch
@@ -141,11 +133,10 @@ def _within_limits(map: ByteMap) -> Iterator[Stretch]:
 def _joined(rest: list[Stretch]) -> Stretch:
     first, last = rest[0], rest[-1]
     path = f"{path_steps(first)[0]}{STEP}more"
-    return Stretch(first.start, last.end, path, FIELD, "bytes", "fields that are left out of this page, as there are so many")
+    return Stretch(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as text that can be seen."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -153,23 +144,23 @@ def as_text(value: Any) -> str:
     return visible(str(value) if isinstance(value, (np.generic, int)) else shown(value, VALUE), VALUE + 20)
 
 
-def beginning_of_payloads(map: ByteMap) -> int:
-    """Returns how many bytes of each field of a payload are on a page."""
-    payloads = sum(is_payload(stretch) for stretch in map)
-    return max(min(BEGINNING, PAYLOADS // max(payloads, 1) // LINE * LINE), LEAST)
+def payload_start(map: ByteMap) -> int:
+    """Returns how many bytes at the start of each payload's field are on a page."""
+    payloads, (most, least) = sum(is_payload(stretch) for stretch in map), PAYLOAD_START
+    return max(min(most, ALL_PAYLOADS // max(payloads, 1) // LINE * LINE), least)
 
 
 def is_payload(stretch: Stretch) -> bool:
-    """Tells whether a stretch is of the payloads: a field of one, or what lies between them."""
-    return path_steps(stretch)[0] == PAYLOADS_REGION
+    """Tells whether a stretch is in the region of payloads: a field, padding or a gap."""
+    return path_steps(stretch)[0] == PAYLOADS
 
 
 def segments(map: ByteMap) -> list[tuple[int, str]]:
-    """Returns the bytes that are on a page, as runs: the first byte and base64."""
+    """Returns the bytes on a page as runs, each with its offset, in base64."""
     runs: list[list[int]] = []
-    beginning, head = beginning_of_payloads(map), HEAD
+    limit, head = payload_start(map), HEAD
     for stretch in _within_limits(map):
-        for start, end in _ends(stretch, beginning):
+        for start, end in _ends(stretch, limit):
             if not is_payload(stretch):
                 end = min(end, start + head)
                 head -= end - start
@@ -178,20 +169,14 @@ def segments(map: ByteMap) -> list[tuple[int, str]]:
                 runs[-1][1] = max(end, runs[-1][1])
             elif end > start:
                 runs.append([start, end])
-    return [(start, encoded(map.source, start, end)) for start, end in runs]
+    return [(start, base64.b64encode(map.source.read(start, end - start)).decode("ascii")) for start, end in runs]
 
 
-def _ends(stretch: Stretch, beginning: int) -> list[tuple[int, int]]:
-    """Returns which bytes of a stretch are on a page."""
+def _ends(stretch: Stretch, limit: int) -> list[tuple[int, int]]:
     if stretch.type == "bytes" and stretch.name == "more":
         return []
     if is_payload(stretch):
-        return [(stretch.start, min(stretch.end, stretch.start + beginning))]
+        return [(stretch.start, min(stretch.end, stretch.start + limit))]
     if stretch.nbytes <= LONG:
         return [(stretch.start, stretch.end)]
     return [(stretch.start, stretch.start + ENDS), (stretch.end - ENDS, stretch.end)]
-
-
-def encoded(source: Source, start: int, end: int) -> str:
-    """Returns bytes of a source as base64."""
-    return base64.b64encode(source.read(start, end - start)).decode("ascii")

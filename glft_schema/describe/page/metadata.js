@@ -1,6 +1,6 @@
-// The metadata: keys, types and values, searched.
+// The searchable table of metadata.
 
-const LONG = 240; // characters of a value above which it is folded
+const LONG = 240; // characters: longer values are folded
 
 function startMetadata() {
   const body = byId("metadata-table").tBodies[0];

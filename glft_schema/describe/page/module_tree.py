@@ -1,4 +1,4 @@
-"""The tensors of a model as a tree of modules, by the dots in their names, with the bytes of each."""
+"""A model's tensors as a tree of modules, split at the dots in their names, with sizes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from glft_schema.describe.page.text import visible
 
-DEEPEST = 8  # modules in modules; what is deeper keeps its dots
+DEEPEST = 8  # levels of modules; deeper names keep their dots
 
-Node = list[Any]  # label, bytes, and either the number of a tensor or a list of nodes
-Module = dict[str | None, Any]  # modules by name; under None its tensors: (last part of the name, bytes, number)
+Node = list[Any]  # label, bytes, and either the index of a tensor or a list of nodes
+Module = dict[str | None, Any]  # modules by name; under None, tensors: (last part of the name, bytes, index)
 
 
 def modules(tensors: Iterable[tuple[str, int]]) -> Node:
     """Returns the root of the tree for (name, bytes) of each tensor, in order.
 
-    A module that holds nothing but one other is joined with it. A node is a list, which is short as JSON.
+    A module with a single child is merged with it. Nodes are lists, which are short in JSON.
     """
     root: Module = {}
     for i, (name, nbytes) in enumerate(tensors):

@@ -1,4 +1,4 @@
-"""What quantizing has cost: the numbers of a tensor beside those that it was made from."""
+"""Quantization errors: the numbers of a tensor compared with its source."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ AT_ONCE = 1 << 22  # numbers compared in one step
 
 
 def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> dict[str, Any]:
-    """Returns how far a tensor's numbers are from those of its source, over all of them; or the problem with that.
+    """Returns the errors of a tensor against its source, or the problem that prevents it.
 
-    ``rms`` and ``max`` are of stored - source; ``relative`` is rms over the source's own rms. Equal numbers, NaN and infinities
-    of both sides included, have no error; numbers of which only one is finite are counted as ``unlike`` and left out of the
-    rest. The histogram is of the errors of the same sample that the tensor's own is of.
+    ``rms`` and ``max`` are of stored - source; ``relative`` is ``rms`` over the rms of the source.
+    Equal numbers, including NaNs and infinities, have no error. Pairs with one finite number are
+    counted as ``unlike`` and ignored. The histogram is of the same sample as the tensor's own.
 
     Args:
         tensor: of the file.
-        source: what the file was made from.
-        count: about how many numbers the sample has.
+        source: the tensors that the file was made from, by name.
+        count: the size of the sample, about.
     """
     if tensor.name not in source:
         return {"problem": "not in the source"}
@@ -41,21 +41,21 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     except (TensorError, FormatError) as error:
         return {"problem": f"the source cannot be read: {error}"}
     sampled = [_difference(tensor, expected, part)[0].reshape(-1) for part in sample_parts(tensor, count)]
-    found = {"sample": describe(torch.cat(sampled).numpy())} if sampled else {}
-    return found | _totals(tensor, expected)
+    histogram = {"sample": describe(torch.cat(sampled).numpy())} if sampled else {}
+    return histogram | _totals(tensor, expected)
 
 
 def _totals(tensor: Tensor, expected: torch.Tensor) -> dict[str, Any]:
     squares = own = theirs = both = largest = 0.0
     unlike = 0
     for part in _all(tensor):
-        error, found, wanted = _difference(tensor, expected, part)
+        error, stored, source = _difference(tensor, expected, part)
         alike = error.isfinite()
         unlike += error.numel() - int(alike.sum())
-        counted = alike & found.isfinite()
-        error, found, wanted = (numbers[counted] for numbers in (error, found, wanted))
-        squares, both = squares + float(error.square().sum()), both + float((found * wanted).sum())
-        own, theirs = own + float(found.square().sum()), theirs + float(wanted.square().sum())
+        counted = alike & stored.isfinite()
+        error, stored, source = (numbers[counted] for numbers in (error, stored, source))
+        squares, both = squares + float(error.square().sum()), both + float((stored * source).sum())
+        own, theirs = own + float(stored.square().sum()), theirs + float(source.square().sum())
         largest = max(largest, float(error.abs().max())) if len(error) else largest
     count = math.prod(tensor.shape)
     rms = math.sqrt(squares / max(count - unlike, 1))
@@ -79,9 +79,9 @@ def _all(tensor: Tensor) -> Iterator[Part]:
 
 
 def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns stored - source of a part of the matrix, and both; 0 where they are equal or both NaN."""
+    """Returns stored - source (0 if both are NaN), stored, and source for a part."""
     rows, columns = part
-    found = stored_parts(tensor, [part])
-    wanted = expected[rows.start : rows.stop : rows.step, columns.start : columns.stop].double()
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    return (found - wanted).masked_fill(same, 0.0), found, wanted
+    stored = stored_parts(tensor, [part])
+    source = expected[rows.start : rows.stop : rows.step, columns.start : columns.stop].double()
+    same = (stored == source) | (stored.isnan() & source.isnan())
+    return (stored - source).masked_fill(same, 0.0), stored, source

@@ -1,7 +1,7 @@
-"""A file as a page of HTML: one file that needs no other, opens from disk and asks nothing of the network.
+"""A file as a self-contained page of HTML, which opens from disk and loads nothing.
 
-`page.html.jinja` is its frame, `page.css` its look, and the scripts below bring it to life. What comes from the file reaches it
-as text that was escaped, or as JSON that the scripts put into the page as text.
+`page.html.jinja` is the structure, `page.css` the style. Content of the file enters the page as
+escaped text, or as JSON that the scripts insert as text.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def page(
     against_name: str = "the source",
     progress: Progress | None = None,
 ) -> str:
-    """Returns a page that shows a file: what it is, its tensors, metadata and bytes.
+    """Returns a page of HTML that shows a file's summary, tensors, metadata and bytes.
 
     Args:
         file: an open file, or a set of files opened as one.
-        against: what it was made from, as `open_checkpoint` gives it; quantization errors are measured against it.
-        against_name: what the page calls it.
-        progress: called with a tensor's name and how much is done, from 0 to 1.
+        against: the source checkpoint, from `open_checkpoint`, for quantization errors.
+        against_name: the name of the checkpoint on the page.
+        progress: called with a tensor's name and the fraction done, from 0 to 1.
 
     Raises:
-        ClosedError: after the file was closed.
+        ClosedError: if the file is closed.
     """
-    from importlib.metadata import version  # both take a while
+    from importlib.metadata import version  # slow to import, as jinja2 is
 
     import jinja2
 
@@ -69,5 +69,5 @@ def _text(templates: jinja2.Environment, name: str) -> str:
 
 
 def content_hash(text: str) -> str:
-    """Returns what a Content-Security-Policy calls an inline script or style by, so that no other runs."""
+    """Returns the hash by which a Content-Security-Policy allows an inline script or style."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"

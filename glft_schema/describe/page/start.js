@@ -1,4 +1,4 @@
-// Brings the page to life.
+// Starts all parts of the page.
 
 function startTheme() {
   const dark = matchMedia("(prefers-color-scheme: dark)");

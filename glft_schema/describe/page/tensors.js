@@ -1,4 +1,4 @@
-// The table of tensors: searched, sorted, and a row's details on demand.
+// The searchable, sortable table of tensors.
 
 const tensors = data.tensors;
 const COLUMNS = {
@@ -11,7 +11,7 @@ const COLUMNS = {
 };
 const table = byId("tensor-table");
 const lowered = tensors.names.map((name, i) => `${name} ${data.types[tensors.types[i]].name}`.toLowerCase());
-let order = tensors.names.map((_, i) => i); // of the rows shown
+let order = tensors.names.map((_, i) => i); // indices of the rows shown
 let sorted = { column: "at", down: false };
 let selected = -1;
 
@@ -53,7 +53,7 @@ function compare(one, other) {
   return typeof one === "string" ? natural(one, other) : one - other;
 }
 
-// Applies search, type and order; the row of `keep` stays active where it is still there.
+// Applies search, type and order. Row `keep` stays active if it is still shown.
 function arrange(keep = -1) {
   const found = matcher(byId("tensor-search").value);
   const type = byId("tensor-type").value;
@@ -73,7 +73,7 @@ function arrange(keep = -1) {
   rows.reset(order.length, at);
 }
 
-// Selects a tensor and opens its details; one that the search hides is searched for anew.
+// Selects a tensor and opens its details. Clears a search that hides it.
 function showTensor(i, { scroll = true } = {}) {
   if (!order.includes(i)) {
     byId("tensor-search").value = "";

@@ -1,7 +1,7 @@
-// Where the bytes go: modules as rectangles of the size of their bytes, one in another, coloured by the tensors' type.
+// A treemap of modules: nested rectangles with areas proportional to bytes, coloured by type.
 
 const HEAD = 20; // px of a module's title
-const [LEAST_WIDTH, LEAST_HEIGHT] = [84, 64]; // px below which a module is one cell
+const [LEAST_WIDTH, LEAST_HEIGHT] = [84, 64]; // px: smaller modules are one cell
 const map = byId("treemap");
 let zoomed = [data.modules]; // from the root to the module shown
 
@@ -9,7 +9,7 @@ function children(node) {
   return Array.isArray(node[2]) ? node[2] : null;
 }
 
-// The type that has most of a module's bytes, how many tensors it has, and whether all are of that type.
+// The type with most of a module's bytes, the number of its tensors, and whether all have that type.
 function inside(node) {
   const bytes = new Map();
   let tensors = 0;
@@ -27,7 +27,7 @@ function inside(node) {
   return { tensors, type: most ? most[0] : null, pure: bytes.size === 1 };
 }
 
-// Squarified layout: rows of cells along the shorter side, each row as long as that keeps its cells closest to squares.
+// Squarified layout: rows of cells along the shorter side, each filled while its cells get closer to squares.
 function squarify(nodes, area) {
   const sized = nodes.filter((node) => node[1] > 0).sort((one, other) => other[1] - one[1] || natural(one[0], other[0]));
   const total = sized.reduce((sum, node) => sum + node[1], 0);
@@ -80,7 +80,7 @@ function drawTreemap(focus = false) {
 
 function fill(into, nodes, area, path) {
   for (const [node, box] of squarify(nodes, area)) {
-    if (box.width < 1.5 || box.height < 1.5) continue; // too small to see; the table has it
+    if (box.width < 1.5 || box.height < 1.5) continue; // too small to see; still in the table
     const name = [...path, node].map((of) => of[0]).join(".");
     const below = children(node);
     if (below && box.width >= LEAST_WIDTH && box.height >= LEAST_HEIGHT) {
@@ -112,7 +112,7 @@ function cell(node, name, path, box) {
   return button;
 }
 
-// Shows one module alone; `path` is those around it.
+// Zooms in on a module; `path` is its ancestors.
 function zoom(node, path) {
   zoomed = [data.modules, ...path, node];
   drawTreemap(true);
@@ -133,7 +133,7 @@ function drawTrail() {
   );
 }
 
-// The cell nearest to `from` in the direction of an arrow key: first by how far it lies aside, then by how far away.
+// The nearest cell to `from` in the direction of an arrow key, by sideways distance, then by distance.
 function neighbour(from, key) {
   const box = from.getBoundingClientRect();
   const centre = (of) => [of.left + of.width / 2, of.top + of.height / 2];
