@@ -443,7 +443,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, text) == (0, f"{out}: {out.stat().st_size:,} bytes\n")
     assert "1 of 1 tensors compared" in out.read_text()
     code, _, problem = glft_view(path, "-o", path, capsys=capsys)
-    assert (code, problem) == (2, "glft: expected another file to write to, found the one to be read\n")
+    assert (code, problem) == (2, "glft: the output would overwrite the input\n")
     code, _, problem = glft_view(tmp_path / "model.pt", "-o", out, capsys=capsys)
     assert code == 2
     assert "expected b'TFLG' (GLFT) or b'GGUF' (GGUF)" in problem
