@@ -15,10 +15,10 @@ import glft_schema as glft
 
 ROOT = Path(__file__).parents[1]
 FACES = [glft, glft.types, glft.codec, glft.formats, glft.describe, glft.manifests, glft.testing, glft.lab]
-MOST = {  # positional arguments, where they are more than two
+MOST = {  # functions with more than two positional arguments
     "save_file": 3,
-    "write_gguf_lite": 3,  # as the lab asks for it
-    "node_of": 3,  # a singledispatch function, registered for constructs of one's own
+    "write_gguf_lite": 3,  # the lab's signature
+    "node_of": 3,  # a singledispatch function for user-defined constructs
     "pack": 3,  # codes, width, axis
     "unpack": 3,
 }

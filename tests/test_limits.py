@@ -91,7 +91,7 @@ def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
     file = Container.parse(made(6))
     with Limits(**{name: 5}), pytest.raises(LimitError, match=f"expected at most 5{of}, a limit of this reader, found 6"):
         Container.build({"format": file.format.name, **file.regions})
-    assert Container.build(file) == made(6)  # by the limits that it was opened with
+    assert Container.build(file) == made(6)  # with the limits it was opened with
 
 
 @pytest.mark.parametrize("case", [case for case in MADE if DEFAULTS[MADE[case][0]] <= 1 << 20 and case != "arrays"])

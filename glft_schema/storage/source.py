@@ -62,7 +62,7 @@ class Source:
             raise ClosedError(f"{self.name} is closed")
 
     def close(self) -> None:
-        """Ends access; reads in progress finish first, and existing tensors stay valid."""
+        """Ends access. Reads in progress still finish, and existing tensors stay valid."""
         with self._lock:
             was_closed, self.closed = self.closed, True
             if not was_closed and not self._readers:

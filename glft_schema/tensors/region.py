@@ -130,7 +130,8 @@ class TensorData(construct.Construct):
 
     Args:
         table: the field with the rows: name, dims, shape, dtype, offset.
-        padded_to: a number or expression; without gaps to copy, pads the region to a multiple.
+        padded_to: a number or an expression. The region is padded to a multiple of it, unless the
+            gaps of a parsed file are copied.
     """
 
     refuses = (

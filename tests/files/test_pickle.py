@@ -25,7 +25,7 @@ from glft_schema.formats.gguf import STRING, VALUE_TYPES
 METADATA = {
     "general.architecture": "toy",
     "toy.byte": Typed(3, "uint8"),
-    "toy.names": [f"name {i}" for i in range(3000)],  # so many are left in the file
+    "toy.names": [f"name {i}" for i in range(3000)],  # long enough to stay in the file
     "toy.numbers": list(range(3000)),
     "toy.floats": [0.5, 1.5],
 }
@@ -121,7 +121,7 @@ def test_a_file_that_has_changed_is_not_unpickled(part: str, change: Callable[[P
     file = glft.open(path)
     before = pickle.dumps(PARTS[part](file))
     change(path)
-    for pickled in (before, pickle.dumps(PARTS[part](file))):  # what was opened is the version that counts
+    for pickled in (before, pickle.dumps(PARTS[part](file))):  # the version at opening counts
         with pytest.raises(OSError, match=r"the file has changed since it was opened: '.*model\.gguf'") as caught:
             pickle.loads(pickled)
         assert caught.value.filename == str(path)

@@ -47,7 +47,7 @@ OTHER_READS: dict[str, Read] = {
 
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # of what the code generator imports
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),  # from imports of the code generator
     pytest.mark.filterwarnings("ignore:Skipping serialization:UserWarning"),  # torch 2.6's
 ]
 
@@ -96,7 +96,7 @@ def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS[:1])  # what is read never gets to a code generator
+@pytest.mark.parametrize("backend", BACKENDS[:1])  # reads never reach a code generator
 @pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
 def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:
     types = [GGML_TYPES["Q4_0"], GGML_TYPES["Q6_K"], GLFT.types["Q4_per_group_64"], GGML_TYPES["F16"]]
@@ -136,7 +136,7 @@ def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
     for type_ in families:
         source = BytesSource(rng.integers(0, 60, type_.nbytes(DIMS["w"]), dtype=np.uint8).tobytes())
         fields[type_] = type_.cut(source, 0, DIMS["w"], range(4), range(512))
-        type_.dequantize(**fields[type_])  # grids are made at their first use, which no graph can hold
+        type_.dequantize(**fields[type_])  # grids are created on first use, which cannot be traced
     for packed.type_ in families * 2:
         given = fields[packed.type_]
         assert torch.equal(compiled(**given), packed.type_.dequantize(**given)), packed.type_

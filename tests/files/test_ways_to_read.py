@@ -56,7 +56,7 @@ Reader = Callable[[bytes, Path], File]
 
 
 def verdict(read: Callable[[], File]) -> Any:
-    """Returns everything a caller learns: the error, or metadata, bytes and values."""
+    """Returns the whole result: the error, or metadata, bytes and values."""
     try:
         file = read()
     except FormatError as error:
@@ -75,7 +75,7 @@ def verdict(read: Callable[[], File]) -> Any:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    """The verdict on the bytes in memory, which the catalogues state."""
+    """The verdicts on the bytes in memory. The catalogues state them."""
     return {name: verdict(lambda stored=stored: Container.parse(stored)) for name, stored in CASES.items()}
 
 
@@ -87,7 +87,7 @@ def written(stored: bytes, folder: Path) -> Path:
 
 def mapped_by_the_caller(stored: bytes, folder: Path) -> File:
     if not stored:
-        return Container.parse(b"")  # which cannot be mapped
+        return Container.parse(b"")  # cannot be mapped
     with written(stored, folder).open("rb") as stream:
         return Container.parse(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
 
@@ -99,7 +99,7 @@ def file_object(stored: bytes, folder: Path, **options: Any) -> File:
 
 def after_what_was_read(stored: bytes, folder: Path) -> File:
     with written(b"x" * 5000 + stored, folder).open("rb") as stream:
-        assert stream.read(5000) == b"x" * 5000  # Python has read on in the meantime
+        assert stream.read(5000) == b"x" * 5000  # the buffer has read further
         file = Container.parse_stream(stream, mmap=False)
         assert stream.read() == b""
         return file
@@ -359,7 +359,7 @@ def test_a_file_object_may_be_closed_and_its_name_go(tmp_path: Path, mmap: bool)
     assert file.name == str(path)
     assert file == Container.parse(golden("four_types"))
     assert file.get_tensor("a").item() == -1.5
-    again = pickle.loads(pickle.dumps(file))  # as its bytes: nobody says that they stand under that name
+    again = pickle.loads(pickle.dumps(file))  # as its bytes: the path may not have them any more
     assert again == file
     assert again.name == "<bytes>"
     file.close()
@@ -422,7 +422,7 @@ def test_a_part_is_a_file_like_any_other(part: Path, mmap: bool) -> None:
                 assert torch.equal(file.tensors[name][-1], tensor[-1])
         assert Container.build(file) == golden("gguf_little")
         Container.build_file({}, part)
-        assert file == whole  # the old file lives on
+        assert file == whole  # the old file stays open
 
 
 def test_where_errors_in_a_part_are(part: Path) -> None:

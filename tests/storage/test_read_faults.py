@@ -217,16 +217,16 @@ READERS: dict[str, Callable[[Path], object]] = {
 
 
 @LINUX
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the socket, which stays bound
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the socket stays bound
 @pytest.mark.parametrize("kind", ODD)
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # the names of sockets are short
+    monkeypatch.chdir(tmp_path)  # socket paths are limited to about 100 bytes
     make, error, number = ODD[kind]
     path = Path("odd")
     make(path)
     for name, read in READERS.items():
         if kind == "a folder" and name == "open_checkpoint":
-            continue  # which takes folders
+            continue  # accepts folders
         with pytest.raises(error) as caught:
             read(path)
         assert (caught.value.errno, caught.value.filename) == (number, "odd")
@@ -267,7 +267,7 @@ import resource, sys, tracemalloc
 import glft_schema
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for mmap in (True, False):
-    if not mmap:  # of a mapped file the address space has to hold it, though the memory need not
+    if not mmap:  # a map needs address space, not memory
         resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     try:
         file = glft_schema.open(sys.argv[1], mmap=mmap)
@@ -412,7 +412,7 @@ def read():
 threads = [threading.Thread(target=read) for _ in range(4)]
 for thread in threads:
     thread.start()
-source._lock.acquire()  # another thread is in the middle of it when the process is forked
+source._lock.acquire()  # held by another thread during the fork
 child = os.fork()
 if child == 0:
     right = sum(file.tensors["w"].raw) == total and file.metadata["s"][7] == "7"

@@ -40,7 +40,7 @@ def test_one_tensor_of_2000_touches_only_its_pages(tmp_path: Path) -> None:
     head = reference.write(b"", rows, b"")
     with path.open("wb") as stream:
         stream.write(head)
-        stream.truncate(len(head) + count * each)  # the payloads are holes
+        stream.truncate(len(head) + count * each)  # payloads are holes
     with glft_schema.open(path) as file:
         before = mapped_kib(path)
         tensor = file.get_tensor("layers.1000.weight")

@@ -54,7 +54,7 @@ def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
         writers.begin(path)
         child = writers.answer()
         time.sleep(at.uniform(0, 0.2))
-        assert len(beside(path)) <= 1  # its own: that of the fork before is gone, unless it has not come so far
+        assert len(beside(path)) <= 1  # its own; the previous fork's may not be removed yet
         os.kill(child, 9)
         assert writers.answer() == "ended"
         assert path.read_bytes() in (OLD, NEW)
@@ -63,7 +63,7 @@ def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
     assert "errno" not in writers.write(path)
     assert path.read_bytes() == NEW
     assert beside(path) == []
-    assert left > 0  # some were killed while they wrote
+    assert left > 0  # some were killed while writing
     print(f"{ROUNDS} kills, 0 torsos; {left} left a file behind, which the next writer removed")
 
 
@@ -146,10 +146,10 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
             path.write_bytes(OLD)
             path.chmod(0o640)
             answer = writers.write(path, call, number)
-            if call != "close":  # which strace does not make, where the system would close all the same
+            if call != "close":  # strace skips the call, but the system would close
                 assert answer["after"] == answer["before"], (call, number)
             assert beside(path) == [], (call, number)
-            renamed = call == "fsync" and number == 2  # the folder's, when all else is done
+            renamed = call == "fsync" and number == 2  # of the folder, the last step
             assert path.read_bytes() == (OLD if "errno" in answer and not renamed else NEW), (call, number)
             if "errno" in answer:
                 code = getattr(errno, error)
@@ -159,7 +159,7 @@ def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Pa
                 unseen[call] += 1
     injected = log.read_text().count("(INJECTED)")
     assert injected == sum(counts.values())
-    if error != "EINTR":  # where most calls are made again
+    if error != "EINTR":  # most calls are retried
         assert unseen <= Counter(UNSEEN)
     print(f"{injected} calls failed with {error}, {unseen.total()} of them unseen")
 

@@ -1,4 +1,4 @@
-"""Checkpoints of every kind, and files that are none."""
+"""Checkpoints of every kind, and files that are not checkpoints."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_what_is_added_keeps_to_the_rules(source: Path, tmp_path: Path) -> None:
         with pytest.raises(FormatError) as caught:
             convert(tmp_path / "clean.gguf", tmp_path / "out.gguf", metadata=added)
         assert caught.value.rule == message
-        convert(source, tmp_path / "out.gguf", metadata=added)  # which breaks the rules itself
+        convert(source, tmp_path / "out.gguf", metadata=added)  # the source breaks the rules itself
 
 
 def test_text_becomes_strings_and_stays(tmp_path: Path) -> None:

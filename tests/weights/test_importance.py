@@ -35,7 +35,7 @@ def old_file(path: Path, *entries: tuple[bytes, int, np.ndarray]) -> Path:
 def new_file(path: Path, kind: str, tensors: dict[str, np.ndarray]) -> Path:
     """Writes the GGUF format of llama-imatrix with gguf-py."""
     writer = gguf.GGUFWriter(path, "")
-    writer.kv_data[0].clear()  # it has no architecture
+    writer.kv_data[0].clear()  # llama-imatrix writes no architecture
     writer.add_type(kind)
     writer.add_array("imatrix.datasets", ["text.txt"])
     writer.add_uint32("imatrix.chunk_count", 7)
@@ -95,7 +95,7 @@ def test_other_gguf_files_are_refused(kind: str, tensors: dict[str, np.ndarray],
 def test_old_files_are_refused_where_they_end_early(tmp_path: Path) -> None:
     path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS[:5]), (b"b", 1, SUMS[:2]))
     stored = path.read_bytes()
-    whole = len(stored) - 16  # what follows the matrices is not needed
+    whole = len(stored) - 16  # the rest is ignored
     for end in range(len(stored)):
         path.write_bytes(stored[:end])
         if end >= whole:
@@ -170,7 +170,7 @@ def test_an_importance_that_is_none() -> None:
         ([1.0] * 512, "expected its importance as a torch.Tensor of real numbers, found "),
         (torch.ones(512, dtype=torch.complex64), "expected its importance as a torch.Tensor of real numbers, found "),
     ):
-        for name in ("Q4_K", "Q8_0"):  # which makes no use of it
+        for name in ("Q4_K", "Q8_0"):  # ignores it, but checks it
             with pytest.raises(TensorError, match=text):
                 GGML_TYPES[name].encode(weights, "w", importance=importance)
     with pytest.raises(TensorError, match="expected the importance of 512 or 1024 columns, found 500 numbers"):

@@ -39,10 +39,10 @@ def folder(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module", params=list(LEAST_COSINE))
 def exported(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A scheme, and the file that the command line made with it."""
+    """A scheme, and the file that the command converts with it."""
     out = tmp_path_factory.mktemp("real") / f"{request.param}.gguf-lite"
     arguments = ["convert", folder / "model.safetensors", out, "--scheme", f"*={request.param}"]
-    arguments += ["--exclude", "embeddings.position_ids"]  # int64, and no weight
+    arguments += ["--exclude", "embeddings.position_ids"]  # int64, not a weight
     command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return request.param, out
@@ -91,7 +91,7 @@ def embed(folder: Path, weights: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # transformers' own
+@pytest.mark.filterwarnings("ignore")  # from transformers
 def test_the_network_says_nearly_the_same(exported: tuple[str, Path], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scheme, path = exported
     source = {name: t.load() for name, t in open_checkpoint(folder / "model.safetensors").items() if t.dtype.is_floating_point}
