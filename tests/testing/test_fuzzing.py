@@ -177,8 +177,8 @@ def test_the_verb_on_a_format_and_on_a_file(tmp_path: Path) -> None:
     assert sum(int(count) for count in re.findall(r"\d+", kinds)) == int(total) == 30
     assert 15 < int(distinct) <= 30
     for line in read:
-        assert re.fullmatch(r"read all the same: \d+ of the (damaged|corrupted)( and \d+ of the (damaged|corrupted))?", line)
-    assert re.fullmatch(r"at most \d+\.\d\d s and [\d,]+ bytes of memory for a file", second)
+        assert re.fullmatch(r"parsed nevertheless: \d+ of the (damaged|corrupted)( and \d+ of the (damaged|corrupted))?", line)
+    assert re.fullmatch(r"at most \d+\.\d\d s and [\d,]+ bytes of memory per file", second)
     (tmp_path / "a.gguf-lite").write_bytes(golden("four_types"))
     code, text = run(tmp_path / "a.gguf-lite", "--examples", "20")
     assert (code, "1 given" in text, "damaged" in text) == (0, True, True)
@@ -188,7 +188,7 @@ def test_the_verb_on_a_format_and_on_a_file(tmp_path: Path) -> None:
 
 def test_bad_requests(tmp_path: Path) -> None:
     code, text = run("ggml")
-    assert (code, text) == (2, "glft: expected GLFT or GGUF, found 'ggml', which is no file\n")
+    assert (code, text) == (2, "glft: expected GLFT or GGUF, found 'ggml', which is not a file either\n")
     (tmp_path / "x.json").write_text('{"files": [{}]}', "utf-8")
     code, text = run(tmp_path / "x.json")
     assert code == 2
@@ -198,7 +198,7 @@ def test_bad_requests(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc, where not even root makes a file")
 @pytest.mark.parametrize("option", ["--out", "--corpus"])
 def test_a_folder_that_cannot_be_written_to(option: str) -> None:
-    message = f"glft: expected a folder for {option}, found /proc, which cannot be written to\n"
+    message = f"glft: expected a writable directory for {option}, found /proc\n"
     assert run("glft", option, "/proc/new") == (2, message)
 
 
@@ -225,17 +225,17 @@ def test_what_is_refused_before_anything_is_searched(tmp_path: Path, monkeypatch
     )
     code, text = run("a.safetensors")
     assert (code, text.count("\n"), text.startswith("glft: a.safetensors: header -> magic: ")) == (2, 1, True)
-    no_folder = "expected a folder for {}, found {}, which is none"
+    no_folder = "expected a directory for {}, found the file {}"
     for arguments, message in (
         (("--out", "notes.txt"), no_folder.format("--out", "notes.txt")),
         (("--corpus", "notes.txt/in/it"), no_folder.format("--corpus", tmp_path / "notes.txt")),
-        (("--corpus", "full"), "expected an empty folder for --corpus, found full, which has files"),
+        (("--corpus", "full"), "expected an empty directory for --corpus, found full"),
     ):
         assert run("a.glft", *arguments) == (2, f"glft: {message}\n")
     code, text = run("half.glft", "--corpus", "new")
     assert (code, text.startswith("glft: half.glft: ")) == (2, True)
     code, text = run("full/manifest.json", "--corpus", "new")
-    assert (code, text) == (2, "glft: expected a file or a format to make a corpus of, found a manifest\n")
+    assert (code, text) == (2, "glft: expected a file or a format with --corpus, found a manifest\n")
     assert not Path("new").exists()
     Path("full/manifest.json").write_text('{"files": []}', "utf-8")
     assert run("full/manifest.json") == (2, "glft: expected GLFT or GGUF, found None\n")
@@ -254,7 +254,7 @@ def test_a_failure_is_said_even_where_it_cannot_be_written(tmp_path: Path, monke
     code, text = run(tmp_path / "a.glft", "--out", out)
     assert code == 1
     assert text.startswith("failed: escaped: expected a FormatError or none, found IndexError")
-    assert f"the file, {len(golden('four_types'))} bytes, given, is lost\n" in text
+    assert f"the file, {len(golden('four_types'))} bytes, given, could not be written\n" in text
     assert f"glft: {out}: File exists\n" in text
 
 
@@ -301,7 +301,7 @@ def test_an_interrupt_while_shrinking_shows_the_failure(tmp_path: Path, monkeypa
     code, text = run("gguf", "--out", tmp_path)
     assert code == 130
     assert text.startswith("failed: escaped: expected a FormatError or none, found IndexError")
-    assert "interrupted, so that there may be a smaller file; " in text
+    assert "interrupted, a smaller file may exist; " in text
     assert len(list(tmp_path.glob("fuzz-*.json"))) == 1
 
 
