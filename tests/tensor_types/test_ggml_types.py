@@ -318,7 +318,7 @@ def test_quantizes_by_importance_as_llama_cpp(name: str) -> None:
     ("name", "by_importance"), [*((name, False) for name in ENCODERS), *((name, True) for name in WITH_IMPORTANCE)]
 )
 def test_a_row_is_encoded_alone_as_among_others(name: str, by_importance: bool) -> None:
-    """The columns of a single block lie in memory like its rows, and must be copied nevertheless."""
+    """The columns of a single block lie in memory like its rows, and are copied nevertheless."""
     row = 256 if by_importance else weights_in(GGML_TYPES[name])
     weights = np.random.default_rng(5).standard_normal((3, row)).astype(np.float32)
     importance = np.random.default_rng(6).random(row).astype(np.float32) if by_importance else None

@@ -103,8 +103,7 @@ def _best_of_nine(
 
 
 def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: int, top: int) -> torch.Tensor:
-    """Improves the codes of each group, in place, one after another, and returns the scales that
-    fit them: [groups].
+    """Improves the codes of each group in place, one by one, and returns the scales that fit them.
 
     Each code is recomputed from its x and the scale that fits all other codes, and changed if that
     leaves less error. A code enters two sums, `fit` and `size` of `by_fit`, from which the scale
@@ -115,19 +114,18 @@ def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: i
     size = total(torch.mul(counts, codes).mul_(codes))
     groups = (fit > 0).nonzero().squeeze(1)  # no term of the sum is negative, so that no other group can change
     for _ in range(5):
-        xs, some_counts, *parts = (rows.index_select(-1, groups) for rows in (x, counts, codes, fit, size))
-        changed = _change(xs, some_counts, (parts[0], parts[1], parts[2]), least, top)
-        for rows, new in zip((codes, fit, size), parts, strict=True):
+        parts = [rows.index_select(-1, groups) for rows in (x, counts, codes, fit, size)]
+        changed = _change(least, top, *parts)
+        for rows, new in zip((codes, fit, size), parts[2:], strict=True):
             rows.index_copy_(-1, groups, new)
         groups = groups[changed != 0]
     return (fit / size).masked_fill_(~(size > 0), 0)
 
 
 def _change(
-    x: torch.Tensor, counts: torch.Tensor, parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], least: int, top: int
+    least: int, top: int, x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, fit: torch.Tensor, size: torch.Tensor
 ) -> torch.Tensor:
     """Tries to change each code once, in place, with fit and size. Returns the mask of changes."""
-    codes, fit, size = parts
     changed = torch.zeros_like(fit, dtype=torch.int32)
     for number, count, product, code in zip(x, counts, counts * x, codes, strict=True):
         other_fit, other_size = fit - product * code, size - (count * code).mul_(code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.grid_searches import (
     BLOCK,
+    BestEntries,
     GridSearch,
     all_vectors,
     by_blocks,
@@ -58,24 +59,21 @@ def to_iq3_xxs(weights: torch.Tensor, importance: torch.Tensor | None = None) ->
 
 def to_iq3_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """19 trials per 32 weights."""
-    best = IQ3_S(weights, importance)
-    return {
-        "d": best.d,
-        "qs": (best.entries & 255).to(torch.uint8),
-        "qh": pack_neighbours(best.entries >> 8, 1),
-        "sign_bits": best.signs,
-        "scales": pack_neighbours(best.scales, 4),
-    }
+    return _with_sign_bytes(IQ3_S(weights, importance), 1)
 
 
 def to_iq2_s(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
     """19 trials per 16 weights."""
-    best = IQ2_S(weights, importance)
+    return _with_sign_bytes(IQ2_S(weights, importance), 2)
+
+
+def _with_sign_bytes(best: BestEntries, high: int) -> Fields:
+    """Stores the low eight bits of indices in qs, and the `high` ones above in qh."""
     return {
         "d": best.d,
         "qs": (best.entries & 255).to(torch.uint8),
+        "qh": pack_neighbours(best.entries >> 8, high),
         "sign_bits": best.signs,
-        "qh": pack_neighbours(best.entries >> 8, 2),
         "scales": pack_neighbours(best.scales, 4),
     }
 

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import exceeds, pick
 
-# A trial: the mask [groups] of the groups in which it is the best so far, and its values, to be
-# kept there.
+# A trial: the mask of the groups in which it is the best so far, and the values to keep there.
 Trial = tuple["torch.Tensor", Sequence["torch.Tensor"]]
 
 
@@ -35,9 +34,8 @@ def by_error(least: torch.Tensor, error: torch.Tensor, *values: torch.Tensor) ->
 def by_fit(best: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, *values: torch.Tensor) -> Trial:
     """Returns a trial of codes, for which the best scale is known by least squares: fit / size.
 
-    That scale leaves an error that is fit ** 2 / size less than without any codes. So the trial
-    with the largest is the best.
-    Its values are fit ** 2 / size, of which `best` is the largest so far, the scale, and `values`.
+    That scale reduces the error by fit ** 2 / size, of which `best` is the largest so far. The
+    values of the trial are fit ** 2 / size, the scale, and `values`.
 
     Args:
         best: [groups].
