@@ -1,6 +1,6 @@
-// Reads the headers of GGUF files with a client from npm: node headers.mjs CLIENT [set] < paths as JSON > a result each, as
-// JSON.
-// Numbers are texts, exact ("n:..."; floats that are not integers as the bits of a float64), strings are "s:...".
+// Reads the headers of GGUF files with a client from npm:
+// node headers.mjs CLIENT [set] < paths as JSON > results as JSON.
+// Numbers are exact text: "n:INTEGER", or "f:BITS" of a float64. Strings are "s:TEXT".
 import fs from "node:fs"
 
 const bits = new DataView(new ArrayBuffer(8))

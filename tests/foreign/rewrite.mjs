@@ -1,4 +1,5 @@
-// Has @huggingface/gguf read GGUF files and write their headers: node rewrite.mjs CLIENT < pairs of paths as JSON > errors.
+// Reads GGUF files and writes their headers with @huggingface/gguf:
+// node rewrite.mjs CLIENT < pairs of paths as JSON > errors.
 import fs from "node:fs"
 
 const { gguf, buildGgufHeader } = await import(process.argv[2])
