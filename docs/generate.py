@@ -1,7 +1,8 @@
 """Writes the generated parts of the pages: ``python docs/generate.py``.
 
-They come from declarations, commands, docstrings, measurements and tables of the tests. A generated part is between
-``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` maps each NAME to its function.
+They come from declarations, commands, docstrings, measurements and tables of the tests. A generated
+part is between ``<!-- generated: NAME -->`` and ``<!-- end -->``; `PARTS` maps each NAME to its
+function.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ PARTS = parts()
 
 
 def renewed(page: str) -> str:
-    """Returns the text of a page with its generated parts up to date. Raises KeyError for an unknown NAME."""
+    """Returns a page with its generated parts up to date. Raises KeyError for an unknown NAME."""
     return PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]().strip()}\n\n{part[4]}", page)
 
 

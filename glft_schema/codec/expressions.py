@@ -196,7 +196,7 @@ def field_of(expression: Any) -> str:
 
 
 def fields_in(expression: Any) -> set[str] | None:
-    """Returns the first names of the fields in an expression; None if it has an unknown function."""
+    """Returns the first names of an expression's fields; None if it has an unknown function."""
     if isinstance(expression, Path):
         found = _reference(expression)
         return {found.names[0]} if found else set()

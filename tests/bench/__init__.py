@@ -1,4 +1,4 @@
-"""Speed and memory, side by side with the peers and with what the hardware can do: ``python -m tests.bench``.
+"""Benchmarks against other packages and the hardware's limits: ``python -m tests.bench``.
 
 Each ratio is of two measurements that alternate in one run, and so is comparable between machines.
 docs/speed-tables.md has the tables, with the date and the machine.

@@ -22,7 +22,7 @@ AGAINST_MEMORY = ("Q8_0", "Q8_per_channel", "Q4_per_group_64")
 
 
 def payload(type_: TensorType) -> dict[str, torch.Tensor]:
-    """Returns the fields of a tensor of random weights; of random bytes if it needs an importance."""
+    """Returns fields of random weights, or random bytes if the type needs an importance."""
     if not type_.needs_importance:
         weights = torch.randn(256, COLUMNS, generator=torch.Generator().manual_seed(0))
         fields = type_.encode(weights, "w")

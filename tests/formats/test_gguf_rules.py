@@ -1,4 +1,4 @@
-"""Each rule of GGUF broken once: what we say, and what llama.cpp and gguf-py do with the same file."""
+"""Each rule of GGUF broken once: our error, and what llama.cpp and gguf-py do with the file."""
 
 from __future__ import annotations
 

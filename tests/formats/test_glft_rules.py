@@ -1,4 +1,4 @@
-"""Each rule of GLFT v1, broken once: the error names field, byte offset and tensor, and says what was expected."""
+"""Each rule of GLFT v1 broken once: the error names field, byte offset and tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.oracles.glft_reference import F32, Row
 
 
 def field_at(cut: int) -> tuple[int, str]:
-    """Returns the field of ``four_types`` to blame for a file that ends at `cut`, counted by hand, and where it begins.
+    """Returns the field that the error names if ``four_types`` ends at `cut`, and its first byte.
 
     It is the field that the byte is in, or the count of descriptors if they cannot all follow.
     """

@@ -1,4 +1,4 @@
-"""Golden files: annotated hex, written by hand from the specification, never built by the schema."""
+"""Golden files: annotated hex, written by hand."""
 
 from __future__ import annotations
 
