@@ -1,4 +1,4 @@
-"""Golden files: annotated hex, written by hand."""
+"""Golden files: annotated hex by hand from the specification, never built by the schema."""
 
 from __future__ import annotations
 
