@@ -60,7 +60,7 @@ size           = Picked(this._root.header.version == 1, u32, u64)
 string         = Text(size)
 
 Header = Struct(
-    "magic"      / Default(Bytes(4), MAGIC)                  * "47 47 55 46 in either byte order: 'GGUF'",
+    "magic"      / Default(Bytes(4), MAGIC)                   * "47 47 55 46 in either byte order: 'GGUF'",
     "byte_order" / ByteOrderOf(u32)                           * "little, or big if the low half of version reads as 0",
     "version"    / Default(u32, 3)                            * "1, 2 or 3",
     "n_tensors"  / Count(size_in_header, this._.tensor_infos) * "number of tensor infos",
