@@ -62,7 +62,7 @@ def aspect_of_rule(format: Format, site: Site) -> str:
         )
         if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
-    elif site.type is None and not (site.of_rows and site.region == format.table):
+    elif not site.of_rows:
         return CONSISTENCY  # between rows
     return aspect_of_region(format, site.region or check.field)
 
