@@ -255,6 +255,6 @@ def test_the_verb() -> None:
 
 
 def test_a_language_that_there_is_not() -> None:
-    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, imhex, found 'rust'"):
+    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, found 'rust'"):
         write(schema_of(GLFT), "rust")
     assert write(schema_of(GLFT), "json").startswith("{")

@@ -1,4 +1,4 @@
-"""The writers of C, ImHex and Kaitai Struct write every sentence and refuse what they lack."""
+"""The writers of C and Kaitai Struct write every sentence and refuse what they lack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def docs_of(value: Any) -> list[str]:
 
 PROSE = {
     "c": lambda text: re.sub(r"^\s*\* ", "", text, flags=re.MULTILINE),
-    "imhex": lambda text: text.replace('\\"', '"'),
     "kaitai": lambda text: "\n".join(docs_of(yaml.safe_load(text))),
 }
 
@@ -127,9 +126,7 @@ UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
     ("c", "a payload's field is an array of numbers or blocks, not Bytes", CUT),
     ("c", "expected an expression on out, in and dims, found (in - 1)", ONE_LESS),
     ("c", 'no name can be made of the expression matches(n, "a")', format_of(N, "x" / PICKED * "a number")),
-    ("imhex", 'no pattern has the expression matches(n, "a")', bytes_of(matches("a")(this.n), N)),
-    ("imhex", "a code is a number, not Either", format_of(N, "x" / CODE * "a code")),
-    ("imhex", ONE_NUMBER, format_of("title" / Text(u8) * "x", ORDER, VERSION)),
+    ("kaitai", ONE_NUMBER, format_of("title" / Text(u8) * "x", ORDER, VERSION)),
     ("kaitai", ONE_NUMBER, format_of(ORDER, VERSION, "again" / ORDER)),
     ("kaitai", "there is no field nothing", bytes_of(this.nothing, N)),
     ("kaitai", 'Kaitai Struct has no expression matches(n, "a")', bytes_of(matches("a")(this.n), N)),
