@@ -50,7 +50,7 @@ def evaluate(expression: e.Expression, find: Callable[[e.Reference], Any]) -> An
 
 
 def sizes(dims: Iterable[e.Expression], evaluate: Callable[[e.Expression], Any]) -> list[int]:
-    """Returns the values of dims; a dim that is a list, such as ``dims``, is several of them."""
+    """Returns the sizes of an array, outermost first; a dim that is a list, such as ``dims``, is several."""
     values = [evaluate(dim) for dim in dims]
     return [size for value in values for size in (value if isinstance(value, list) else [value])]
 
@@ -119,12 +119,8 @@ class NodeReader:
             return int(scope.evaluate(node.size)) if node.size else None
         if isinstance(node, (s.Numbers, s.BlockArray)):
             item = node.number if isinstance(node, s.Numbers) else node
-            return math.prod(self.dims(node, scope)) * item.size
+            return math.prod(sizes(node.dims, scope.evaluate)) * item.size
         return scope.schema.size(node)
-
-    def dims(self, node: s.Numbers | s.BlockArray, scope: Scope) -> list[int]:
-        """Returns the sizes of an array, outermost first."""
-        return sizes(node.dims, scope.evaluate)
 
     def end(self, node: s.Node, start: int, scope: Scope) -> int:
         """Returns the end of a node that begins at `start`."""
@@ -190,7 +186,7 @@ class NodeReader:
         """Returns the number of parts of a span."""
         match node:
             case s.Numbers() | s.BlockArray():
-                return math.prod(self.dims(node, scope))
+                return math.prod(sizes(node.dims, scope.evaluate))
             case s.List():
                 return int(scope.evaluate(node.count))
             case s.Counted():
@@ -221,7 +217,7 @@ class NodeReader:
         match node:
             case s.Numbers() | s.BlockArray():
                 item = node.number if isinstance(node, s.Numbers) else s.Ref(node.block)
-                yield from self._items(start, item, self.dims(node, scope), scope, low, high, doc)
+                yield from self._items(start, item, sizes(node.dims, scope.evaluate), scope, low, high, doc)
             case s.List():
                 yield from self._items(start, node.item, [int(scope.evaluate(node.count))], scope, low, high, doc)
             case s.Counted():

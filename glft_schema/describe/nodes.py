@@ -345,6 +345,12 @@ class Schema:
         return {table_name(node.table): node.table for node in self._nodes if isinstance(node, Code)}
 
     @property
+    def container_structs(self) -> dict[str, StructOf]:
+        """The structs that belong to no tensor type, by name."""
+        of_types = {name for type_ in self.types for name in (type_.payload, type_.block)}
+        return {name: struct for name, struct in self.structs.items() if name not in of_types}
+
+    @property
     def byte_orders(self) -> tuple[str, ...]:
         """The byte orders that files can have; little-endian alone for a tensor type."""
         return ("little", "big") if any(isinstance(node, ByteOrder) for node in self._nodes) else ("little",)
@@ -369,6 +375,11 @@ class Schema:
 def table_name(table: TypeTable[Any]) -> str:
     """Returns the name of a table of types in descriptions."""
     return f"{table.kind} type".lower().replace(" ", "_")
+
+
+def by_code(table: TypeTable[Any]) -> list[Any]:
+    """Returns the types of a table in order of their codes."""
+    return sorted(table, key=lambda type_: int(type_.code))
 
 
 def within(node: Any) -> Iterator[Any]:

@@ -17,8 +17,7 @@ from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe.as_c import as_c
-from glft_schema.describe.c_language import RESERVED
+from glft_schema.describe.as_c import RESERVED, as_c
 from glft_schema.describe.schema import schema_of
 from glft_schema.errors import FormatError
 from glft_schema.formats.format import Format
