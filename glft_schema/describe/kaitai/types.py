@@ -21,7 +21,7 @@ ENCODING = "UTF-8"
 
 
 class Types:
-    """The types of a ``.ksy`` file, whose identifier is `id` and whose outermost struct is `root`."""
+    """The types of a ``.ksy`` file with the identifier `id` and the outermost struct `root`."""
 
     def __init__(self, schema: s.Schema, root: str, id: str) -> None:
         self.schema = schema
