@@ -75,7 +75,7 @@ class Bytes(Declared):
 
 @dataclass(frozen=True)
 class Text(Declared):
-    """Text, preceded by its length in bytes. If `is_strict`, bytes that are no text are refused."""
+    """Text, preceded by its length in bytes. If `is_strict`, the bytes must be valid text."""
 
     length: Node
     encoding: str = "utf-8"
