@@ -9,6 +9,7 @@ for example ``gguf_header_if_version_is_1``.
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import ROOT, Constant, Expression, Operation, Reference, outermost, subexpressions
 from glft_schema.codec.rules import Check
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.describe.c_language import C_TYPES, COMPARISONS, RESERVED, SIGNS, c_constant, c_string
-from glft_schema.describe.identifiers import Identifiers, count_name, identifier, length_name, name_of
+from glft_schema.describe.identifiers import Identifiers, identifier, name_of
 from glft_schema.describe.sentences import (
     HALVES,
     MATRIX,
@@ -30,9 +30,26 @@ from glft_schema.describe.sentences import (
     rule_text,
     rules_of_no_field,
 )
-from glft_schema.describe.traversal import by_code, container_structs, in_order
 
 WIDTH = 100  # of a comment
+
+# fmt: off
+KEYWORDS = """
+    auto break case char const continue default do double else enum extern float for goto if inline int long register restrict
+    return short signed sizeof static struct switch typedef union unsigned void volatile while
+    alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept bitand bitor bool catch char8_t char16_t char32_t
+    class compl concept consteval constexpr constinit const_cast co_await co_return co_yield decltype delete dynamic_cast
+    explicit export false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    reflexpr reinterpret_cast requires static_assert static_cast synchronized template this thread_local throw true try typeid
+    typename typeof typeof_unqual using virtual wchar_t xor xor_eq
+    linux unix i386 errno offsetof NULL near far interface small
+"""  # of C and C++, and macros of common compilers and systems
+# fmt: on
+RESERVED = frozenset(KEYWORDS.split())
+C_TYPES = {f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)} | {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)}
+C_TYPES |= {"f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double"}
+SIGNS = {sign: sign for sign in ("==", "!=", "<", "<=", ">", ">=", "%")} | {"&": "&&", "|": "||"}  # in C, by Python's sign
+FUNCTIONS = {"+": "plus", "*": "times", "//": "over"}  # that report overflow
 
 
 def as_c(schema: s.Schema) -> str:
@@ -46,14 +63,9 @@ def as_c(schema: s.Schema) -> str:
 
 @dataclass(frozen=True)
 class _Member:
-    """A field of a struct, or the length or count before it.
+    """A field of a struct, or the length or count before it."""
 
-    Attributes:
-        name: its identifier.
-        rules: those that guard the field.
-    """
-
-    name: str
+    name: str  # as in C
     node: s.Node
     doc: str
     rules: tuple[Check, ...] = ()
@@ -65,17 +77,12 @@ class _Member:
 
 
 class _Header(NodeWords):
-    """Writes one header.
-
-    Attributes:
-        prefix: of all names.
-        macro: the prefix of macros.
-    """
+    """Writes one header."""
 
     def __init__(self, schema: s.Schema) -> None:
         self.schema = schema
-        self.prefix = identifier(schema.title.lower(), RESERVED)
-        self.macro = self.prefix.upper()
+        self.prefix = identifier(schema.title.lower(), RESERVED)  # of all names
+        self.macro = self.prefix.upper()  # the prefix of macros
         self.lines: list[str] = []
         self.assertions = 0
 
@@ -84,8 +91,8 @@ class _Header(NodeWords):
         for name, table in self.schema.tables.items():
             self.table(name, table)
         self.constants()
-        structs = container_structs(self.schema)
-        for name in in_order(self.schema)[0]:
+        structs = self.schema.container_structs
+        for name in in_order(self.schema):
             if name in structs:
                 self.write_struct(structs[name])
         for type_ in self.schema.types:
@@ -151,7 +158,7 @@ class _Header(NodeWords):
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
         enum, names = self.name(name), Identifiers()
-        entries = [(names.new(f"{enum}_{type_.name}".upper()), type_) for type_ in by_code(table)]
+        entries = [(names.new(f"{enum}_{type_.name}".upper()), type_) for type_ in s.by_code(table)]
         self.comment(f"The codes of {table.kind} types.")
         rows = [f"    {constant} = {type_.code}" for constant, type_ in entries]
         self.put(f"enum {enum} {{", ",\n".join(rows), "};", "")
@@ -183,9 +190,9 @@ class _Header(NodeWords):
         names = Identifiers(RESERVED)
         for part in struct.fields:
             if isinstance(part.node, s.Text):
-                yield _Member(names.new(length_name(part.name)), part.node.length, f"bytes of {part.name}")
+                yield _Member(names.new(f"{part.name}_len"), part.node.length, f"bytes of {part.name}")
             elif isinstance(part.node, s.Counted):
-                yield _Member(names.new(count_name(part.name)), part.node.count, f"number of {part.name}")
+                yield _Member(names.new(f"n_{part.name}"), part.node.count, f"number of {part.name}")
             yield _Member(names.new(part.name), part.node, part.doc, part.rules)
 
     def runs(self, struct: s.StructOf, members: list[_Member]) -> list[tuple[str, list[_Member]]]:
@@ -279,9 +286,9 @@ class _Header(NodeWords):
     def words_after_count(self, member: _Member) -> str:
         """Returns what a member is, in words that refer to the length or count before it."""
         if isinstance(member.node, s.Text):
-            return f"{length_name(member.name)} bytes of UTF-8"
+            return f"{member.name}_len bytes of UTF-8"
         if isinstance(member.node, s.Counted):
-            return f"{count_name(member.name)} times {self.words(member.node.item)}"
+            return f"n_{member.name} times {self.words(member.node.item)}"
         return self.words(member.node)
 
     def expression(self, expression: Expression) -> str:
@@ -394,8 +401,40 @@ class _Header(NodeWords):
             return f"{self.prefix}_times(out, in)"
         if isinstance(expression, Operation):
             left, right = self.in_c(expression.left), self.in_c(expression.right)
-            if function := {"+": "plus", "*": "times", "//": "over"}.get(expression.sign):
+            if function := FUNCTIONS.get(expression.sign):
                 return f"{self.prefix}_{function}({left}, {right})"
-            if expression.sign in (*COMPARISONS, "%", "&", "|"):
-                return f"({left} {SIGNS.get(expression.sign, expression.sign)} {right})"
+            if expression.sign in SIGNS:
+                return f"({left} {SIGNS[expression.sign]} {right})"
         raise NotImplementedError(f"expected an expression on out, in and dims, found {expression}")
+
+
+def in_order(schema: s.Schema) -> list[str]:
+    """Returns the names of the structs, each after those that it contains."""
+    ordered: list[str] = []
+
+    def visit(name: str, above: tuple[str, ...]) -> None:
+        if name not in ordered and name not in above:
+            for part in schema.structs[name].fields:
+                for inner in s.refs(part.node):
+                    visit(inner, (*above, name))
+            ordered.append(name)
+
+    for name in schema.structs:
+        visit(name, ())
+    return ordered
+
+
+def c_string(text: str | bytes) -> str:
+    """Returns a string literal of bytes, or of a text in UTF-8."""
+    stored = text.encode() if isinstance(text, str) else text
+    letters = (chr(byte) if re.match(rb"[\w .-]", bytes([byte])) else f"\\{byte:03o}" for byte in stored)
+    return f'"{"".join(letters)}"'
+
+
+def c_constant(value: int | bytes) -> str:
+    """Returns a literal of a number or of bytes."""
+    if isinstance(value, bytes):
+        return c_string(value)
+    if value < 0:
+        return f"({value})"
+    return f"{f'0x{value:X}' if value > 0xFFFF else value}{'u' if value < 1 << 32 else 'ull'}"

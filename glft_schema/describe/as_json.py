@@ -9,7 +9,6 @@ import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Expression, in_python
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe.sentences import condition_of
-from glft_schema.describe.traversal import by_code
 
 
 def as_json(schema: s.Schema) -> str:
@@ -24,7 +23,7 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
         "byte_orders": list(schema.byte_orders) if schema.format else None,
         "root": s.FILE if schema.format else schema.types[0].payload,
         "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
-        "tables": {name: {str(type_.code): type_.name for type_ in by_code(of)} for name, of in schema.tables.items()},
+        "tables": {name: {str(type_.code): type_.name for type_ in s.by_code(of)} for name, of in schema.tables.items()},
         "tensor_types": [_type(type_) for type_ in schema.types],
     }
 
@@ -49,19 +48,9 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
 
 
 def _type(type_: s.TypeOf) -> dict[str, Any]:
-    return {
-        "name": type_.type.name,
-        "code": type_.type.code,
-        "scheme": type_.type.scheme,
-        "payload": type_.payload,
-        "block": type_.block,
-        "weights": type_.weights,
-        "nbytes": type_.nbytes,
-        "row_nbytes": type_.row_nbytes,
-        "formula": type_.formula,
-        "has_encoder": type_.type.has_encoder,
-        "needs_importance": type_.type.needs_importance,
-    }
+    sizes = {name: getattr(type_, name) for name in ("payload", "block", "weights", "nbytes", "row_nbytes", "formula")}
+    encoder = {"has_encoder": type_.type.has_encoder, "needs_importance": type_.type.needs_importance}
+    return {"name": type_.type.name, "code": type_.type.code, "scheme": type_.type.scheme, **sizes, **encoder}
 
 
 # The kind of each node, and its attributes under the names of docs/formats/json.md.

@@ -13,7 +13,6 @@ from glft_schema.codec.expressions import Constant, Expression, outermost
 from glft_schema.codec.rules import Check
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.sentences import MATRIX, NodeWords, held_by
-from glft_schema.describe.traversal import by_code, container_structs
 
 NUMBERS = (
     "`u8` to `u64` are unsigned, `i8` to `i64` are two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
@@ -50,7 +49,7 @@ def notation(schema: s.Schema) -> str:
 def structs_reference(schema: s.Schema) -> str:
     """Returns a section for each struct of the container: its fields in order, and its rules."""
     sections = []
-    for struct in container_structs(schema).values():
+    for struct in schema.container_structs.values():
         size = f", {struct.size} bytes" if struct.size is not None else ""
         sections.append(f"## {_title(struct.name)}{size}\n\n{struct_section(struct, schema)}")
     return "\n".join(sections)
@@ -63,14 +62,14 @@ def codes_reference(schema: s.Schema) -> str:
     for table in schema.tables.values():
         if table is schema.format.types:
             continue
-        rows = [(f"{entry.code}", f"`{entry.name}`", _stored(entry.name, schema)) for entry in by_code(table)]
+        rows = [(f"{entry.code}", f"`{entry.name}`", _stored(entry.name, schema)) for entry in s.by_code(table)]
         sections.append(f"## {table.kind} types\n\n{_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
 
 
 def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
-    rules = [rule for struct in container_structs(schema).values() for rule in struct.rules]
+    rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
     rows = [(f"`{rule.id}`", rule.field, rule.expected, held_by(rule)) for rule in rules]
     return _table(("rule", "field", "expected", "held by"), rows, "::::")
 
@@ -105,13 +104,13 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     formula = f"A weight is {type_.formula.replace('*', chr(92) + '*')}"
     lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text", *drawn, "```", "", formula]
     reserved = [f"- `{part.field}`: no encoder writes {part.numbers}" for part in type_.type.reserved]
-    return "\n".join([*lines, *_listed([*_rules(schema.structs[type_.payload].rules), *reserved])]) + "\n"
+    return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules, reserved)]) + "\n"
 
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
     """Returns the fields of a struct in order, and its rules."""
     refused = [f"- `{part.name}`: never {sentence} (required)" for part in struct.fields for sentence in part.refuses]
-    return "\n".join([*_fields(struct, schema), *_listed([*_rules(struct.rules), *refused])]) + "\n"
+    return "\n".join([*_fields(struct, schema), *_rules(struct.rules, refused)]) + "\n"
 
 
 def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
@@ -119,18 +118,16 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
     for part, at in zip(struct.fields, struct.offsets, strict=True):
         size = schema.size(part.node)
         offset = "then" if at is None else f"{at}"
-        default = f"; `{_literal(part.value)}` by default" if isinstance(part.value, int) else ""
+        value = part.value
+        default = f"; `{value if value < 1 << 16 else f'0x{value:08X}'}` by default" if isinstance(value, int) else ""
         stored = WORDS.words(part.node)
         rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, part.doc + default))
     return _table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
-def _rules(rules: Iterable[Check]) -> list[str]:
-    return [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules]
-
-
-def _listed(items: list[str]) -> list[str]:
-    """Returns the lines of a list, after an empty line if there are any."""
+def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
+    """Returns the lines of a list of rules and `more`, after an empty line if there are any."""
+    items = [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules] + more
     return ["", *items] if items else []
 
 
@@ -161,10 +158,6 @@ class _Words(NodeWords):
 
 
 WORDS = _Words()
-
-
-def _literal(value: int) -> str:
-    return f"{value}" if value < 1 << 16 else f"0x{value:08X}"
 
 
 def _title(name: str) -> str:

@@ -252,17 +252,12 @@ def _mapped(format: Format, source: Source, spans: Sequence[Span]) -> ByteMap:
 
 @dataclass
 class _Row:
-    """A parsed struct: the declarations of its fields, and the row of a table that contains it.
-
-    Attributes:
-        label: the name of the field that identifies the row; empty outside of tables.
-        of_tensor: whether the table is one of tensors.
-    """
+    """A parsed struct, and the row of a table that contains it."""
 
     scope: Scope
     fields: dict[str, s.Field]
-    label: str
-    of_tensor: bool
+    label: str  # the field that identifies the row; empty outside of tables
+    of_tensor: bool  # whether the table is one of tensors
 
 
 class _ParsedFields:

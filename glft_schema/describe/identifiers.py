@@ -67,11 +67,3 @@ def name_of(expression: Expression) -> str:
         case Length():
             return f"length_of_{name_of(expression.of)}"
     raise NotImplementedError(f"no name can be made of the expression {expression}")
-
-
-def length_name(field: str) -> str:
-    return f"{field}_len"
-
-
-def count_name(field: str) -> str:
-    return f"n_{field}"

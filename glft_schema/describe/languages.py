@@ -8,11 +8,11 @@ from glft_schema.describe.nodes import Schema
 from glft_schema.errors import OptionError, shown
 
 # The module of each language. Its function has the name of the module.
-WRITERS = {"markdown": "as_markdown", "json": "as_json", "kaitai": "kaitai.as_kaitai", "c": "as_c", "imhex": "as_imhex"}
+WRITERS = {"markdown": "as_markdown", "json": "as_json", "kaitai": "kaitai.as_kaitai", "c": "as_c"}
 
 
 def write(schema: Schema, language: str) -> str:
-    """Returns a schema in a language: ``markdown``, ``json``, ``kaitai``, ``c`` or ``imhex``.
+    """Returns a schema in a language: ``markdown``, ``json``, ``kaitai`` or ``c``.
 
     Raises:
         OptionError: if there is no such language.

@@ -1,7 +1,7 @@
-"""Reads values and parts of a file by the nodes of `glft_schema.describe.schema`.
+"""Reads the values and parts of a file that has the nodes of `glft_schema.describe.schema`.
 
-A node may depend on fields before it, which a `Scope` has. Only the requested bytes are read. The
-elements of lists of texts, and of others whose sizes differ, are all located once.
+A node may depend on earlier fields; a `Scope` has their values. Only the requested bytes are read.
+Elements of different sizes, such as texts, are all located at the first request.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from glft_schema.codec.context import BIG, LITTLE, ByteOrder
 from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
-SHORT = 256  # elements up to which a part's value is the list of them
+SHORT = 256  # elements: longer lists have no value
 OPERATORS = {sign: operation for operation, sign in opnames.items() if operation not in (operator.neg, operator.pos)}
 
 
 def evaluate(expression: e.Expression, find: Callable[[e.Reference], Any]) -> Any:
-    """Returns the value of an expression, with `find` for the values of references."""
+    """Returns the value of an expression; `find` returns the values of references."""
     match expression:
         case e.Constant():
             return expression.value
@@ -50,7 +50,7 @@ def evaluate(expression: e.Expression, find: Callable[[e.Reference], Any]) -> An
 
 
 def sizes(dims: Iterable[e.Expression], evaluate: Callable[[e.Expression], Any]) -> list[int]:
-    """Returns the values of dims; a dim that is a list, such as ``dims``, is several of them."""
+    """Returns the sizes of an array, outermost first. A dim may be a list, such as ``dims``."""
     values = [evaluate(dim) for dim in dims]
     return [size for value in values for size in (value if isinstance(value, list) else [value])]
 
@@ -87,7 +87,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a span: bytes `start` to `end`; its path ends with `name`."""
+    """A part of a span: bytes `start` to before `end`. Its path ends with `name`."""
 
     name: str
     start: int
@@ -95,7 +95,7 @@ class Part:
     node: s.Node
     scope: Scope
     doc: str = ""
-    type: str = ""  # of text without a length
+    type: str = ""  # only of a text's bytes and of a line
 
 
 class NodeReader:
@@ -107,27 +107,23 @@ class NodeReader:
         self._starts: dict[int, Sequence[int]] = {}  # of a list's elements and its end, by its first byte
 
     def settled(self, node: s.Node, scope: Scope) -> s.Node:
-        """Returns the alternative that a node is in `scope`, or the node itself."""
+        """Returns the alternative of a node that `scope` selects, or the node itself."""
         while isinstance(node, (s.Either, s.Switch)):
             node = s.choose(node, scope.evaluate)
         return node
 
     def size(self, node: s.Node, scope: Scope) -> int | None:
-        """Returns the bytes of a node; None if they depend on its own bytes."""
+        """Returns the size of a node in bytes; None if it depends on the bytes."""
         node = self.settled(node, scope)
         if isinstance(node, (s.Bytes, s.Lines)):
             return int(scope.evaluate(node.size)) if node.size else None
         if isinstance(node, (s.Numbers, s.BlockArray)):
             item = node.number if isinstance(node, s.Numbers) else node
-            return math.prod(self.dims(node, scope)) * item.size
+            return math.prod(sizes(node.dims, scope.evaluate)) * item.size
         return scope.schema.size(node)
 
-    def dims(self, node: s.Numbers | s.BlockArray, scope: Scope) -> list[int]:
-        """Returns the sizes of an array, outermost first."""
-        return sizes(node.dims, scope.evaluate)
-
     def end(self, node: s.Node, start: int, scope: Scope) -> int:
-        """Returns the end of a node that begins at `start`."""
+        """Returns the end of a node that starts at byte `start`."""
         node = self.settled(node, scope)
         if (size := self.size(node, scope)) is not None:
             return start + size
@@ -144,7 +140,7 @@ class NodeReader:
         return last
 
     def value(self, node: s.Node, start: int, end: int, scope: Scope) -> Any:
-        """Returns the value of a node; None if it is long or has fields of its own."""
+        """Returns the value of a node; None if it is long or a struct."""
         node = self.settled(node, scope)
         match node:
             case s.Number():
@@ -176,7 +172,7 @@ class NodeReader:
         return self.value(part.node, part.start, part.end, part.scope)
 
     def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
-        """Returns `count` numbers that begin at byte `start`."""
+        """Returns `count` numbers from byte `start`."""
         dtype = s.KINDS[number.kind].numpy_dtype(self._order_of(number))
         stored = np.frombuffer(self._source.view(start, count * number.size), dtype)
         if number.kind == "bf16":  # the upper half of an f32: numpy has none
@@ -190,7 +186,7 @@ class NodeReader:
         """Returns the number of parts of a span."""
         match node:
             case s.Numbers() | s.BlockArray():
-                return math.prod(self.dims(node, scope))
+                return math.prod(sizes(node.dims, scope.evaluate))
             case s.List():
                 return int(scope.evaluate(node.count))
             case s.Counted():
@@ -212,16 +208,16 @@ class NodeReader:
             node: the node of the span, settled.
             start: its first byte.
             end: its end, if known.
-            scope: the fields that it depends on.
+            scope: the fields that the node depends on.
             low: the first byte of the parts.
             high: their end; by default the end of the span.
-            doc: the sentence of parts that have none of their own.
+            doc: the sentence of parts without their own.
         """
         high = high if high is not None else self._source.size if end is None else end
         match node:
             case s.Numbers() | s.BlockArray():
                 item = node.number if isinstance(node, s.Numbers) else s.Ref(node.block)
-                yield from self._items(start, item, self.dims(node, scope), scope, low, high, doc)
+                yield from self._items(start, item, sizes(node.dims, scope.evaluate), scope, low, high, doc)
             case s.List():
                 yield from self._items(start, node.item, [int(scope.evaluate(node.count))], scope, low, high, doc)
             case s.Counted():
@@ -258,7 +254,7 @@ class NodeReader:
     def _items(
         self, first: int, item: s.Node, dims: Sequence[int], scope: Scope, low: int, high: int, doc: str
     ) -> Iterator[Part]:
-        """Yields the elements of an array of these dims that begins at byte `first`."""
+        """Yields the elements of an array of these dims from byte `first`."""
         count, node = math.prod(dims), self.settled(item, scope)
         if size := self.size(node, scope):
             for i in range(max((low - first) // size, 0), min(count, -(-(high - first) // size))):
@@ -268,7 +264,7 @@ class NodeReader:
             yield Part(str(i), start, end, node, scope, doc)
 
     def _starts_of(self, node: s.Node, first: int, count: int, scope: Scope) -> Sequence[int]:
-        """Returns the first bytes of elements of different sizes, and the end of the last one."""
+        """Returns the starts of elements of different sizes, and the end of the last one."""
         if first not in self._starts:
             number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
             if isinstance(number, s.Number):
@@ -295,7 +291,7 @@ PLAIN = (s.Number, s.Code, s.Text)  # lists of these have a value
 
 
 def _overlapping(starts: Sequence[int], low: int, high: int) -> Iterator[tuple[int, int, int]]:
-    """Yields number, first byte and end of the elements with a byte in ``[low, high)``."""
+    """Yields index, start and end of the elements with a byte in ``[low, high)``."""
     for i in range(max(bisect_right(starts, low) - 1, 0), len(starts) - 1):
         if starts[i] >= high:
             return
@@ -304,7 +300,7 @@ def _overlapping(starts: Sequence[int], low: int, high: int) -> Iterator[tuple[i
 
 
 def _index(i: int, dims: Sequence[int]) -> str:
-    """Returns the indices of element `i` as paths have them, one for each dim."""
+    """Returns the indices of element `i`, one for each dim, as in paths."""
     steps: list[int] = []
     for dim in reversed(dims):
         i, step = divmod(i, dim)
@@ -313,7 +309,7 @@ def _index(i: int, dims: Sequence[int]) -> str:
 
 
 def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None = None) -> str:
-    """Returns a node in a few words: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
+    """Returns the type of a node: ``u32``, ``text after u64``, ``f16[out, in // 64]``."""
     node = reader.settled(node, scope)
 
     def inner(part: s.Node) -> str:

@@ -30,9 +30,9 @@ class Wrapper:
     """A construct around another one that changes its values, but not its bytes.
 
     Attributes:
-        decode: (value, context, path) -> the value as the wrapper gives it; None if it is the same.
+        decode: (value, context, path) -> the wrapper's value; None if the value is unchanged.
         options: special values, or functions of the context: a default, the names of an `Enum`.
-        is_closed: there are no other values. Without `options`, building computes the value.
+        is_closed: whether other values are impossible. Building computes a value without `options`.
     """
 
     decode: Callable[[Any, Any, str], Any] | None = None
@@ -45,8 +45,8 @@ class Declared:
     """The base of all nodes.
 
     Attributes:
-        wrappers: the constructs around it, innermost first.
-        level: how deep it is nested in nodes of its kind; 0 if it cannot be.
+        wrappers: the constructs around the node, innermost first.
+        level: the depth within nodes of the same kind; 0 if the kind cannot be nested.
     """
 
     wrappers: tuple[Wrapper, ...] = field(default=(), compare=False, repr=False)
@@ -55,27 +55,27 @@ class Declared:
 
 @dataclass(frozen=True)
 class Number(Declared):
-    """A number, ``u8`` to ``f64``, in ``little`` or ``big`` order, or in that of the ``file``."""
+    """A number, ``u8`` to ``f64``, in byte order ``little``, ``big``, or that of the ``file``."""
 
     kind: str
     order: str
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """The size in bytes."""
         return int(self.kind.lstrip("ubfi")) // 8
 
 
 @dataclass(frozen=True)
 class Bytes(Declared):
-    """`size` bytes, or all bytes left if it is None."""
+    """`size` bytes, or all remaining bytes if `size` is None."""
 
     size: Expression | None
 
 
 @dataclass(frozen=True)
 class Text(Declared):
-    """Text after its length in bytes. If it `is_strict`, other bytes than text are refused."""
+    """Text, preceded by its length in bytes. If `is_strict`, the bytes must be valid text."""
 
     length: Node
     encoding: str = "utf-8"
@@ -84,7 +84,7 @@ class Text(Declared):
 
 @dataclass(frozen=True)
 class List(Declared):
-    """`count` items. Key-values have fields `key` and `value`, and a rule `once` on keys."""
+    """`count` items. Items of metadata have fields `key` and `value`, and a rule `once` on keys."""
 
     count: Expression
     item: Node
@@ -95,7 +95,7 @@ class List(Declared):
 
 @dataclass(frozen=True)
 class Counted(Declared):
-    """A list after its length. If it `has_scope`, items see the struct one level up."""
+    """A list, preceded by its length. If `has_scope`, its items see the struct one level up."""
 
     count: Node
     item: Node
@@ -135,7 +135,7 @@ class Either(Declared):
 
 @dataclass(frozen=True)
 class Code(Declared):
-    """A number that stands for a type of a table."""
+    """The code of a type in a table."""
 
     number: Node
     table: TypeTable[Any]
@@ -152,7 +152,7 @@ class SwitchCase:
 
 @dataclass(frozen=True)
 class Switch(Declared):
-    """One of several nodes, selected by a field before it; `default` for other values, if any."""
+    """One of several nodes, selected by an earlier field; `default` for other values, if any."""
 
     on: Expression
     cases: tuple[SwitchCase, ...]
@@ -176,7 +176,7 @@ class Lines(Declared):
 
 @dataclass(frozen=True)
 class Padding(Declared):
-    """Bytes up to a multiple of `to` in the file, which may end before if `may_lack` holds."""
+    """Bytes up to a multiple of `to` in the file. If `may_lack` holds, the file may end earlier."""
 
     to: Expression
     may_lack: Expression | None = None
@@ -191,9 +191,9 @@ class ByteOrder(Declared):
 
 @dataclass(frozen=True)
 class Derived(Declared):
-    """No bytes: a value that follows from the fields before it, if any.
+    """No bytes: a value computed from earlier fields.
 
-    `value` is its expression, if it has one. `compute` is a function of the context.
+    `value` is the expression, if there is one. `compute` is a function of the context.
     """
 
     value: Expression | None
@@ -221,14 +221,14 @@ class Field:
     """A field of a struct.
 
     Attributes:
-        name: as declared; empty if it has none.
-        doc: its sentence.
-        node: its node.
-        is_count: whether it is the number of something else.
-        value: its default or only value, a number or bytes; None if it has none.
-        rules: the rules that guard it.
-        refuses: what else is never accepted there, in words.
-        declared: its construct.
+        name: as declared; may be empty.
+        doc: the field's sentence.
+        node: how the field is stored.
+        is_count: whether the field is the length of another one.
+        value: the default or only value, a number or bytes, or None.
+        rules: the rules that guard the field.
+        refuses: other values that are never accepted, in words.
+        declared: the field's construct.
     """
 
     name: str
@@ -242,22 +242,22 @@ class Field:
 
     @property
     def is_computed(self) -> bool:
-        """Whether building computes it, so that values leave it out."""
+        """Whether building computes the field, so that values omit it."""
         computed = any(wrapper.is_closed and not wrapper.options for wrapper in self.node.wrappers)
         return computed or isinstance(self.node, (Derived, Padding))
 
 
 @dataclass(frozen=True, eq=False)
 class StructOf:
-    """Fields one after another.
+    """A struct.
 
     Attributes:
-        name: how other structs refer to it.
+        name: by which other structs refer to the struct.
         fields: in order.
-        rules: in order, those of its fields included.
-        offsets: of each field from the start of the struct; None after a field whose size varies.
-        size: bytes; None if it varies.
-        declared: its construct.
+        rules: in order, including those that guard a field.
+        offsets: of each field from the start of the struct; None after a field of varying size.
+        size: in bytes; None if it varies.
+        declared: the struct's construct.
     """
 
     name: str
@@ -284,11 +284,11 @@ class TypeOf:
 
     Attributes:
         type: the type itself.
-        payload: the name of its payload's struct.
-        block: the name of its block's struct; None if it is not made of blocks.
-        weights: the least length of a row: the weights of a block or group, or one.
+        payload: the name of the payload's struct.
+        block: the name of the block's struct; None if the type has no blocks.
+        weights: the minimum length of a row: the weights of a block or group, or one.
         nbytes: the bytes of `weights` weights.
-        row_nbytes: the bytes of a row beside those of its weights.
+        row_nbytes: the bytes of a row in addition to those of its weights.
         rules: on the dims, as in the struct `payload`.
     """
 
@@ -302,7 +302,7 @@ class TypeOf:
 
     @property
     def sizes(self) -> str:
-        """Its bytes, in words."""
+        """The sizes in words."""
         row = f", and {self.row_nbytes} bytes a row" if self.row_nbytes else ""
         if self.weights == 1:
             return f"{_bytes(self.nbytes)} a weight, {8 * self.nbytes} bits{row}"
@@ -311,7 +311,7 @@ class TypeOf:
 
     @property
     def formula(self) -> str:
-        """What a weight is, in words: the first paragraph of the formula's docstring."""
+        """A weight in words: the first paragraph of the formula's docstring."""
         return " ".join((inspect.getdoc(self.type.formula) or "").partition("\n\n")[0].split())
 
 
@@ -321,10 +321,10 @@ def _bytes(count: int) -> str:
 
 @dataclass
 class Schema:
-    """A format or a tensor type, read.
+    """The schema of a format or of a tensor type.
 
     Attributes:
-        title: its name.
+        title: the name of the format or type.
         format: the format; None for a tensor type alone.
         structs: by name; `FILE` is a whole format.
         types: the tensor types, by code.
@@ -343,6 +343,12 @@ class Schema:
     def tables(self) -> dict[str, TypeTable[Any]]:
         """The tables of types, by name, such as ``ggml_type``."""
         return {table_name(node.table): node.table for node in self._nodes if isinstance(node, Code)}
+
+    @property
+    def container_structs(self) -> dict[str, StructOf]:
+        """The structs that belong to no tensor type, by name."""
+        of_types = {name for type_ in self.types for name in (type_.payload, type_.block)}
+        return {name: struct for name, struct in self.structs.items() if name not in of_types}
 
     @property
     def byte_orders(self) -> tuple[str, ...]:
@@ -371,8 +377,13 @@ def table_name(table: TypeTable[Any]) -> str:
     return f"{table.kind} type".lower().replace(" ", "_")
 
 
+def by_code(table: TypeTable[Any]) -> list[Any]:
+    """Returns the types of a table in order of their codes."""
+    return sorted(table, key=lambda type_: int(type_.code))
+
+
 def within(node: Any) -> Iterator[Any]:
-    """Yields a node, and the nodes and expressions that it is made of."""
+    """Yields a node, and the nodes and expressions in it."""
     yield node
     if isinstance(node, tuple):
         for part in node:
@@ -393,7 +404,7 @@ def refs(node: Node) -> Iterator[str]:
 
 
 def choose(node: Either | Switch, evaluate: Callable[[Expression], Any]) -> Node:
-    """Returns the selected node, by the values of expressions. Raises KeyError if there is none."""
+    """Returns the node that the values of expressions select. Raises KeyError if there is none."""
     if isinstance(node, Either):
         return node.then if evaluate(node.condition) else node.otherwise
     value = evaluate(node.on)

@@ -1,8 +1,7 @@
 """Reads declarations into the tree of `glft_schema.describe.nodes`.
 
-`schema_of` reads a format or a tensor type, `node_of` any construct. This is the only module that
-reads the classes of constructs: ``node_of.register`` teaches another one, to descriptions and to
-strategies.
+`schema_of` reads a format or a tensor type, `node_of` any construct. Only this module reads the
+classes of constructs. ``node_of.register`` adds a class, for descriptions and for strategies.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
 def schema_of(described: Format | TensorType) -> Schema:
     """Reads a format, with each of its tensor types, or one tensor type."""
     if isinstance(described, TensorType):
-        schema = Schema(described.name)
-        schema.types.append(_type_of(described, schema))
-        return schema
-    schema = container_schema(described)
-    schema.types.extend(_type_of(type_, schema) for type_ in sorted(described.types, key=lambda type_: type_.code))
+        schema, types = Schema(described.name), [described]
+    else:
+        schema, types = container_schema(described), s.by_code(described.types)
+    schema.types.extend(_type_of(type_, schema) for type_ in types)
     return schema
 
 
@@ -67,7 +65,7 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
     """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
 
     Raises:
-        NotImplementedError: for a class of construct that it has not been taught.
+        NotImplementedError: if the class of the construct is not registered.
     """
     kind = type(declared).__name__
     raise NotImplementedError(f"{kind} has no node: teach it with @glft_schema.describe.node_of.register({kind})")
@@ -75,7 +73,7 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
 
 @cache
 def struct_of(declared: construct.Struct) -> StructOf:
-    """Reads a Struct on its own. Raises as `node_of`."""
+    """Reads a single Struct. Raises as `node_of`."""
     schema = Schema("")
     ref = node_of(declared, schema, "struct")
     assert isinstance(ref, Ref)
@@ -102,7 +100,7 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
     names = [part.name for part in declared.subcons]
     while (same := schema.structs.get(name)) and [part.name for part in same.declared.subcons] != names:
         name += "_"  # another struct has the name
-    if same:  # a struct some levels above, or one that was read before
+    if same:  # an enclosing struct, or one that was read before
         return Ref(name, declared)
     schema.structs[name] = StructOf(name, (), (), (), None, declared)
     rules = tuple(part for part in declared.subcons if isinstance(part, Check))
@@ -124,7 +122,7 @@ def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, 
 
 
 def _refused_by(part: construct.Construct) -> tuple[str, ...]:
-    """Returns the sentences of a field's constructs about what they refuse."""
+    """Returns the values that a field's constructs refuse, in words."""
     refused: tuple[str, ...] = ()
     while True:
         refused += vars(part).get("refuses", getattr(type(part), "refuses", ()))  # its own, not what it wraps
@@ -136,7 +134,7 @@ def _refused_by(part: construct.Construct) -> tuple[str, ...]:
 # Other constructs
 
 
-def _teach(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) -> None:
+def _register(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) -> None:
     """Registers a function: (construct, function that reads the constructs in it) -> node."""
     kind = declared if isinstance(declared, type) else type(declared)
     node_of.register(kind, lambda it, schema, name: read(it, lambda inner: node_of(inner, schema, name)))
@@ -147,47 +145,47 @@ def _of_file(number: numbers.Number) -> s.Number:
 
 
 # fmt: off
-_teach(construct.Renamed, lambda it, of: of(it.subcon))
-_teach(construct.Adapter, lambda it, of: wrapped(of(it.subcon), decode=it._decode))
-_teach(construct.Enum,    lambda it, of: wrapped(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
-_teach(construct.Default, lambda it, of: wrapped(of(it.subcon), options=(it.value,)))
-_teach(construct.Const,   lambda it, of: wrapped(of(it.subcon), options=(it.value,), is_closed=True))
-_teach(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=True))
-_teach(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
+_register(construct.Renamed, lambda it, of: of(it.subcon))
+_register(construct.Adapter, lambda it, of: wrapped(of(it.subcon), decode=it._decode))
+_register(construct.Enum,    lambda it, of: wrapped(of(it.subcon), options=tuple(it.encmapping), is_closed=True))
+_register(construct.Default, lambda it, of: wrapped(of(it.subcon), options=(it.value,)))
+_register(construct.Const,   lambda it, of: wrapped(of(it.subcon), options=(it.value,), is_closed=True))
+_register(construct.Rebuild, lambda it, of: wrapped(of(it.subcon), is_closed=True))
+_register(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.level))
 
-_teach(numbers.Number,         lambda it, of: _of_file(it))
-_teach(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
-_teach(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(_of_file(it.number)))
-_teach(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
-_teach(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
-_teach(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
-_teach(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), options=(False, True), is_closed=True))
+_register(numbers.Number,         lambda it, of: _of_file(it))
+_register(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
+_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(_of_file(it.number)))
+_register(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
+_register(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
+_register(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))
+_register(construct.Flag,         lambda it, of: wrapped(s.Number("u8", "little"), options=(False, True), is_closed=True))
 
-_teach(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
-_teach(construct.GreedyBytes, lambda it, of: s.Bytes(None))
-_teach(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
-_teach(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
+_register(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
+_register(construct.GreedyBytes, lambda it, of: s.Bytes(None))
+_register(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
+_register(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
 
-_teach(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
-_teach(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))
-_teach(arrays.Strings,  lambda it, of: s.List(known(it.count), s.Text(of(it.length))))
-_teach(numbers.Sizes,   lambda it, of: s.Counted(of(it.count), of(it.size)))
+_register(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
+_register(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))
+_register(arrays.Strings,  lambda it, of: s.List(known(it.count), s.Text(of(it.length))))
+_register(numbers.Sizes,   lambda it, of: s.Counted(of(it.count), of(it.size)))
 
-_teach(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it.condfunc), Constant(0)), (
+_register(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it.condfunc), Constant(0)), (
     SwitchCase("true", 1, of(it.thensubcon)),
     SwitchCase("false", 0, of(it.elsesubcon)),
 )))
 
-_teach(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.of))
-_teach(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
-_teach(construct.Tell,       lambda it, of: s.Derived(None))
-_teach(construct.Pass,       lambda it, of: s.Derived(None))
-_teach(construct.Terminated, lambda it, of: s.Derived(None))
-_teach(structs.Padding,      lambda it, of: s.Padding(known(it.to), read(it.may_lack)))
+_register(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.of))
+_register(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
+_register(construct.Tell,       lambda it, of: s.Derived(None))
+_register(construct.Pass,       lambda it, of: s.Derived(None))
+_register(construct.Terminated, lambda it, of: s.Derived(None))
+_register(structs.Padding,      lambda it, of: s.Padding(known(it.to), read(it.may_lack)))
 
-_teach(numbers.TensorField, lambda it, of: s.Numbers(_of_file(it.number), tuple(map(known, it.dims))))
-_teach(Blocks,              lambda it, of: s.BlockArray(it.weights, of(it.block).name, it.size))
-_teach(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padded_to)))
+_register(numbers.TensorField, lambda it, of: s.Numbers(_of_file(it.number), tuple(map(known, it.dims))))
+_register(Blocks,              lambda it, of: s.BlockArray(it.weights, of(it.block).name, it.size))
+_register(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padded_to)))
 # fmt: on
 
 

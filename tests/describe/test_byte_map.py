@@ -23,6 +23,7 @@ from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
+from glft_schema.describe.hex_view import HexView
 from glft_schema.errors import OptionError
 from glft_schema.files.parsing import parse_source
 from glft_schema.formats.format import Format
@@ -347,6 +348,8 @@ def test_bytes_without_a_name_are_unclaimed(monkeypatch: pytest.MonkeyPatch) -> 
     (stretch,) = found.unclaimed
     assert (stretch.start, stretch.end, stretch.path) == (len(EMPTY), len(EMPTY) + 3, "")
     assert found.parts(stretch) == 0
+    lines = list(HexView(found).whole())
+    assert (lines[-4], lines[-1]) == ("unclaimed: bytes, 3 bytes", "3 bytes are not covered by any declared field")
 
 
 def test_a_struct_that_is_not_ours_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

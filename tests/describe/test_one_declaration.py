@@ -110,7 +110,7 @@ print(*(write(schema_of(find(name)), language) for name in names), sep="\\0")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("language", ["markdown", "json", "kaitai", "c", "imhex"])
+@pytest.mark.parametrize("language", ["markdown", "json", "kaitai", "c"])
 @pytest.mark.parametrize("format", ["glft", "gguf"])
 def test_every_language_has_them(copy: Path, format: str, language: str) -> None:
     text, alone = run(copy, WRITE, format, TYPES[format], language).split("\0")

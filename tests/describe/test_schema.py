@@ -239,22 +239,14 @@ def test_finding_by_name() -> None:
         find("q4_l")
 
 
-def glft(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "glft_schema", "schema", *arguments], capture_output=True, text=True)
-
-
 @pytest.mark.slow
 def test_the_verb() -> None:
-    done = glft("q4_0", "--as", "json")
-    assert (done.returncode, done.stdout) == (0, as_json(schema_of(GGML_TYPES["q4_0"])))
-    assert glft("q4_0").stdout == as_markdown(schema_of(GGML_TYPES["q4_0"]))
-    done = glft("x")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("glft: expected glft or gguf, or one of")
-    assert len(done.stderr.splitlines()) == 1
+    command, schema = [sys.executable, "-m", "glft_schema", "schema", "q4_0"], schema_of(GGML_TYPES["q4_0"])
+    for arguments, expected in ((["--as", "json"], as_json(schema)), ([], as_markdown(schema))):
+        assert subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout == expected
 
 
 def test_a_language_that_there_is_not() -> None:
-    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, imhex, found 'rust'"):
+    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, found 'rust'"):
         write(schema_of(GLFT), "rust")
     assert write(schema_of(GLFT), "json").startswith("{")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import glft_schema
 from glft_schema import Container, save_file
 from glft_schema.describe.page.render import page
 from glft_schema.files.splitting import split
-from tests.describe.test_page import HOSTILE, from_memory, hostile_file
+from glft_schema.weights import checkpoints
+from tests.describe.test_page import HOSTILE, hostile_file
 from tests.oracles import glft_reference as reference
 from tests.tools.browser import started
 
@@ -36,40 +38,23 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-class Opened:
-    """A page in the browser that records requests, console messages, errors and dialogs."""
-
-    def __init__(self, browser: Any, path: Path, size: tuple[int, int] = LAPTOP, theme: str = "light", **more: Any) -> None:
-        width, height = size
-        viewport = {"width": width, "height": height}
-        self.context = browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce", **more)
-        self.tab = self.context.new_page()
-        self.faults: list[str] = []
-        self.tab.on("console", lambda message: self.faults.append(f"console: {message.text}"))
-        self.tab.on("pageerror", lambda error: self.faults.append(f"error: {error}"))
-        self.tab.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
-        self.context.on("request", lambda request: self._requested(request.url))
-        self.url = path.as_uri()
-        self.tab.goto(self.url)
-
-    def _requested(self, url: str) -> None:
-        if url != self.url:
-            self.faults.append(f"request: {url}")
-
-    def close(self) -> None:
-        """Closes the page. Fails on requests, console messages, errors, and executed names."""
-        assert self.tab.evaluate("window.ran === undefined")
-        self.context.close()
-        assert self.faults == []
-
-    def __enter__(self) -> Any:
-        return self.tab
-
-    def __exit__(self, kind: object, *more: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.context.close()
+@contextmanager
+def opened(browser: Any, path: Path, size: tuple[int, int] = LAPTOP, theme: str = "light", **more: Any) -> Iterator[Any]:
+    """Yields a page. Fails on requests, console messages, errors, dialogs, and executed names."""
+    viewport, url, faults = {"width": size[0], "height": size[1]}, path.as_uri(), list[str]()
+    context = browser.new_context(viewport=viewport, color_scheme=theme, reduced_motion="reduce", **more)
+    try:
+        tab = context.new_page()
+        tab.on("console", lambda message: faults.append(f"console: {message.text}"))
+        tab.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        tab.on("dialog", lambda dialog: (faults.append("dialog"), dialog.dismiss()))
+        context.on("request", lambda request: faults.extend([f"request: {request.url}"] * (request.url != url)))
+        tab.goto(url)
+        yield tab
+        assert tab.evaluate("window.ran === undefined")
+    finally:
+        context.close()
+    assert faults == []
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +76,7 @@ def gguf(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
 
 @pytest.fixture(scope="module")
 def glft(folder: Path, weights: dict[str, torch.Tensor]) -> Path:
-    return written(folder, "q4", weights, {"a": "b"}, {"*": "q4_per_group_64"}, "glft", from_memory(weights))
+    return written(folder, "q4", weights, {"a": "b"}, {"*": "q4_per_group_64"}, "glft", checkpoints.in_memory(weights))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +121,7 @@ def number(text: str) -> float:
 
 
 def test_search_filters(browser: Any, gguf: Path) -> None:
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         assert tab.inner_text("#tensor-count") == "26 of 26 tensors"
         search(tab, "BLK.1 up")
         assert sorted(rows(tab)) == ["blk.1.up.weight", "blk.10.up.weight", "blk.11.up.weight"]
@@ -157,7 +142,7 @@ def test_search_filters(browser: Any, gguf: Path) -> None:
 
 
 def test_sort_sorts(browser: Any, gguf: Path) -> None:
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         search(tab, "up")
         natural = [f"blk.{i}.up.weight" for i in range(12)]
         head = tab.locator('th[data-column="name"]')
@@ -180,7 +165,7 @@ def test_sort_sorts(browser: Any, gguf: Path) -> None:
 
 def test_a_field_shows_its_bytes_and_a_byte_its_field(browser: Any, gguf: Path) -> None:
     stored = gguf.with_suffix(".gguf").read_bytes()
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         tab.click('#tree [role="treeitem"]:has-text("version")')
         assert marked(tab) == [4, 5, 6, 7]
         shown = tab.locator("#dump .byte.marked").all_inner_texts()
@@ -204,7 +189,7 @@ def test_a_field_shows_its_bytes_and_a_byte_its_field(browser: Any, gguf: Path) 
 def test_a_tensor_leads_to_its_bytes(browser: Any, gguf: Path) -> None:
     with glft_schema.open(gguf.with_suffix(".gguf")) as file:
         tensor = file.tensors["blk.3.up.weight"]
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         search(tab, "blk.3.up")
         tab.click("#tensor-table tbody .open")
         found = facts(tab, "#details")
@@ -226,7 +211,7 @@ def test_values_and_errors_are_what_numpy_says(browser: Any, glft: Path, weights
         raw = bytes(file.tensors["embed.weight"].raw)
     stored = np.array(reference.numbers(reference.Q4, [100, 64], raw))
     error = stored - weights["embed.weight"].double().numpy().reshape(-1)
-    with Opened(browser, glft) as tab:
+    with opened(browser, glft) as tab:
         assert "26 of 26 tensors compared" in tab.inner_text("#overview")
         search(tab, "embed")
         tab.click("#tensor-table tbody .open")
@@ -254,7 +239,7 @@ def test_values_and_errors_are_what_numpy_says(browser: Any, glft: Path, weights
 
 def test_the_map(browser: Any, gguf: Path) -> None:
     whole = gguf.with_suffix(".gguf").stat().st_size
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         whole_box = tab.locator("#treemap").bounding_box()
         area = whole_box["width"] * whole_box["height"]
         labels = tab.eval_on_selector_all("#treemap button", "all => all.map(one => one.getAttribute('aria-label'))")
@@ -274,7 +259,7 @@ def test_the_map(browser: Any, gguf: Path) -> None:
 
 
 def test_by_keyboard_alone(browser: Any, gguf: Path) -> None:
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
 
         def focused(selector: str) -> bool:
             return bool(tab.evaluate(f"document.activeElement.matches({selector!r})"))
@@ -339,7 +324,7 @@ def test_by_keyboard_alone(browser: Any, gguf: Path) -> None:
 
 
 def test_hostile_names_are_text(browser: Any, hostile: Path) -> None:
-    with Opened(browser, hostile) as tab:
+    with opened(browser, hostile) as tab:
         assert tab.inner_text("#tensor-count") == f"{len(HOSTILE) + 1} of {len(HOSTILE) + 1} tensors"
         names = rows(tab)
         assert HOSTILE[0] in names
@@ -386,7 +371,7 @@ GROUND = """(element, name) => {
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
 def test_it_reads_well(browser: Any, gguf: Path, size: tuple[int, int], theme: str) -> None:
-    with Opened(browser, gguf, size, theme) as tab:
+    with opened(browser, gguf, size, theme) as tab:
         assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
         tab.click("#tensor-table tbody .open >> nth=1")
         assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
@@ -418,7 +403,7 @@ def check_contrast(tab: Any, selector: str) -> None:
 
 def test_every_fill_of_a_type_carries_its_label(browser: Any, gguf: Path) -> None:
     for theme in ("light", "dark"):
-        with Opened(browser, gguf, theme=theme) as tab:
+        with opened(browser, gguf, theme=theme) as tab:
             fills = tab.evaluate(
                 "[0,1,2,3,4,5,6,7].map(i => { const e = document.querySelector('.cell'); e.className = `cell type-${i} dash-0`;"
                 " const s = getComputedStyle(e); return [s.color, s.backgroundColor]; })"
@@ -428,7 +413,7 @@ def test_every_fill_of_a_type_carries_its_label(browser: Any, gguf: Path) -> Non
 
 
 def test_labels_and_landmarks(browser: Any, gguf: Path) -> None:
-    with Opened(browser, gguf) as tab:
+    with opened(browser, gguf) as tab:
         unnamed = tab.evaluate(
             "[...document.querySelectorAll('button, input, select, a')].filter(e => "
             "!(e.innerText || e.textContent).trim() && !e.getAttribute('aria-label') && !(e.labels && e.labels.length)).length"
@@ -443,7 +428,7 @@ def test_labels_and_landmarks(browser: Any, gguf: Path) -> None:
 
 
 def test_without_scripts(browser: Any, hostile: Path) -> None:
-    with Opened(browser, hostile, java_script_enabled=False) as tab:
+    with opened(browser, hostile, java_script_enabled=False) as tab:
         assert "Scripts are off" in tab.locator("noscript .note, #overview .note").all_inner_texts()[-1]
         assert tab.locator("#overview tbody tr").count() == len(HOSTILE) + 1
         assert tab.locator("#overview tbody th").first.inner_text() == HOSTILE[0]
@@ -455,7 +440,7 @@ def test_two_thousand_tensors(browser: Any, folder: Path) -> None:
     tensors = {f"model.layers.{i // 8}.part_{i % 8}.weight": torch.full((2, 4), float(i)) for i in range(2000)}
     path = written(folder, "many", tensors, None, None, "glft")
     assert path.stat().st_size < 2_500_000
-    with Opened(browser, path) as tab:
+    with opened(browser, path) as tab:
         assert tab.inner_text("#tensor-count") == "2,000 of 2,000 tensors"
         assert len(rows(tab)) < 100
         tab.focus("#tensor-table tbody .open")
@@ -478,7 +463,7 @@ def test_sets_of_files_are_one_page(browser: Any, folder: Path, weights: dict[st
         (folder / "set.html").write_text(page(file), "utf-8")
         last = list(file.shards[2].tensors)[-1]
         position = file.tensors[last].position
-    with Opened(browser, folder / "set.html") as tab:
+    with opened(browser, folder / "set.html") as tab:
         assert tab.inner_text("#tensor-count") == "26 of 26 tensors"
         search(tab, last)
         tab.click("#tensor-table tbody .open")

@@ -1,4 +1,4 @@
-"""The writers of C, ImHex and Kaitai Struct write every sentence and refuse what they lack."""
+"""The writers of C and Kaitai Struct write every sentence and refuse what they lack."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ def docs_of(value: Any) -> list[str]:
 
 PROSE = {
     "c": lambda text: re.sub(r"^\s*\* ", "", text, flags=re.MULTILINE),
-    "imhex": lambda text: text.replace('\\"', '"'),
     "kaitai": lambda text: "\n".join(docs_of(yaml.safe_load(text))),
 }
 
@@ -88,6 +87,7 @@ CODE = TypeCode(Picked(this.n == 1, u8, u16), VALUE_TYPES)
 ORDER = "order" / ByteOrderOf(u32) * "of the file"
 VERSION = "version" / u32 * "small"
 CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
+CUTS = TypeTable[Any]("made up", CUT)
 ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
 ONE_NUMBER = "expected one number at a fixed offset to determine the byte order"
 
@@ -118,18 +118,12 @@ def bytes_of(size: Any, *before: Any) -> Format:
     return format_of(*before, "x" / Bytes(size) * "as many")
 
 
-def cut(described: Format) -> Format:
-    return replace(described, types=TypeTable[Any]("made up", CUT))
-
-
 # fmt: off
 UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
     ("c", "a payload's field is an array of numbers or blocks, not Bytes", CUT),
     ("c", "expected an expression on out, in and dims, found (in - 1)", ONE_LESS),
     ("c", 'no name can be made of the expression matches(n, "a")', format_of(N, "x" / PICKED * "a number")),
-    ("imhex", 'no pattern has the expression matches(n, "a")', bytes_of(matches("a")(this.n), N)),
-    ("imhex", "a code is a number, not Either", format_of(N, "x" / CODE * "a code")),
-    ("imhex", ONE_NUMBER, format_of("title" / Text(u8) * "x", ORDER, VERSION)),
+    ("kaitai", ONE_NUMBER, format_of("title" / Text(u8) * "x", ORDER, VERSION)),
     ("kaitai", ONE_NUMBER, format_of(ORDER, VERSION, "again" / ORDER)),
     ("kaitai", "there is no field nothing", bytes_of(this.nothing, N)),
     ("kaitai", 'Kaitai Struct has no expression matches(n, "a")', bytes_of(matches("a")(this.n), N)),
@@ -142,7 +136,7 @@ UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
     ("kaitai", "the rows of rows are not structs", format_of(*fields(rows=Array(3, u8), data=TensorData("rows")))),
     ("kaitai", "dtype is not the code of a type", tensors(dtype=u8)),
     ("kaitai", "Kaitai Struct has no elements of shape", tensors(shape=Text(u8))),
-    ("kaitai", "no expression has the size of CUT codes", cut(tensors(dtype=TypeCode(u8, TypeTable[Any]("made up", CUT))))),
+    ("kaitai", "no expression has the size of CUT codes", replace(tensors(dtype=TypeCode(u8, CUTS)), types=CUTS)),
     ("kaitai", "the keys of metadata are not texts", keys(key=u8)),
     ("kaitai", "value does not depend on a field before", keys(value=u8)),
     ("kaitai", "type is not the code of a type", keys(type=u8, value=Switch(this.type, {0: u8}))),

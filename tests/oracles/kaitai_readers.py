@@ -129,7 +129,7 @@ class Walk:
         return fields
 
     def get(self, value: Any, name: str) -> Any:
-        raise NotImplementedError
+        return getattr(value, name)
 
     def node(self, node: dict[str, Any], value: Any, before: dict[str, Any]) -> Any:
         match node["kind"]:
@@ -153,9 +153,6 @@ class Theirs(Walk):
         for row, found in zip(getattr(self.root, self.table), fields[self.table], strict=True):
             found["payload"] = self.payload(row, found["dtype"])
         return fields
-
-    def get(self, value: Any, name: str) -> Any:
-        return getattr(value, name)
 
     def payload(self, row: Any, code: int) -> dict[str, Any] | None:
         struct = self.payload_struct(code)
@@ -251,11 +248,7 @@ def stored(field: torch.Tensor, kind: str) -> list[Any]:
 
 
 def is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    return text.decode(errors="ignore").encode() == text
 
 
 def ours(stored: bytes, deep: bool = True) -> dict[str, Any]:

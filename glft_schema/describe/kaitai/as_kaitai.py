@@ -19,7 +19,6 @@ from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.kaitai.rows import with_lookup, with_payload
 from glft_schema.describe.kaitai.types import ENCODING, IN, OUT, Attr, Types, times
 from glft_schema.describe.sentences import condition_of, origin, rule_text, rules_of_no_field
-from glft_schema.describe.traversal import byte_order_number
 from glft_schema.errors import without_controls
 
 LICENSE = "MIT"
@@ -92,16 +91,28 @@ def _comment(text: str) -> str:
 
 def _byte_order(types: Types) -> dict[str, Attr]:
     """Returns the instances of the root that determine the byte order, if it varies."""
-    found = byte_order_number(types.schema, types.root)
-    if types.is_big is None or found is None:
+    if types.is_big is None:
         return {}
-    offset, number = found
+    found = [(offset, node) for offset, node in _nested_nodes(types.schema, types.root, 0) if isinstance(node, s.ByteOrder)]
+    if len(found) != 1 or found[0][0] is None:
+        raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
+    ((offset, node),) = found
     name = types.expressions.names[types.root].new("number that tells byte order")
-    kind = types.kind(s.Number(number.kind, "little"))
+    kind = types.kind(s.Number(node.number.kind, "little"))
     return {
         name: {"doc": "Read as little-endian, whatever the byte order is.", "pos": offset, "type": kind},
         types.is_big: {"doc": "The byte order, see below.", "value": f"{name} != 0 and {name} % 65536 == 0"},
     }
+
+
+def _nested_nodes(schema: s.Schema, struct: str, start: int | None) -> Iterator[tuple[int | None, s.Node]]:
+    """Yields the nodes of a struct and of structs in it, with their offsets if fixed."""
+    described = schema.structs[struct]
+    for part, offset in zip(described.fields, described.offsets, strict=True):
+        at = None if offset is None or start is None else start + offset
+        yield at, part.node
+        if isinstance(part.node, s.Ref):
+            yield from _nested_nodes(schema, part.node.name, at)
 
 
 def _in_file_order(types: Types, spec: Attr) -> Attr:

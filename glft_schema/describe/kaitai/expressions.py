@@ -17,10 +17,9 @@ from glft_schema.codec.expressions import (
     ValueOfKey,
     subexpressions,
 )
-from glft_schema.describe.c_language import COMPARISONS
 from glft_schema.describe.kaitai.names import KaitaiNames
-from glft_schema.describe.traversal import field_of
 
+COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 LOGIC = {"&": "and", "|": "or"}  # of conditions; on integers the signs are Python's
 
 
@@ -30,17 +29,11 @@ class UnsupportedError(NotImplementedError):
 
 @dataclass(frozen=True)
 class Location:
-    """The location of an expression.
-
-    Attributes:
-        struct: the struct that the expression is relative to.
-        depth: the number of generated types around the expression that are not in the declaration.
-        params: the names of the parameters ``out`` and ``in``.
-    """
+    """The location of an expression: the struct that it is relative to."""
 
     struct: str
-    depth: int = 0
-    params: Mapping[str, str] = field(default_factory=dict, hash=False)
+    depth: int = 0  # generated types around the expression that are not in the declaration
+    params: Mapping[str, str] = field(default_factory=dict, hash=False)  # the names of the parameters `out` and `in`
 
     def inside(self) -> Location:
         return Location(self.struct, self.depth + 1, self.params)
@@ -48,41 +41,27 @@ class Location:
 
 @dataclass(frozen=True)
 class KeySearch:
-    """A search for a key in the rows of a table, carried from row to row.
+    """A search for a key in the rows of a table, carried from row to row."""
 
-    Attributes:
-        struct: the struct that contains the table.
-        table: the field.
-        lookup: the key and the default.
-        before: the parameter of a row: the value found in the rows before it.
-        after: the instance of a row: the value found up to and including it.
-    """
-
-    struct: str
+    struct: str  # the struct that contains the table
     table: s.Field
-    lookup: ValueOfKey
-    before: str
-    after: str
+    lookup: ValueOfKey  # the key and the default
+    before: str  # the parameter of a row: the value found in the rows before the row
+    after: str  # the instance of a row: the value found up to and including the row
 
 
 class Expressions:
-    """Writes expressions for one schema.
-
-    Attributes:
-        names: the identifiers in use, by struct.
-        ids: the identifiers of fields, by struct and field.
-        searches: the searches for keys, by table, key and default.
-    """
+    """Writes expressions for one schema."""
 
     def __init__(self, schema: s.Schema, root: str) -> None:
         self.schema = schema
         self.root = root
-        self.names = {name: KaitaiNames() for name in schema.structs}
-        self.ids = {
+        self.names = {name: KaitaiNames() for name in schema.structs}  # the identifiers in use, by struct
+        self.ids = {  # the identifiers of fields, by struct and field
             name: {part.name: self.names[name].new(part.name) for part in struct.fields if part.name}
             for name, struct in schema.structs.items()
         }
-        self.searches: dict[tuple[str, str, str, int], KeySearch] = {}
+        self.searches: dict[tuple[str, str, str, int], KeySearch] = {}  # by struct, table, key and default
         self._parents = {
             ref: name for name, struct in schema.structs.items() for part in struct.fields for ref in s.refs(part.node)
         }
@@ -129,7 +108,8 @@ class Expressions:
         found = None
         for name in reference.names:
             owner = struct or ""
-            if (part := field_of(self.schema.structs.get(owner), name)) is None:
+            fields = self.schema.structs[owner].fields if owner in self.schema.structs else ()
+            if (part := next((part for part in fields if part.name == name), None)) is None:
                 break
             path.append(self.ids[owner][name])
             struct = part.node.name if isinstance(part.node, s.Ref) else None

@@ -11,7 +11,6 @@ from glft_schema.codec.expressions import Reference
 from glft_schema.describe.kaitai.expressions import KeySearch, Location, UnsupportedError
 from glft_schema.describe.kaitai.types import IN, OUT, Attr, Types, times
 from glft_schema.describe.sentences import MATRIX
-from glft_schema.describe.traversal import rows_of
 
 SHAPE, DTYPE, OFFSET = "shape", "dtype", "offset"  # the fields of a row that `TensorData` uses
 
@@ -27,7 +26,10 @@ def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.
     """
     assert isinstance(payloads.node, s.Payloads)
     expressions = types.expressions
-    _, _, row = rows_of(types.schema.structs[struct], payloads.node.table)
+    table = types.schema.structs[struct].field(payloads.node.table).node
+    if not isinstance(table, s.List) or not isinstance(table.item, s.Ref):
+        raise UnsupportedError(f"the rows of {payloads.node.table} are not structs")
+    row = table.item.name
     spec, names, at = specs[row], expressions.names[row], Location(row)
     matrix, nbytes, raw, payload = (names.new(name) for name in ("matrix", "nbytes", "payload bytes", "payload"))
     matrix_id = types.names.new("matrix", "type")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import glft_schema.describe.nodes as s
@@ -12,7 +13,6 @@ from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe.kaitai.expressions import Expressions, Location, UnsupportedError, references
 from glft_schema.describe.kaitai.names import KaitaiNames
 from glft_schema.describe.sentences import HALVES
-from glft_schema.describe.traversal import by_code
 
 Attr = dict[str, Any]
 LETTERS = {"u": "u", "i": "s", "f": "f"}
@@ -21,29 +21,19 @@ ENCODING = "UTF-8"
 
 
 class Types:
-    """The types of a ``.ksy`` file.
-
-    Attributes:
-        root: the outermost struct.
-        expressions: the writer of expressions.
-        id: the identifier of the file.
-        ids: the identifiers of structs that are types, by name.
-        own: generated types that are no struct of the schema, by identifier.
-        enums: by identifier.
-        names: the identifiers of types in use.
-        is_big: the root's instance for the byte order; None if the order is fixed.
-    """
+    """The types of a ``.ksy`` file with the identifier `id` and the outermost struct `root`."""
 
     def __init__(self, schema: s.Schema, root: str, id: str) -> None:
         self.schema = schema
         self.root = root
         self.expressions = Expressions(schema, root)
         self.id = id
-        self.names = KaitaiNames(id)
+        self.names = KaitaiNames(id)  # of types
         written = schema.structs if schema.format else self._below(root)
         self.ids = {name: self.names.new(name, "type") for name in schema.structs if name in written and name != root}
-        self.own: dict[str, Attr] = {}
-        self.enums: dict[str, dict[int, Any]] = {}
+        self.own: dict[str, Attr] = {}  # generated types that are not structs of the schema, by identifier
+        self.enums: dict[str, dict[int, Any]] = {}  # by identifier
+        # The root's instance for the byte order; None if the order is fixed.
         self.is_big = self.expressions.names[root].new("is big endian") if len(schema.byte_orders) > 1 else None
         self._own_ids: dict[Any, str] = {}
         self._enum_ids: dict[int, str] = {}
@@ -165,7 +155,7 @@ class Types:
             name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
             names = KaitaiNames("name", "value")
             self.enums[name] = {
-                entry.code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for entry in by_code(table)
+                entry.code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for entry in s.by_code(table)
             }
         return self._enum_ids[id(table)]
 
@@ -181,9 +171,12 @@ class Types:
 
     # Generated types
 
-    def _add(self, key: Any, name: str, spec: Attr) -> str:
-        self._own_ids[key] = self.names.new(name, "type")
-        self.own[self._own_ids[key]] = spec
+    def _once(self, key: Any, name: str, spec: Callable[[], Attr]) -> str:
+        """Returns the identifier of the generated type `key`, which the first call adds."""
+        if key not in self._own_ids:
+            added = spec()
+            self._own_ids[key] = self.names.new(name, "type")
+            self.own[self._own_ids[key]] = added
         return self._own_ids[key]
 
     def _key(self, node: s.Node, at: Location) -> tuple[Any, ...]:
@@ -191,43 +184,36 @@ class Types:
         return (node, *((at.struct, at.depth) if any(not ref.of_root for ref in references(node)) else ()))
 
     def _text(self, node: s.Text, at: Location) -> str:
-        key = self._key(node, at)
-        if key in self._own_ids:
-            return self._own_ids[key]
-        doc = "Text after its length in bytes, as stored. `text` decodes the bytes, and fails if they are not UTF-8."
-        length = {"id": "len", "doc": "Number of bytes.", **self.typed(node.length, at.inside())}
-        decoded = {"text": {"value": f'bytes.to_s("{ENCODING}")'}}
-        return self._add(key, "text", {"doc": doc, "seq": [length, {"id": "bytes", "size": "len"}], "instances": decoded})
+        def spec() -> Attr:
+            doc = "Text after its length in bytes, as stored. `text` decodes the bytes, and fails if they are not UTF-8."
+            length = {"id": "len", "doc": "Number of bytes.", **self.typed(node.length, at.inside())}
+            decoded = {"text": {"value": f'bytes.to_s("{ENCODING}")'}}
+            return {"doc": doc, "seq": [length, {"id": "bytes", "size": "len"}], "instances": decoded}
+
+        return self._once(self._key(node, at), "text", spec)
 
     def _wrapped(self, node: s.Node, at: Location, name: str) -> str:
         key = self._key(node, at)
-        if key in self._own_ids:
-            return self._own_ids[key]
-        return self._add(key, f"{at.struct} {name}", {"seq": self.attrs("value", node, at.inside())})
+        return self._once(key, f"{at.struct} {name}", lambda: {"seq": self.attrs("value", node, at.inside())})
 
     def _lines(self) -> str:
-        if s.Lines in self._own_ids:
-            return self._own_ids[s.Lines]
         text = {"type": "str", "encoding": ENCODING}
         key = {"id": "key", **text, "terminator": ord("="), "valid": {"expr": "_.length > 0"}}
         value = {"id": "value", **text, "terminator": ord("\n"), "eos-error": False}
-        line = self._add("line", "line", {"doc": "key=value, up to a newline or the end.", "seq": [key, value]})
-        return self._add(s.Lines, "lines", {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
+        doc = "key=value, up to a newline or the end."
+        line = self._once("line", "line", lambda: {"doc": doc, "seq": [key, value]})
+        return self._once(s.Lines, "lines", lambda: {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
 
     def _payloads(self) -> str:
-        if s.Payloads in self._own_ids:
-            return self._own_ids[s.Payloads]
         doc = "The payloads, from `start` to the end of the file. The payload of each tensor is an instance of its row."
         raw = {"doc": "All bytes.", "io": "_root._io", "pos": "start", "size-eos": True}
         spec = {"doc": doc, "params": [{"id": "start", "type": "u8"}], "instances": {"bytes": raw}}
-        return self._add(s.Payloads, "payloads", spec)
+        return self._once(s.Payloads, "payloads", lambda: spec)
 
     def number(self) -> str:
         """Returns the type of a computed number, which takes no bytes: `value` is its parameter."""
-        if "number" in self._own_ids:
-            return self._own_ids["number"]
         spec = {"doc": "A computed number, which takes no bytes.", "params": [{"id": "value", "type": "u8"}]}
-        return self._add("number", "derived number", spec)
+        return self._once("number", "derived number", lambda: spec)
 
     def _padding(self, node: s.Padding, at: Location) -> str:
         to = self.expressions.term(node.to, at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
@@ -16,7 +16,7 @@ from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.quantization_errors import errors
-from glft_schema.describe.page.samples import sample_size, summary
+from glft_schema.describe.page.samples import describe, sample, sample_size
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.display import Progress
 from glft_schema.errors import shown
@@ -63,7 +63,8 @@ class Content:
         for i, tensor in enumerate(self._tensors):
             if progress:
                 progress(tensor.name, i / len(self._tensors))
-            self._numbers.append(summary(tensor, count))
+            unknown = {"problem": f"the type with code {tensor.dtype.code} is unknown"}
+            self._numbers.append(describe(sample(tensor, count)) if tensor.dtype.is_known else unknown)
             if against is not None and self._errors is not None:
                 self._errors.append(errors(tensor, against.tensors, count))
                 if len(self._tensors) > HISTOGRAMS:
@@ -85,19 +86,12 @@ class Content:
             "rule_sets": file.format.rule_sets,
             "broken": len(findings),
             "findings": [
-                {
-                    "rule": finding.rule,
-                    "sets": finding.sets,
-                    "path": visible(finding.path),
-                    "problem": visible(finding.problem, 2 * LONGEST),
-                    "offset": finding.offset,
-                    "file": i,
-                }
+                (i, replace(finding, path=visible(finding.path), problem=visible(finding.problem, 2 * LONGEST)))
                 for i, finding in findings[:FINDINGS]
             ],
             "unclaimed": _unclaimed(self._maps),
-            "types": [self._type_text(type_) for type_ in self._types],
-            "outside": {"amount": amount(outside, file.nbytes), "percent": _percent(outside, file.nbytes)},
+            "types": [{"name": visible(type_.name), **_share(self._type_bytes[type_], file.nbytes)} for type_ in self._types],
+            "outside": _share(outside, file.nbytes),
             "against": against and self._comparison(against),
             "static_rows": [_static_row(tensor) for tensor in self._tensors[:STATIC_ROWS]],
         }
@@ -122,10 +116,6 @@ class Content:
                 text = f"{value:,}" if isinstance(value, int) else str(value)
                 tiles.append((name.replace("_", " "), visible(text), ""))
         return tiles
-
-    def _type_text(self, type_: Any) -> dict[str, Any]:
-        nbytes, whole = self._type_bytes[type_], self._file.nbytes
-        return {"name": visible(type_.name), "amount": amount(nbytes, whole), "percent": _percent(nbytes, whole)}
 
     def _comparison(self, against: Original) -> dict[str, Any]:
         """Returns how many tensors were compared, and the one with the largest error."""
@@ -194,12 +184,9 @@ def _static_row(tensor: Tensor) -> dict[str, str]:
     }
 
 
-def amount(nbytes: int, whole: int) -> str:
-    return f"{nbytes:,} bytes, {100 * nbytes / whole if whole else 0:.2f} %"
-
-
-def _percent(nbytes: int, whole: int) -> str:
-    return f"{100 * nbytes / whole if whole else 0:.3f}"
+def _share(nbytes: int, whole: int) -> dict[str, str]:
+    percent = 100 * nbytes / whole if whole else 0
+    return {"amount": f"{nbytes:,} bytes, {percent:.2f} %", "percent": f"{percent:.3f}"}
 
 
 def in_units(nbytes: int) -> tuple[str, str]:

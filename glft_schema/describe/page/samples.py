@@ -75,13 +75,6 @@ def sample(tensor: Tensor, count: int) -> Floats:
     return numbers
 
 
-def summary(tensor: Tensor, count: int) -> dict[str, Any]:
-    """Returns the statistics of a tensor from a sample of about `count` numbers."""
-    if not tensor.dtype.is_known:
-        return {"problem": f"the type with code {tensor.dtype.code} is unknown"}
-    return describe(sample(tensor, count))
-
-
 def describe(numbers: Floats) -> dict[str, Any]:
     """Returns the counts of numbers, NaNs and infinities, and statistics of the finite ones."""
     finite = numbers[np.isfinite(numbers)]
