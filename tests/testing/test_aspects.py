@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from glft_schema import Container
 from glft_schema.testing.fuzzing import GIVEN, Case, damaged
 from glft_schema.testing.strategies import Corruption, corruptions
-from glft_schema.testing.strategies.aspects import WEIGHTS, aspects, places_by_aspect
+from glft_schema.testing.strategies.aspects import WEIGHTS, aspects, spans_by_aspect
 from tests.fuzz.mutator import drawn
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -107,7 +107,7 @@ def test_other_aspects_stand_in_if_a_file_has_nothing_of_one() -> None:
 
 
 def test_places_are_those_of_the_fields() -> None:
-    places = places_by_aspect(GGUF_FILE.bytes())
+    places = spans_by_aspect(GGUF_FILE.bytes())
     assert places["header"] == [(0, 4), (4, 8)]  # magic, version
     assert places["consistency"] == [(8, 16), (16, 24)]  # the two counts
     key = 24 + 8 + len("general.architecture") + 4 + 8 + len("toy")
@@ -119,9 +119,9 @@ def test_places_are_those_of_the_fields() -> None:
     assert places["data"] == [(file.tensors.start, file.source.size)]
     assert places["metadata"][:2] == [(24, 52), (52, 56)]  # the first key, its type
     assert min(places["tensor info"]) == (places["metadata"][-1][1], places["metadata"][-1][1] + 9)
-    assert places_by_aspect(b"nothing") == {"data": [(0, 7)]}
-    assert places_by_aspect(b"") == {"data": [(0, 0)]}
-    assert set(places_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
+    assert spans_by_aspect(b"nothing") == {"data": [(0, 7)]}
+    assert spans_by_aspect(b"") == {"data": [(0, 0)]}
+    assert set(spans_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_places_are_those_of_the_fields() -> None:
 def test_bytes_are_damaged_where_the_weights_say(format: str) -> None:
     """Of single changed bytes, each is in a field of the aspect."""
     stored, found = FILES[format], Counter[str]()
-    places = {at: aspect for aspect, spans in places_by_aspect(stored).items() for span in spans for at in range(*span)}
+    places = {at: aspect for aspect, spans in spans_by_aspect(stored).items() for span in spans for at in range(*span)}
     for case in examples(damaged(Case(stored, GIVEN)), 1000):
         changed = [at for at, (old, new) in enumerate(zip(stored, case.stored, strict=False)) if old != new]
         if len(case.stored) == len(stored) and len(changed) == 1:

@@ -118,7 +118,7 @@ BROKEN = {
     "rebuilt": (
         Reader(build=lambda file: golden("four_types")[:-2]),
         FOUR_TYPES,
-        r"expected the same \d+ bytes, found \d+, other ones from byte \d+ on",
+        r"expected the same \d+ bytes, found \d+ that differ from byte \d+ on",
     ),
     "rebuilt, too": (
         Reader(build=refuses),

@@ -20,7 +20,7 @@ from glft_schema.files.parsing import trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.storage.source import BytesSource
-from glft_schema.testing.strategies.rule_sites import Site
+from glft_schema.testing.strategies.rule_locations import RuleLocation
 
 T = TypeVar("T")
 
@@ -50,9 +50,9 @@ def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> st
 aspects = st.composite(drawn_aspect)
 
 
-def aspect_of_rule(format: Format, site: Site) -> str:
+def aspect_of_rule(format: Format, location: RuleLocation) -> str:
     """Returns the aspect of a rule."""
-    check, steps = site.check, _steps(format)
+    check, steps = location.check, _steps(format)
     if isinstance(check, Rule):
         expression = read(check.holds)
         names = (
@@ -62,9 +62,9 @@ def aspect_of_rule(format: Format, site: Site) -> str:
         )
         if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
-    elif site.type is None and not (site.of_rows and site.region == format.table):
+    elif location.type is None and not (location.of_rows and location.region == format.table):
         return CONSISTENCY  # between rows
-    return aspect_of_region(format, site.region or check.field)
+    return aspect_of_region(format, location.region or check.field)
 
 
 def aspect_of_region(format: Format, region: str) -> str:
@@ -80,7 +80,7 @@ def aspect_of_region(format: Format, region: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
+def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
     """Returns start and end of the fields of a file, by aspect; a file without a format is data."""
     source = BytesSource(stored)
     try:

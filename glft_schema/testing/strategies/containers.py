@@ -79,7 +79,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
             nbytes = len(built[part.name])
             may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
-            head = draft.having({part.name: stored}).head()[0]
+            head = draft.replaced({part.name: stored}).head()[0]
     return head + payloads
 
 
