@@ -13,7 +13,6 @@ Hypothesis shrinks a failure to the smallest file that still fails.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 import tracemalloc
 import warnings
@@ -221,9 +220,10 @@ def examined(case: Case) -> File | None:
 @contextmanager
 def escaping(*known: type[Exception]) -> Iterator[None]:
     """Raises PropertyError for any exception except `known`, and a missing module."""
+    expected: tuple[type[Exception], ...] = (PropertyError, ModuleNotFoundError, *known)
     try:
         yield
-    except (PropertyError, ModuleNotFoundError, *known):
+    except expected:
         raise
     except Exception as error:
         raise PropertyError(
@@ -268,7 +268,8 @@ def _rebuild(file: File, stored: bytes) -> None:
         except FormatError as error:
             raise PropertyError("rebuilt", f"expected the same bytes, found {error.text}") from error
     if built != stored:
-        at = len(os.path.commonprefix([built, stored]))
+        pairs = enumerate(zip(built, stored, strict=False))
+        at = next((i for i, (new, old) in pairs if new != old), min(len(built), len(stored)))
         problem = f"expected the same {len(stored)} bytes, found {len(built)} that differ from byte {at} on"
         raise PropertyError("rebuilt", problem)
 

@@ -119,10 +119,6 @@ def _number(node: s.Node, context: Any) -> s.Number:
     return node
 
 
-def _greatest(number: s.Number) -> int:
-    return int((1 << 8 * number.size) - 1)
-
-
 @st.composite
 def too_many(draw: st.DrawFn, file: File) -> Corruption:
     """Makes a count in the header greater than what it counts."""
@@ -132,7 +128,7 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption:
     counter = draft.counter(region)
     assert counter
     outer, field = counter
-    stored = draft.counted(region, _greatest(_number(field.node, breaker.root[outer]))).stored()
+    stored = draft.counted(region, 256 ** _number(field.node, breaker.root[outer]).size - 1).stored()
     sentence = f"the count of {region} claims more than there is"
     return Corruption(stored, sentence, _count_path(draft.field(region).node, region), error=FormatError, within=True)
 
@@ -190,7 +186,7 @@ def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -
     array, count = dict[str, Any](), next(field for field in struct.fields if field.is_count)
     for field in struct.fields:
         array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.Code) else []
-    greatest = _greatest(_number(count.node, breaker.context(breaker.draft.row_struct(region), row)))
+    greatest = 256 ** _number(count.node, breaker.context(breaker.draft.row_struct(region), row)).size - 1
     array[count.name] = Forged(unwrapped(count.declared).subcon, greatest, greatest)
     value = Forged(struct.declared, array, None)
     stored = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value}).stored()
@@ -238,15 +234,10 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     return Corruption(stored, sentence, f"{table} -> {at} -> offset", offset.start, error=FormatError)
 
 
-def _in(aspect: str) -> tuple[Damage, Damage]:
-    """Returns the damages of every aspect with rows."""
-    return partial(truncated, aspect=aspect), partial(in_a_row, aspect=aspect)
-
-
 # fmt: off
 DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
-    METADATA:    (*_in(METADATA), long_array, bad_line, bad_line),
-    TENSOR_INFO: _in(TENSOR_INFO),
+    METADATA:    (partial(truncated, aspect=METADATA), partial(in_a_row, aspect=METADATA), long_array, bad_line, bad_line),
+    TENSOR_INFO: (partial(truncated, aspect=TENSOR_INFO), partial(in_a_row, aspect=TENSOR_INFO)),
     HEADER:      (partial(truncated, aspect=HEADER),),
     CONSISTENCY: (too_many, misplaced),
     ALIGNMENT:   (partial(truncated, aspect=ALIGNMENT),),

@@ -86,7 +86,7 @@ class Breaker:
         return self._fields(location) if location.region else self._file(location)
 
     def _corruption(self, location: RuleLocation, attempt: Attempt) -> Corruption | None:
-        """Returns an attempt as a corruption; None if it breaks other rules of the same sets, too."""
+        """Returns an attempt as a corruption; None if it also breaks other rules of the sets."""
         check = location.check
         try:
             stored = attempt.draft.stored()
@@ -235,16 +235,13 @@ class Breaker:
         drafts += [made for made in appended if is_readable(made[0])]
         for draft, at, rows in drafts:
             for row in self._patches(location, rows[at], [{}] if field == "offset" else None):
-                if not location.check.is_required and not self._same_size(rows[at], row):
-                    continue
+                shapes = [self.file.format.dims_of(plain(of["dims"])) for of in (rows[at], row)]
+                sizes = (size_of(Context(dtype=rows[at]["dtype"], shape=shape)) for shape in shapes)
+                if not location.check.is_required and len(set(sizes)) > 1:
+                    continue  # the payload has another size
                 if field == "name" and plain(row["name"]) in [other["name"] for other in (*rows[:at], *rows[at + 1 :])]:
                     continue  # breaks the rule on unique names
                 yield Attempt(draft.with_row(table, at, row), f"{table} -> {at} -> {field}", row[field])
-
-    def _same_size(self, row: Mapping[str, Any], changed: Mapping[str, Any]) -> bool:
-        """Tells whether a row's payload has the same size with other dims."""
-        shapes = [self.file.format.dims_of(plain(of["dims"])) for of in (row, changed)]
-        return len({size_of(Context(dtype=row["dtype"], shape=shape)) for shape in shapes}) == 1
 
     def _dims(self, location: RuleLocation) -> Iterator[Attempt]:
         """Breaks the rule that a type can hold its dims, or a rule of a type on them."""
@@ -349,14 +346,12 @@ def _required(check: Check) -> dict[str, Any]:
 
 
 def typed_fields(struct: StructOf) -> Iterator[tuple[str, str, Any, Node]]:
-    """Yields fields whose node depends on another field, with this field, its value and the node."""
+    """Yields fields with a `Switch`: name, the field that selects, its value, and the node."""
     tables: dict[str, Any] = {field.name: field.node.table for field in struct.fields if isinstance(field.node, Code)}
     for field in struct.fields:
         if isinstance(switch := field.node, Switch):
-            of = str(switch.on)
-            yield from (
-                (field.name, of, codes[of][case.code] if of in codes else case.code, case.node) for case in switch.cases
-            )
+            values = tables.get(str(switch.on), {case.code: case.code for case in switch.cases})
+            yield from ((field.name, str(switch.on), values[case.code], case.node) for case in switch.cases)
 
 
 def _refused_shapes(type_: TensorType, check: Check) -> Iterator[list[int]]:

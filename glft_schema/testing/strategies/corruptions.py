@@ -1,4 +1,4 @@
-"""Broken files made from a valid file, each with the errors or findings it must be reported with."""
+"""Files that break one rule or field of a valid file, with the expected error or findings."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.rule_locations import RuleLocation, rule_locations
 
 TRIES = 8  # for rules of an aspect, before a field is broken
-
-__all__ = ["Corruption", "corruptions", "rule_ids"]
 
 Choices = tuple[Sequence[Sequence[RuleLocation]], Sequence[Damage]]
 
@@ -66,7 +64,9 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 
 @st.composite
 def broken(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
-    """Breaks a rule or, in a third of the examples, a field. Choices of an aspect are equally likely.
+    """Breaks a rule or, in a third of the examples, a field.
+
+    All rules of an aspect are equally likely, and so are its damages.
 
     Args:
         draw: as in a strategy.

@@ -109,7 +109,7 @@ class Draft:
         return self.counted(table, len(rows)).replaced({table: Forged(declared, rows, seen)})
 
     def counter(self, region: str) -> tuple[str, Field] | None:
-        """Returns the field that counts a region, and the region of this field; None without one."""
+        """Returns the field that counts a region, after the name of its own region, or None."""
         node = self.field(region).node
         number = node.count if isinstance(node, List) else node.size if isinstance(node, Lines) else None
         if not isinstance(number, Reference) or len(number.names) != 2:
