@@ -1,4 +1,4 @@
-"""Corruptions and damage are of each aspect as often as its weight says."""
+"""The aspects of corruptions and damage are drawn by their weights."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def aspect_of_rule(format: Format, location: RuleLocation) -> str:
         names = {name for part in parts if isinstance(part, Reference) for name in part.names}
         if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
-    elif location.type is None and not (location.of_rows and location.region == format.table):
+    elif not location.of_rows:
         return CONSISTENCY  # between rows
     return aspect_of_region(format, location.region or check.field)
 
