@@ -72,9 +72,9 @@ def features(stored: bytes) -> Iterator[str]:
     yield from (f"{len(tensor.dims)} dims" for tensor in file.tensors.values())
     yield from ("no numbers" for tensor in file.tensors.values() if 0 in tensor.dims)
     yield f"{len(file.tensors)} tensors"
-    places = [tensor.identity for tensor in file.tensors.values() if tensor.nbytes]
+    identities = [tensor.identity for tensor in file.tensors.values() if tensor.nbytes]
     offsets = [tensor.offset for tensor in file.tensors.values() if tensor.nbytes]
-    yield from ["alias"] * (len(set(places)) < len(places))
+    yield from ["alias"] * (len(set(identities)) < len(identities))
     yield from ["another order"] * (offsets != sorted(offsets))
     yield from ("gap" for gap in file.tensors.gaps if not file.tensors.trailing or gap is not file.tensors.gaps[-1])
     yield from ("gap that is not zero" for gap in file.tensors.gaps if any(map(any, file.tensors.gap_pieces(gap))))
