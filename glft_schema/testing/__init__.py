@@ -2,9 +2,9 @@
 
 from_construct(declared)     values that a construct can build
 containers("gguf")           whole files, valid by construction
-corruptions(file)            files that break exactly one rule or field, and what must be reported of each
-fuzz(format, 1000)           such files, tried on this package
-corpus(format, 1000)         such files for the tests of other readers
+corruptions(file)            files that break one rule or field, each with the expected error
+fuzz(format, 1000)           tries such files on this package
+corpus(format, 1000)         such files, for the tests of other readers
 """
 
 from glft_schema.testing.corpora import read_corpus, write_corpus

@@ -1,4 +1,4 @@
-"""Files to try, in a folder: each under its name, and a manifest in JSON that says what has to be reported of it."""
+"""Corpora: directories of test files, with a JSON manifest of what must be reported for each."""
 
 from __future__ import annotations
 
@@ -15,25 +15,28 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_named
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_regular
-from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case, as_entry
+from glft_schema.testing.fuzzing import CORRUPTED, VALID, Case
 from glft_schema.testing.strategies import Corruption
 
 MANIFEST = "manifest.json"
 ERRORS = {error.__name__: error for error in (FormatError, TruncatedError, LimitError)}
-NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from a manifest, and so from a stranger
+NOT_IN_NAMES = re.compile(r"[^\w.-]", re.ASCII)  # kinds and rules may come from an untrusted manifest
 
 
 def write_corpus(
     cases: Iterable[Case], folder: str | os.PathLike[str], *, format: Format, manifest: str = MANIFEST, **more: Any
 ) -> Path:
-    """Writes files and then their manifest into a folder, made where it is not there, and returns the manifest's path.
+    """Writes files and then their manifest to a directory, which is created if it is missing.
 
     Args:
         cases: the files.
-        folder: where they go.
+        folder: the directory.
         format: their format.
         manifest: the manifest's name.
-        more: what else the manifest says.
+        more: further entries of the manifest.
+
+    Returns:
+        The manifest's path.
 
     Raises:
         OSError: from the system.
@@ -42,13 +45,13 @@ def write_corpus(
     to.mkdir(parents=True, exist_ok=True)
     entries = []
     for case in cases:
-        what = case.kind if case.corruption is None else case.corruption.rule or "field"
-        name = f"{NOT_IN_NAMES.sub('-', what)[:64]}-{case.sha256[:12]}.{format.name.lower()}"
+        label = case.kind if case.corruption is None else case.corruption.rule or "field"
+        name = f"{NOT_IN_NAMES.sub('-', label)[:64]}-{case.sha256[:12]}.{format.name.lower()}"
         _write(to / name, case.stored)
-        entries.append(as_entry(case, name))
-    made = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
+        entries.append(_entry(case, name))
+    content = {"format": format.name, "made_by": f"glft_schema {metadata.version('glft_schema')}", **more, "files": entries}
     path = to / manifest
-    _write(path, f"{json.dumps(made, indent=2)}\n".encode())
+    _write(path, f"{json.dumps(content, indent=2)}\n".encode())
     return path
 
 
@@ -57,12 +60,25 @@ def _write(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
+def _entry(case: Case, file: str) -> dict[str, Any]:
+    """Returns the manifest's entry of a case, whose file has the name `file`."""
+    entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
+    if case.kind == VALID:
+        return {**entry, "rules": list(case.rules)}
+    if (corruption := case.corruption) is None:
+        return entry
+    fields = vars(corruption) | {"error": corruption.error.__name__ if corruption.error else None}
+    del fields["stored"]
+    renamed = {"field" if name == "path" else name: value for name, value in fields.items()}
+    return {**entry, **renamed, "expected": corruption.expected}
+
+
 def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
-    """Returns the files that a manifest lists.
+    """Returns the files of a manifest.
 
     Raises:
-        OSError: where one cannot be read.
-        OptionError: where it is no such manifest, or a file is not the one that it lists.
+        OSError: if one cannot be read.
+        OptionError: if this is not a manifest, or the SHA-256 of a file is not the listed one.
     """
     path = Path(manifest)
     try:
@@ -75,9 +91,8 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
 
 
 def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:
-    """Returns the format of the files that a manifest lists. Raises as `read_corpus` does."""
-    made = json.loads(read_regular(manifest))
-    return format_named(made.get("format"))
+    """Returns the format of the files of a manifest. Raises as `read_corpus`."""
+    return format_named(json.loads(read_regular(manifest)).get("format"))
 
 
 def _case(entry: dict[str, Any], folder: Path) -> Case:
@@ -87,19 +102,8 @@ def _case(entry: dict[str, Any], folder: Path) -> Case:
         raise OptionError(f"expected {shown(entry['file'])} with SHA-256 {entry['sha256']}, found {case.sha256}")
     if case.kind != CORRUPTED:
         return case if case.kind == VALID else Case(stored, case.kind)
-    kind = entry["error"]
-    error = ERRORS.get(kind)
+    fields = {name: entry[name] for name in ("sentence", "offset", "rule", "reported", "within")}
     findings = tuple((rule, path) for rule, path in entry["findings"])
-    made = Corruption(
-        stored,
-        entry["sentence"],
-        entry["field"],
-        entry["offset"],
-        entry["rule"],
-        error,
-        entry["reported"],
-        entry["within"],
-        tuple(entry["sets"]),
-        findings,
-    )
-    return Case(stored, CORRUPTED, corruption=made)
+    error, sets = ERRORS.get(entry["error"]), tuple(entry["sets"])
+    corruption = Corruption(stored, path=entry["field"], error=error, sets=sets, findings=findings, **fields)
+    return Case(stored, CORRUPTED, corruption=corruption)

@@ -1,13 +1,13 @@
-"""Properties that hold for any bytes, and the search for bytes for which they do not.
+"""Fuzzing: properties that hold for any bytes, and the search for a file that violates one.
 
-    escaped      a file is read, or refused with a FormatError: nothing else is raised
-    rebuilt      what is read is built again byte for byte
-    bounded      time and memory are at most what `SECONDS` and `MEMORY` say for a file of its size
-    accepted     what is valid by construction is read, and keeps to the rules that it was made for
-    reported     of a file with one thing broken exactly that is reported
+    escaped      a file is parsed, or rejected with a FormatError; no other exception is raised
+    rebuilt      a parsed file is rebuilt byte for byte
+    bounded      time and memory stay within `SECONDS` and `MEMORY` for a file of its size
+    accepted     a file that is valid by construction is parsed, and keeps to its rule sets
+    reported     if one rule or field is broken, exactly that is reported
 
-Files are `Case`s: generated ones, random damage to them, and corruptions that know what has to be reported. A failure is shrunk
-by hypothesis to the smallest file that still shows it.
+Files are `Case`s: generated files, random damage to them, and corruptions with known errors.
+Hypothesis shrinks a failure to the smallest file that still fails.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
 from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
-from glft_schema.testing.strategies.aspects import aspects, drawn_aspect, evenly, places_by_aspect
+from glft_schema.testing.strategies.aspects import aspects, drawn_aspect, evenly, spans_by_aspect
 
 import hypothesis  # isort: skip  # after the strategies, which say how to install it
 from hypothesis import strategies as st  # isort: skip
 
-SECONDS = (2.0, 200e-6)  # for a file, and for each byte of it; with memory being traced, which is slow
-MEMORY = (1 << 24, 1000)  # bytes for a file, and for each byte of it
-TIMES = 3  # that a file is tried before it counts as too much: the first time imports what is needed
-NUMBERS = 1 << 16  # of a tensor that is also decoded
+SECONDS = (2.0, 200e-6)  # per file, and per byte of it; memory is traced, which is slow
+MEMORY = (1 << 24, 1000)  # bytes per file, and per byte of it
+TRIALS = 3  # runs before a file counts as too slow or large; the first one imports modules
+NUMBERS = 1 << 16  # bytes of a payload up to which it is dequantized
 VALID, DAMAGED, CORRUPTED, GIVEN = "valid", "damaged", "corrupted", "given"
 WORDS = [b"\0" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\xff" * 7 + b"\x7f", b"\1" + b"\0" * 7, b"\0" * 7 + b"\1"]
 
 
 class PropertyError(AssertionError):
-    """A property that does not hold. `name` says which."""
+    """A property, `name`, is violated."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(name, problem)
@@ -58,13 +58,13 @@ class PropertyError(AssertionError):
 
 @dataclass(frozen=True, repr=False)
 class Case:
-    """A file to be tried.
+    """A file to try.
 
     Attributes:
         stored: its bytes.
-        kind: `VALID`, `DAMAGED`, `CORRUPTED`, or `GIVEN`, of which nothing is known.
-        rules: the rule sets that a valid one keeps to.
-        corruption: what has to be reported of a corrupted one.
+        kind: `VALID`, `DAMAGED`, `CORRUPTED`, or `GIVEN`, if nothing is known about it.
+        rules: the rule sets that a valid file keeps to.
+        corruption: the expected error or findings of a corrupted file.
     """
 
     stored: bytes
@@ -76,7 +76,7 @@ class Case:
         return f"<{len(self.stored)} bytes, {self.kind}>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Shows it in hypothesis's reports: not the bytes, of which there may be many."""
+        """Shows it in hypothesis's reports without its bytes."""
         printer.text(repr(self))
 
     @property
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass
 class Failure:
-    """A property that does not hold, and the smallest file for which it does not."""
+    """A violated property, and the smallest file that violates it."""
 
     case: Case
     error: PropertyError
@@ -95,16 +95,16 @@ class Failure:
 
 @dataclass
 class Fuzzed:
-    """What became of the files that were tried.
+    """The results of fuzzing.
 
     Attributes:
-        counts: of each kind.
-        read: of each kind but the valid ones, how many of these were read all the same.
-        hashes: of the bytes of each; one that was tried twice is there once.
-        seconds: the longest time that one took.
-        memory: the most bytes that one took, beyond its own.
-        failure: the first failure, shrunk as far as there was time for; None where there is none.
-        interrupted: whether it was ended from the keyboard.
+        counts: the number of files of each kind.
+        read: the number of damaged and of corrupted files that were parsed nevertheless.
+        hashes: the SHA-256 of each distinct file.
+        seconds: the longest time of a file.
+        memory: the most bytes allocated for a file, in addition to its own.
+        failure: the first failure, shrunk as far as possible; None without one.
+        interrupted: whether the user interrupted the search.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -117,9 +117,9 @@ class Fuzzed:
 
 
 def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
-    """Returns a strategy of files of a format, or of ones made from a file: valid, damaged and corrupted ones.
+    """Returns a strategy of valid, damaged and corrupted files, of a format or made from a file.
 
-    Of a file that is not valid itself there are only damaged ones.
+    A file that is not valid is only damaged.
     """
     if isinstance(source, Format):
         sets = st.sampled_from([(), *([source.keeps_to] if source.keeps_to else [])])
@@ -138,18 +138,19 @@ def cases(source: Format | bytes) -> st.SearchStrategy[Case]:
 
 def corrupted(valid: Case, rule: str | None = None, aspect: str | None = None) -> st.SearchStrategy[Case]:
     """Returns a strategy of corruptions of a valid file, see `corruptions`."""
-    return corruptions(valid.stored, rule, aspect=aspect).map(lambda made: Case(made.stored, CORRUPTED, corruption=made))
+    return corruptions(valid.stored, rule, aspect=aspect).map(lambda broken: Case(broken.stored, CORRUPTED, corruption=broken))
 
 
 @st.composite
 def damaged(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
-    """Damages a file without knowing what it means: bytes changed, cut off, cut out, or copied over others.
+    """Damages a file at random: changes, cuts off, removes, inserts or copies bytes.
 
-    The place is drawn by aspect, see `glft_schema.testing.strategies.aspects`: the first time from `aspect`.
+    The position is drawn by aspect, see `glft_schema.testing.strategies.aspects`. The first one is
+    drawn from `aspect`, if given.
     """
-    stored, places = case.stored, places_by_aspect(case.stored)
+    stored, spans = case.stored, spans_by_aspect(case.stored)
     for _ in range(draw(st.integers(1, 3))):
-        start, end = evenly(draw, places[aspect if aspect in places else drawn_aspect(draw, places)])
+        start, end = evenly(draw, spans[aspect if aspect in spans else drawn_aspect(draw, spans)])
         aspect = None
         at, to = min(draw(st.integers(start, end)), len(stored)), draw(st.integers(0, len(stored)))
         match draw(st.sampled_from(["byte", "byte", "bit", "word", "end", "out", "copy"])):
@@ -173,14 +174,14 @@ def damaged(draw: st.DrawFn, case: Case, aspect: str | None = None) -> Case:
 
 
 def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
-    """Checks all properties on a file.
+    """Checks all properties of a file.
 
     Args:
         case: the file.
-        fuzzed: where time, memory and what became of it are added up.
+        fuzzed: results, to which those of the file are added.
 
     Raises:
-        PropertyError: for the first that does not hold.
+        PropertyError: for the first violated property.
     """
     if case.corruption is not None:
         with escaping():
@@ -201,28 +202,28 @@ def check(case: Case, fuzzed: Fuzzed | None = None) -> None:
 
 
 def examined(case: Case) -> File | None:
-    """Reads a file, looks at all that is in it, and builds it again; time and memory are not judged.
+    """Parses a file, reads all its contents, and rebuilds it. Time and memory are not limited.
 
     Returns:
-        The file, or None where it is refused.
+        The file, or None if it is rejected.
 
     Raises:
-        PropertyError: for the first property that does not hold.
+        PropertyError: for the first violated property.
     """
-    file = _read(case)
+    file = _parsed(case)
     if file is not None:
-        _look(file)
+        _read_contents(file)
         _rebuild(file, case.stored)
     return file
 
 
 @contextmanager
 def escaping(*known: type[Exception]) -> Iterator[None]:
-    """Turns whatever is raised but `known` into the failure of a property."""
-    passed: tuple[type[BaseException], ...] = (PropertyError, ModuleNotFoundError, *known)  # the second is not the file's fault
+    """Raises PropertyError for any exception except `known`, and a missing module."""
+    expected: tuple[type[Exception], ...] = (PropertyError, ModuleNotFoundError, *known)
     try:
         yield
-    except passed:
+    except expected:
         raise
     except Exception as error:
         raise PropertyError(
@@ -230,34 +231,23 @@ def escaping(*known: type[Exception]) -> Iterator[None]:
         ) from error
 
 
-def _read(case: Case) -> File | None:
+def _parsed(case: Case) -> File | None:
     try:
         with escaping(FormatError):
-            return Container.parse(case.stored)
+            file = Container.parse(case.stored)
+            broken = check_rules(file, case.rules) if case.rules else ()
     except FormatError as error:
         if case.kind == VALID:
             raise PropertyError("accepted", f"expected a valid file to be read, found {error.text}") from error
         if case.kind != CORRUPTED and (not error.path or error.offset is None or not 0 <= error.offset <= len(case.stored)):
             raise PropertyError("escaped", f"expected a field and a byte of the file, found {error.text}") from error
         return None
-    finally:
-        if case.rules:
-            _keeps_to(case)
-
-
-def _keeps_to(case: Case) -> None:
-    """Checks that a valid file keeps to the rules that it was made for."""
-    with escaping():
-        try:
-            broken = check_rules(Container.parse(case.stored), case.rules)
-        except FormatError:
-            return
     if broken:
         raise PropertyError("accepted", f"expected no finding of {case.rules}, found {broken[0].rule} at {broken[0].path}")
+    return file
 
 
-def _look(file: File) -> None:
-    """Looks at everything in a file that was read."""
+def _read_contents(file: File) -> None:
     with escaping(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         str(file), dict(file.metadata), check_rules(file, (SPEC, GGML))
@@ -278,18 +268,19 @@ def _rebuild(file: File, stored: bytes) -> None:
         except FormatError as error:
             raise PropertyError("rebuilt", f"expected the same bytes, found {error.text}") from error
     if built != stored:
-        at = next(
-            (i for i, (one, other) in enumerate(zip(built, stored, strict=False)) if one != other), min(len(built), len(stored))
-        )
-        raise PropertyError(
-            "rebuilt", f"expected the same {len(stored)} bytes, found {len(built)}, other ones from byte {at} on"
-        )
+        pairs = enumerate(zip(built, stored, strict=False))
+        at = next((i for i, (new, old) in pairs if new != old), min(len(built), len(stored)))
+        problem = f"expected the same {len(stored)} bytes, found {len(built)} that differ from byte {at} on"
+        raise PropertyError("rebuilt", problem)
 
 
 def bounded(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = None) -> None:
-    """Checks that an action takes no more time and memory than a file of `nbytes` may; the best of a few times counts."""
+    """Checks the time and memory of an action against the limits of a file of `nbytes`.
+
+    The action is repeated up to `TRIALS` times until it is within the limits.
+    """
     seconds, memory = (fixed + each * nbytes for fixed, each in (SECONDS, MEMORY))
-    for _ in range(TIMES):
+    for _ in range(TRIALS):
         took, peak = measured(action)
         if took <= seconds and peak <= memory:
             break
@@ -302,7 +293,7 @@ def bounded(action: Callable[[], None], nbytes: int, fuzzed: Fuzzed | None = Non
 
 
 def measured(action: Callable[[], None]) -> tuple[float, int]:
-    """Returns the seconds of processor time that an action takes, and the most bytes that Python holds meanwhile."""
+    """Returns the CPU time of an action in seconds, and the peak of its memory in bytes."""
     was_tracing = tracemalloc.is_tracing()
     if not was_tracing:
         tracemalloc.start()
@@ -322,7 +313,7 @@ def measured(action: Callable[[], None]) -> tuple[float, int]:
 def drawn(
     strategy: st.SearchStrategy[Case], examples: int, seed: int, use: Callable[[Case], None], shrink: bool = True
 ) -> None:
-    """Calls `use` with so many examples; where it raises, with ever smaller ones, too."""
+    """Calls `use` with examples; if it raises, also with smaller ones, unless not to `shrink`."""
     phases = [hypothesis.Phase.generate, *([hypothesis.Phase.shrink] if shrink else [])]
 
     @hypothesis.seed(seed)
@@ -346,19 +337,21 @@ def drawn(
 def fuzz(
     source: Format | bytes, examples: int, *, seed: int = 0, progress: Progress | None = None, given: Sequence[Case] = ()
 ) -> Fuzzed:
-    """Looks for a file for which a property does not hold.
+    """Searches for a file that violates a property.
 
-    The same seed gives the same files in one environment. Hypothesis also takes numbers and texts from the source of modules
-    that are loaded and not installed, so another version of anything, or a checkout in place of a package, gives other ones.
-    An interrupt from the keyboard ends it, with what was found until then; it is a failure of the file that is being tried,
-    where that has taken too long already.
+    The same seed gives the same files in the same environment. Hypothesis also draws constants from
+    the source of local modules, so another version of a package, or a checkout instead of an
+    installed one, changes the files.
+
+    A keyboard interrupt ends the search and keeps the results. If the current file has already
+    taken too long, it is a failure.
 
     Args:
         source: a format, or a file as bytes.
-        examples: how many files to try, beside `given`.
-        seed: where the search begins.
-        progress: called with what is being done, and how much of it is done, from 0 to 1.
-        given: files that are tried first, as they are.
+        examples: the number of files to try, in addition to `given`.
+        seed: the random seed.
+        progress: called with the current activity, and the share that is done, from 0 to 1.
+        given: files to try first, unchanged.
     """
     fuzzed = Fuzzed()
     tried, last = 0, None
@@ -373,11 +366,10 @@ def fuzz(
             last = Failure(case, error)
             raise
         except KeyboardInterrupt:
-            seconds, limit = time.monotonic() - started, TIMES * (SECONDS[0] + SECONDS[1] * len(case.stored))
+            seconds, limit = time.monotonic() - started, TRIALS * (SECONDS[0] + SECONDS[1] * len(case.stored))
             if last is None and seconds > limit:
-                last = Failure(
-                    case, PropertyError("bounded", f"expected at most {limit:.1f} s, found no end after {seconds:.1f} s")
-                )
+                problem = f"expected at most {limit:.1f} s, found no end after {seconds:.1f} s"
+                last = Failure(case, PropertyError("bounded", problem))
             raise
         finally:
             if progress:
@@ -396,20 +388,20 @@ def fuzz(
 
 
 def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case]:
-    """Returns files for the tests of other readers: valid ones, one for each rule that can be broken, and other corruptions.
+    """Returns files for the tests of other readers: valid files, and corruptions of every rule.
 
     Args:
-        source: a format, or a valid file as bytes, from which all corruptions are made then.
-        examples: how many there are of valid ones and of other corruptions, together, at most.
+        source: a format, or a valid file as bytes, of which all corruptions are made.
+        examples: the most valid files and further corruptions, together.
         seed: as for `fuzz`.
     """
-    found: dict[tuple[str | None, ...], Case] = {}
+    distinct: dict[tuple[str | None, ...], Case] = {}
 
     def use(case: Case) -> None:
-        found.setdefault((case.sha256, case.kind, case.corruption.rule if case.corruption else None), case)
+        distinct.setdefault((case.sha256, case.kind, case.corruption.rule if case.corruption else None), case)
 
     def collect(strategy: st.SearchStrategy[Case], examples: int) -> None:
-        with suppress(hypothesis.errors.Unsatisfiable, OptionError):  # a rule that the file has no place for, or nobody knows
+        with suppress(hypothesis.errors.Unsatisfiable, OptionError):  # the rule cannot be broken here
             drawn(strategy, examples, seed, use, shrink=False)
 
     if isinstance(source, Format):
@@ -423,26 +415,4 @@ def corpus(source: Format | bytes, examples: int, *, seed: int = 0) -> list[Case
     for rule in rule_ids(format):
         collect(valid.flatmap(partial(corrupted, rule=rule)), 2)
     collect(valid.flatmap(corrupted), max(examples // 2, 1))
-    return list(found.values())
-
-
-def as_entry(case: Case, file: str) -> dict[str, Any]:
-    """Returns a case as a manifest has it, stored under the name `file`."""
-    entry: dict[str, Any] = {"file": file, "sha256": case.sha256, "bytes": len(case.stored), "kind": case.kind}
-    if case.kind == VALID:
-        return {**entry, "rules": list(case.rules)}
-    if (made := case.corruption) is None:
-        return entry
-    return {
-        **entry,
-        "sentence": made.sentence,
-        "rule": made.rule,
-        "field": made.path,
-        "offset": made.offset,
-        "error": made.error.__name__ if made.error else None,
-        "reported": made.reported,
-        "within": made.within,
-        "sets": list(made.sets),
-        "findings": [list(finding) for finding in made.findings],
-        "expected": made.expected,
-    }
+    return list(distinct.values())

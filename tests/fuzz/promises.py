@@ -20,7 +20,7 @@ from glft_schema.tensor_types.tensor_type import OpaqueType
 from glft_schema.testing.fuzzing import GIVEN, NUMBERS, Case, PropertyError, escaping, examined
 from tests.fuzz.views import OTHER, PRINTED, View, views, views_of_map
 
-WITH_PAGE = 50  # one of so many files is shown as a page, which takes as long as the rest
+WITH_PAGE = 50  # one file in 50 is rendered as a page, which takes as long as the rest
 
 
 def check_promises(stored: bytes) -> None:
@@ -84,13 +84,13 @@ def problem_of_map(stored: bytes, file: File | None) -> str | None:
     except FormatError as refused:
         return None if file is None else f"expected a byte map of a file that is read, found {refused.text}"
     if (error is None) != (file is not None):
-        return f"expected a byte map to be whole where the file is read, found {error}"
+        return f"expected a byte map to be whole if the file is read, found {error}"
     at = 0
-    for stretch in found:
-        if stretch.start != at or stretch.end <= stretch.start:
-            return f"expected a stretch from byte {at} on, found one from {stretch.start} to {stretch.end}"
-        at = stretch.end
-    return None if at == found.nbytes else f"expected the last stretch to end at byte {found.nbytes}, found {at}"
+    for span in found:
+        if span.start != at or span.end <= span.start:
+            return f"expected a span from byte {at} on, found one from {span.start} to {span.end}"
+        at = span.end
+    return None if at == found.nbytes else f"expected the last span to end at byte {found.nbytes}, found {at}"
 
 
 def problem_of_views(stored: bytes, file: File | None) -> str | None:

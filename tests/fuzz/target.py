@@ -62,9 +62,9 @@ def mutate(stored: bytes, longest: int, seed: int) -> bytes:
 def main(arguments: list[str]) -> None:
     """Runs libFuzzer; the first folder is created with the seeds if it is missing."""
     torch.set_num_threads(1)
-    places = [Path(argument) for argument in arguments if not argument.startswith("-")]
-    if places and not places[0].exists() and "-merge=1" not in arguments:
-        write_seeds(places[0])
+    folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
+    if folders and not folders[0].exists() and "-merge=1" not in arguments:
+        write_seeds(folders[0])
     limits = [f"-max_len={LONGEST}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
     program = f"{quote(sys.executable)} -m tests.fuzz.target"  # merging runs it in a shell
     atheris.Setup([program, *limits, *arguments], check_promises, custom_mutator=mutate)

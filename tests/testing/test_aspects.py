@@ -1,4 +1,4 @@
-"""Corruptions and damage are of each aspect as often as its weight says."""
+"""The aspects of corruptions and damage are drawn by their weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from glft_schema import Container
 from glft_schema.testing.fuzzing import GIVEN, Case, damaged
 from glft_schema.testing.strategies import Corruption, corruptions
-from glft_schema.testing.strategies.aspects import WEIGHTS, aspects, places_by_aspect
+from glft_schema.testing.strategies.aspects import WEIGHTS, aspects, spans_by_aspect
 from tests.fuzz.mutator import drawn
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -64,7 +64,7 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> Iterator[T]:
 
 
 @pytest.mark.slow
-def test_aspects_are_drawn_as_their_weights_say() -> None:
+def test_aspects_follow_the_weights() -> None:
     found = Counter(examples(aspects(), 1000))
     assert set(found) == set(WEIGHTS)
     assert_weights(found, within=4)
@@ -73,7 +73,7 @@ def test_aspects_are_drawn_as_their_weights_say() -> None:
 @pytest.mark.slow
 @makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
-def test_corruptions_are_where_the_weights_say(format: str) -> None:
+def test_corruptions_follow_the_weights(format: str) -> None:
     found = Counter(aspect_of(made) for made in examples(corruptions(FILES[format]), 400))
     assert set(found) == set(WEIGHTS) - ({"alignment"} if format == "GLFT" else set())
     assert_weights(found, within=7)
@@ -92,7 +92,7 @@ def test_an_aspect_can_be_asked_for(aspect: str) -> None:
     draw()
 
 
-def test_other_aspects_stand_in_if_a_file_has_nothing_of_one() -> None:
+def test_other_aspects_replace_one_that_a_file_lacks() -> None:
     empty, found = reference.write(b"", [], b""), set[str]()
 
     @seed(1)
@@ -106,35 +106,35 @@ def test_other_aspects_stand_in_if_a_file_has_nothing_of_one() -> None:
     assert len(found) > 1
 
 
-def test_places_are_those_of_the_fields() -> None:
-    places = places_by_aspect(GGUF_FILE.bytes())
-    assert places["header"] == [(0, 4), (4, 8)]  # magic, version
-    assert places["consistency"] == [(8, 16), (16, 24)]  # the two counts
+def test_spans_of_the_fields() -> None:
+    spans = spans_by_aspect(GGUF_FILE.bytes())
+    assert spans["header"] == [(0, 4), (4, 8)]  # magic, version
+    assert spans["consistency"] == [(8, 16), (16, 24)]  # the two counts
     key = 24 + 8 + len("general.architecture") + 4 + 8 + len("toy")
     value = key + 8 + len("general.alignment") + 4
     file = Container.parse(GGUF_FILE.bytes())
     padding = file.tensors.start - len(file.padding)
     entry = [(key, value - 4), (value - 4, value), (value, value + 4)]  # key, type, value
-    assert places["alignment"] == [*entry, (padding, file.tensors.start)]
-    assert places["data"] == [(file.tensors.start, file.source.size)]
-    assert places["metadata"][:2] == [(24, 52), (52, 56)]  # the first key, its type
-    assert min(places["tensor info"]) == (places["metadata"][-1][1], places["metadata"][-1][1] + 9)
-    assert places_by_aspect(b"nothing") == {"data": [(0, 7)]}
-    assert places_by_aspect(b"") == {"data": [(0, 0)]}
-    assert set(places_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
+    assert spans["alignment"] == [*entry, (padding, file.tensors.start)]
+    assert spans["data"] == [(file.tensors.start, file.source.size)]
+    assert spans["metadata"][:2] == [(24, 52), (52, 56)]  # the first key, its type
+    assert min(spans["tensor info"]) == (spans["metadata"][-1][1], spans["metadata"][-1][1] + 9)
+    assert spans_by_aspect(b"nothing") == {"data": [(0, 7)]}
+    assert spans_by_aspect(b"") == {"data": [(0, 0)]}
+    assert set(spans_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
 
 
 @pytest.mark.slow
 @makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
-def test_bytes_are_damaged_where_the_weights_say(format: str) -> None:
+def test_damaged_bytes_follow_the_weights(format: str) -> None:
     """Of single changed bytes, each is in a field of the aspect."""
     stored, found = FILES[format], Counter[str]()
-    places = {at: aspect for aspect, spans in places_by_aspect(stored).items() for span in spans for at in range(*span)}
+    aspect_at = {at: aspect for aspect, spans in spans_by_aspect(stored).items() for span in spans for at in range(*span)}
     for case in examples(damaged(Case(stored, GIVEN)), 1000):
         changed = [at for at, (old, new) in enumerate(zip(stored, case.stored, strict=False)) if old != new]
         if len(case.stored) == len(stored) and len(changed) == 1:
-            found[places[changed[0]]] += 1
+            found[aspect_at[changed[0]]] += 1
     assert found.total() > 100
     assert found["metadata"] + found["tensor info"] > found.total() / 2
     assert set(found) == set(WEIGHTS) - ({"alignment"} if format == "GLFT" else set())

@@ -1,10 +1,9 @@
-"""Each rule and many a field broken: what is reported is what the corruption says, and llama.cpp agrees."""
+"""Corruptions of every rule and many fields are reported as expected, also by llama.cpp."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -34,30 +33,13 @@ from tests.oracles import llama_cpp
 from tests.oracles.gguf_reference import File, Info
 
 TOO_LARGE = {"gguf-length"}  # 2^30 bytes or elements
-LIMITS = {"gguf-limit-alignment", "gguf-dims-fit-type"}  # ours; llama.cpp's are wider
+LIMITS = {"gguf-limit-alignment", "gguf-dims-fit-type"}  # llama.cpp's limits are wider
 A_FEW = settings(
     max_examples=4, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
 GGUF_FILE = File(
     [(b"general.architecture", 8, b"toy"), (b"k", 0, 1)], [Info(b"w", [2], 0, bytes(8)), Info(b"v", [1], 0, bytes(4))]
 )
-
-
-def broken(format: str, rule: str, rules: tuple[str, ...], use: Callable[[Corruption], None]) -> int:
-    """Calls `use` with corruptions of files that keep to `rules`, which they are not, and returns how many there were."""
-    count = 0
-
-    @A_FEW
-    @given(containers(format, rules=rules).flatmap(lambda stored: corruptions(stored, rule).map(lambda made: (stored, made))))
-    def each(case: tuple[bytes, Corruption]) -> None:
-        nonlocal count
-        stored, made = case
-        assert made.stored != stored
-        count += 1
-        use(made)
-
-    each()
-    return count
 
 
 def as_it_says(made: Corruption) -> None:
@@ -81,10 +63,16 @@ def as_it_says(made: Corruption) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("format", "rule"), [(format, rule) for format in ("glft", "gguf") for rule in rule_ids(format)])
 def test_every_rule_can_be_broken_alone(format: str, rule: str) -> None:
-    """Of a valid file exactly one finding, or the first error, is about the rule."""
+    """Exactly one finding, or the error, is about the rule."""
+    files, count = containers(format, rules=("spec", "ggml")), 0
 
-    def check(made: Corruption) -> None:
-        assert made.rule == rule
+    @A_FEW
+    @given(files.flatmap(lambda stored: corruptions(stored, rule).map(lambda made: (stored, made))))
+    def check(case: tuple[bytes, Corruption]) -> None:
+        nonlocal count
+        stored, made = case
+        count += 1
+        assert (made.rule, made.stored == stored) == (rule, False)
         as_it_says(made)
         assert made.problem() is None
         assert len(made.findings) == (made.error is None)
@@ -94,8 +82,9 @@ def test_every_rule_can_be_broken_alone(format: str, rule: str) -> None:
     if rule in TOO_LARGE:
         with pytest.raises(OptionError, match=f"no values are known that break '{rule}'"):
             corruptions(GGUF_FILE.bytes(), rule)
-    else:
-        assert broken(format, rule, ("spec", "ggml"), check)
+        return
+    check()
+    assert count
 
 
 def test_ids_are_those_of_the_declarations() -> None:
@@ -111,10 +100,9 @@ def test_every_type_has_a_corruption(type_: Any) -> None:
     format = "glft" if type_ in GLFT.types else "gguf"
     rules = [check.id for check in type_.payload.subcons if isinstance(check, Check)]
     base = golden("four_types") if format == "glft" else GGUF_FILE.bytes()
+    many = settings(A_FEW, max_examples=100)
     for rule in rules:
-        made = find(
-            corruptions(base, rule), lambda made: f"of {type_}:" in made.sentence, settings=settings(A_FEW, max_examples=100)
-        )
+        made = find(corruptions(base, rule), lambda made: f"of {type_}:" in made.sentence, settings=many)
         with pytest.raises(FormatError, match=f"{type_}: expected"):
             Container.parse(made.stored)
         assert made.reported == f"{format}-dims-fit-type"
@@ -130,16 +118,15 @@ KINDS = {
 @pytest.mark.parametrize("format", ["glft", "gguf"])
 def test_every_field_can_be_broken(format: str) -> None:
     kinds: Counter[str] = Counter()
-    rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # has a place for each of them
+    rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # every damage applies to it
     for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
 
         @settings(A_FEW, max_examples=25)
         @given(st.one_of(containers(format), rich).flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
         def check(made: Corruption | None) -> None:
-            if made is None:
-                return
-            as_it_says(made)
-            kinds[made.sentence.partition(" at byte")[0]] += 1
+            if made is not None:
+                as_it_says(made)
+                kinds[made.sentence.partition(" at byte")[0]] += 1
 
         check()
     expected = {"cut off", "a payload begins outside of the file", "a type is not known"}
@@ -148,39 +135,34 @@ def test_every_field_can_be_broken(format: str) -> None:
 
 
 @pytest.mark.slow
-def test_cutting_off_names_the_field() -> None:
-    stored = golden("four_types")
-
-    @settings(A_FEW, max_examples=150)
-    @given(corruptions(stored))
-    def check(made: Corruption) -> None:
-        if made.error is TruncatedError and "cut off" in made.sentence:
-            assert made.stored == stored[: len(made.stored)]
-            assert made.path == field_at(len(made.stored))[1]
-
-    check()
+@settings(A_FEW, max_examples=150)
+@given(corruptions(golden("four_types")))
+def test_cutting_off_names_the_field(made: Corruption) -> None:
+    if made.error is TruncatedError and "cut off" in made.sentence:
+        assert made.stored == golden("four_types")[: len(made.stored)]
+        assert made.path == field_at(len(made.stored))[1]
 
 
-# rule: what stands where in the file, written by hand
+# rule: offset, path and bytes, written by hand
 BYTES = {
-    "gguf-version": (4, [b"\0\0\0\0", b"\4\0\0\0"]),
-    "gguf-version-2": (4, [b"\1\0\0\0"]),
-    "gguf-little-endian": (4, [b"\0\0\0\3"]),
-    "gguf-magic": (0, [b"\0\0\0\0", b"\xc7GUF"]),
+    "gguf-version": (4, "header -> version", [b"\0\0\0\0", b"\4\0\0\0"]),
+    "gguf-version-2": (4, "header -> version", [b"\1\0\0\0"]),
+    "gguf-little-endian": (4, "header -> byte_order", [b"\0\0\0\3"]),
+    "gguf-magic": (0, "header -> magic", [b"\0\0\0\0", b"\xc7GUF"]),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", BYTES)
-def test_what_is_changed_in_the_header(rule: str) -> None:
-    at, expected = BYTES[rule]
+def test_bytes_of_the_header(rule: str) -> None:
+    at, path, expected = BYTES[rule]
     made = find(corruptions(GGUF_FILE.bytes(), rule), lambda made: True)
     assert made.stored[at : at + 4] in expected
-    assert made.path == {0: "header -> magic", 4: made.path}[at]
+    assert made.path == path
 
 
 @pytest.mark.slow
-def test_one_thing_is_changed() -> None:
+def test_bytes_of_a_duplicate_name_and_an_overlap() -> None:
     stored = GGUF_FILE.bytes()
     made = find(corruptions(stored, "gguf-names-once"), lambda made: True)
     names = [Info(b"w", [2], 0, bytes(8)), Info(b"v", [1], 0, bytes(4)), Info(b"w", [2], 0, b"", 0)]
@@ -205,12 +187,13 @@ def test_a_file_that_breaks_rules_already() -> None:
 BIG = Container.build(
     {"format": "GGUF", "header": {"byte_order": "big", "version": 3}, "metadata": {"general.architecture": "toy"}}
 )
+EMPTY = reference.write(b"", [], b"")
 BAD_KEY = Container.build({"format": "GGUF", "metadata": {"Bad Key": 1}})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("stored", "rule"), [(BIG, "gguf-little-endian"), (BAD_KEY, "gguf-architecture")], ids=["big", "key"])
-def test_what_is_broken_already_is_not_broken_again(stored: bytes, rule: str) -> None:
+def test_a_rule_that_is_broken_already(stored: bytes, rule: str) -> None:
     assert rule in {finding.rule for finding in check_rules(Container.parse(stored), ("spec", "ggml"))}
     with pytest.raises(Unsatisfiable):
         find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
@@ -225,15 +208,15 @@ def test_no_corruption_is_the_file_itself(case: tuple[bytes, Corruption]) -> Non
     assert made.problem() is None
 
 
-OPAQUE = File([], [Info(b"a", [1], 200), Info(b"b", [2], 200)], b"").bytes()  # where a byte more is one of both of them
-WIDE = File([], [Info(b"w", [0, 1 << 33], 0)]).bytes()  # whose dims version 1 cannot hold
+OPAQUE = File([], [Info(b"a", [1], 200), Info(b"b", [2], 200)], b"").bytes()  # an added byte belongs to both
+WIDE = File([], [Info(b"w", [0, 1 << 33], 0)]).bytes()  # dims out of the range of version 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "rule"), [(OPAQUE, "gguf-gaps"), (OPAQUE, "gguf-offset"), (WIDE, "gguf-version-2")], ids=["gap", "place", "wide"]
 )
-def test_what_cannot_be_made_is_not_tried(stored: bytes, rule: str) -> None:
+def test_impossible_corruptions_are_not_tried(stored: bytes, rule: str) -> None:
     with pytest.raises(Unsatisfiable):
         find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
 
@@ -242,11 +225,7 @@ def test_what_cannot_be_made_is_not_tried(stored: bytes, rule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "stored",
-    [GGUF_FILE.bytes(), golden("four_types"), BIG, reference.write(b"", [], b"")],
-    ids=["gguf", "glft", "big", "empty"],
-)
+@pytest.mark.parametrize("stored", [GGUF_FILE.bytes(), golden("four_types"), BIG, EMPTY], ids=["gguf", "glft", "big", "empty"])
 def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
     kinds: Counter[object] = Counter()
 
@@ -263,35 +242,31 @@ def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_what_differs_is_said() -> None:
+def test_differences_are_reported() -> None:
     stored = GGUF_FILE.bytes()
-    made = find(corruptions(stored, "gguf-version"), lambda made: True)
-    assert "expected FormatError of gguf-version at header -> version, found a file that is read" in str(
-        replace(made, stored=stored).problem()
-    )
-    assert "expected FormatError of gguf-magic" in str(replace(made, reported="gguf-magic").problem())
-    assert "expected FormatError of gguf-version at header -> magic" in str(replace(made, path="header -> magic").problem())
-    assert "at byte 5, found FormatError" in str(replace(made, offset=5).problem())
-    assert "expected TruncatedError" in str(replace(made, error=TruncatedError).problem())
-    found = find(corruptions(stored, "gguf-bool"), lambda made: True)
-    assert "expected the findings of spec: gguf-bool at metadata -> 2 -> value, found []" in str(
-        replace(found, stored=stored).problem()
-    )
-    assert "at byte 3, found it at" in str(replace(found, offset=3).problem())
-    assert re.fullmatch(
-        r"<\d+ bytes, value is not bools of 0 or 1; expected the findings of spec: gguf-bool at .*>", repr(found)
-    )
+    made, found = (find(corruptions(stored, rule), lambda made: True) for rule in ("gguf-version", "gguf-bool"))
+    for other, problem in (
+        (replace(made, stored=stored), "expected FormatError of gguf-version at header -> version, found a file that is read"),
+        (replace(made, reported="gguf-magic"), "expected FormatError of gguf-magic"),
+        (replace(made, path="header -> magic"), "expected FormatError of gguf-version at header -> magic"),
+        (replace(made, offset=5), "at byte 5, found FormatError"),
+        (replace(made, error=TruncatedError), "expected TruncatedError"),
+        (replace(found, stored=stored), "expected the findings of spec: gguf-bool at metadata -> 2 -> value, found []"),
+        (replace(found, offset=3), "at byte 3, found it at"),
+    ):
+        assert problem in str(other.problem())
+    assert re.fullmatch(r"<\d+ bytes, value is not bools of 0 or 1; expected the findings of spec: gguf-.*>", repr(found))
 
 
 @pytest.mark.slow
 @settings(A_FEW, max_examples=60)
 @given(containers("glft") | containers("gguf"))
-def test_taking_apart_changes_nothing(stored: bytes) -> None:
+def test_a_draft_of_a_file_builds_it(stored: bytes) -> None:
     assert Draft.of(Container.parse(stored)).stored() == stored
 
 
-def test_nothing_is_forged_by_mistake() -> None:
-    """Rules are looked at whenever a file is built but for a corruption; a forged value needs no parameter."""
+def test_rules_are_checked_unless_forging() -> None:
+    """Building checks rules, except for corruptions; a forged value needs no parameter."""
     with pytest.raises(FormatError, match="header -> version: expected 1, 2 or 3, found 9"):
         Container.build({"format": "GGUF", "header": {"version": 9}})
     forged = Forged(Int32ul, 9, 3)
@@ -303,7 +278,7 @@ def test_nothing_is_forged_by_mistake() -> None:
 @pytest.mark.parametrize(
     ("name", "count"), [("four_types", "header -> n_tensors"), ("gguf_little", "header -> n_kv"), ("gguf_little", "value -> n")]
 )
-def test_what_is_too_long_for_the_rest_is_blamed_on_its_count(name: str, count: str) -> None:
+def test_missing_elements_are_reported_at_their_count(name: str, count: str) -> None:
     cuts = truncated(Container.parse(golden(name)))
     as_it_says(find(cuts, lambda made: made.path.endswith(count), settings=settings(A_FEW, max_examples=1000)))
 
@@ -318,6 +293,6 @@ def test_bad_requests() -> None:
 
 
 def test_an_opened_file_and_no_metadata() -> None:
-    file = Container.parse(reference.write(b"", [], b""))
+    file = Container.parse(EMPTY)
     for rule in rule_ids("glft"):
         assert find(corruptions(file, rule), lambda made: True, settings=A_FEW).problem() is None

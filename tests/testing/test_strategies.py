@@ -1,4 +1,4 @@
-"""Derived strategies reach what hand-written ones reach, and other readers agree with them."""
+"""Derived strategies cover what hand-written ones do, and other readers agree with them."""
 
 from __future__ import annotations
 
@@ -54,11 +54,16 @@ SOME = settings(max_examples=60)
 SEEN = settings(SOME, max_examples=3000, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
+def for_all(strategy: st.SearchStrategy[T], check: Callable[[T], object], settings: settings = SOME) -> None:
+    """Calls `check` with examples of a strategy."""
+    settings(given(strategy)(check))()
+
+
 # Files of `containers`, and their features
 
 
 def features(stored: bytes) -> Iterator[str]:
-    """Yields the kinds of things in a file, without their values."""
+    """Yields the features of a file, without values."""
     file = Container.parse(stored)
     for name in ("version", "byte_order"):
         if name in file.header:
@@ -67,9 +72,9 @@ def features(stored: bytes) -> Iterator[str]:
     yield from (f"{len(tensor.dims)} dims" for tensor in file.tensors.values())
     yield from ("no numbers" for tensor in file.tensors.values() if 0 in tensor.dims)
     yield f"{len(file.tensors)} tensors"
-    places = [tensor.identity for tensor in file.tensors.values() if tensor.nbytes]
+    identities = [tensor.identity for tensor in file.tensors.values() if tensor.nbytes]
     offsets = [tensor.offset for tensor in file.tensors.values() if tensor.nbytes]
-    yield from ["alias"] * (len(set(places)) < len(places))
+    yield from ["alias"] * (len(set(identities)) < len(identities))
     yield from ["another order"] * (offsets != sorted(offsets))
     yield from ("gap" for gap in file.tensors.gaps if not file.tensors.trailing or gap is not file.tensors.gaps[-1])
     yield from ("gap that is not zero" for gap in file.tensors.gaps if any(map(any, file.tensors.gap_pieces(gap))))
@@ -115,12 +120,8 @@ def of_reference(*strategies: st.SearchStrategy[bytes]) -> set[str]:
     """Returns the features that are not rare in the files of the hand-written strategies."""
     found: Counter[str] = Counter()
 
-    @settings(SEEN, max_examples=100 * len(strategies))
-    @given(st.one_of(*strategies))
-    def look(stored: bytes) -> None:
-        found.update(set(features(stored)))
-
-    look()
+    many = settings(SEEN, max_examples=100 * len(strategies))
+    for_all(st.one_of(*strategies), lambda stored: found.update(set(features(stored))), many)
     return {feature for feature, count in found.items() if count > 3}
 
 
@@ -132,11 +133,11 @@ ORACLES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ORACLES)
-def test_everything_comes_up_that_the_hand_written_strategies_make(format: str) -> None:
-    wanted = of_reference(*ORACLES[format])
-    assert len(wanted) > 15
-    wanted |= {f"type {type_}" for type_ in {"glft": GLFT, "gguf": GGUF}[format].types}
-    assert missing(containers(format), wanted, features) == set()
+def test_all_features_of_hand_written_strategies_are_drawn(format: str) -> None:
+    expected = of_reference(*ORACLES[format])
+    assert len(expected) > 15
+    expected |= {f"type {type_}" for type_ in {"glft": GLFT, "gguf": GGUF}[format].types}
+    assert missing(containers(format), expected, features) == set()
 
 
 CORNERS: dict[str, Callable[[Any], Any]] = {
@@ -168,27 +169,23 @@ def scales(file: Any) -> Iterator[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("rules", [(), ("spec",), ("ggml",), ("spec", "ggml")])
 @pytest.mark.parametrize("format", ["glft", "gguf"])
-def test_files_are_valid_and_keep_to_the_rules_asked_for(format: str, rules: tuple[str, ...]) -> None:
-    @SOME
-    @given(containers(format, rules=rules))
+def test_files_are_valid_and_keep_to_their_rule_sets(format: str, rules: tuple[str, ...]) -> None:
     def check(stored: bytes) -> None:
         file = Container.parse(stored)
         assert Container.build(file) == stored
         assert check_rules(file, rules) == [] if rules else True
 
-    check()
+    for_all(containers(format, rules=rules), check)
 
 
 @pytest.mark.slow
 def test_knobs() -> None:
-    @SOME
-    @given(containers("gguf", types=["q4_0", "F32"], max_tensors=2, max_bytes=100).map(Container.parse))
     def check(file: Any) -> None:
         assert {tensor.dtype.name for tensor in file.tensors.values()} <= {"Q4_0", "F32"}
         assert len(file.tensors) <= 2
         assert sum(tensor.nbytes for tensor in file.tensors.values()) <= 200  # tied ones are counted twice
 
-    check()
+    for_all(containers("gguf", types=["q4_0", "F32"], max_tensors=2, max_bytes=100).map(Container.parse), check)
     files = containers("glft", max_tensors=9).map(Container.parse)
     assert len(find(files, lambda file: len(file.tensors) > 6, settings=SEEN, random=Random(0)).tensors) <= 9
 
@@ -243,7 +240,7 @@ def test_gguf_is_what_the_reference_writes(stored: bytes) -> None:
 
 
 def as_reference(value: StoredValue) -> tuple[int, Any]:
-    """Returns a value as the reference has it: floats by their bits, the highest byte first."""
+    """Returns a value as the reference stores it; floats as big-endian bytes."""
     if isinstance(value.value, tv.Array):
         type_ = value.type if value.value.type.name == "array" else value.value.type
         inner = [as_reference(StoredValue(type_, element))[1] for element in value.value.values]
@@ -269,9 +266,9 @@ def test_gguf_py_reads_what_keeps_to_the_specification(stored: bytes) -> None:
     file = Container.parse(stored)
     known = [type_.value for type_ in gguf.GGMLQuantizationType]
     if any(t.dtype.code not in known or 0 in t.dims or not t.dims or t.dtype.name == "Q8_1" for t in file.tensors.values()):
-        return  # it sizes Q8_1 wrongly, and reshapes nothing to nothing
+        return  # gguf-py sizes Q8_1 wrongly, and cannot reshape empty tensors
     if any(isinstance(value := file.metadata.stored(key).value, tv.Array) and not value.values for key in file.metadata):
-        return  # nor does it read the type of empty arrays
+        return  # gguf-py does not read the type of empty arrays
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         path = Path(folder, "file.gguf")
@@ -302,13 +299,7 @@ Own = construct.Struct(
 def test_boundaries_of_rules_are_tried() -> None:
     ranged = Struct("n" / u32, Rule("n", this.n, meets((this.n > 1000) & (this.n % 64 == 0), "a multiple of 64 above 1000")))
     found: set[int] = set()
-
-    @SOME
-    @given(from_construct(ranged))
-    def look(value: Record) -> None:
-        found.add(value.n)
-
-    look()
+    for_all(from_construct(ranged), lambda value: found.add(value.n))
     assert all(n > 1000 and n % 64 == 0 for n in found)
     assert len(found) > 5
 
@@ -332,13 +323,11 @@ DECLARED = [
 def test_values_build(declared: construct.Construct) -> None:
     context = {"n": 1, "dims": [2, 64], "out": 2, "in": 64}
 
-    @settings(SOME, max_examples=20)
-    @given(from_construct(declared, **context))
     def check(value: Any) -> None:
         built = declared.build(value, **context)
         assert declared.build(declared.parse(built, **context), **context) == built
 
-    check()
+    for_all(from_construct(declared, **context), check, settings(max_examples=20))
 
 
 Point = construct.Struct("x" / Int8ul, "y" / Int16ul)
@@ -397,44 +386,41 @@ BUILT = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BUILT)
-def test_what_is_drawn_builds_and_comes_back(case: str) -> None:
+def test_values_keep_to_rules_and_are_parsed_back(case: str) -> None:
     declared, expected = BUILT[case]
 
-    @settings(SOME, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
-    @given(from_construct(declared))
     def check(value: Any) -> None:
         parsed = declared.parse(declared.build(value))
         assert expected(parsed)
         assert {name: plain(parsed[name]) for name in value} == {name: plain(value[name]) for name in value}
 
-    check()
+    slow = [HealthCheck.filter_too_much, HealthCheck.too_slow]
+    for_all(from_construct(declared), check, settings(max_examples=40, deadline=None, suppress_health_check=slow))
 
 
 def plain(value: Any) -> Any:
-    """Returns a value in Python's own types, to be compared."""
+    """Returns a value as plain Python, for comparisons."""
     if hasattr(value, "items"):
         return {name: plain(part) for name, part in value.items() if not name.startswith("_")}
     return [plain(part) for part in value] if isinstance(value, list) else value
 
 
 @pytest.mark.slow
-def test_both_sides_of_a_length_that_rules_allow_come_up() -> None:
+def test_both_boundaries_of_a_length_are_drawn() -> None:
     declared, _ = BUILT["counted rows"]
     assert len(find(from_construct(declared), lambda value: value.n == 16, settings=SEEN, random=Random(0)).l) == 16
     assert find(from_construct(declared), lambda value: value.n == 0, settings=SEEN, random=Random(0)).l == []
 
 
-def test_keywords_have_names_of_their_own() -> None:
+def test_parameters_do_not_collide_with_knobs() -> None:
     names = ("most", "types", "max_bytes", "knobs", "declared", "update")
     sizes = construct.Struct("l" / PrefixedArray(Int8ul, Int8ul), *(name / Bytes(this._[name]) for name in names))
     context = {name: n for n, name in enumerate(names)}
 
-    @settings(SOME, max_examples=20)
-    @given(from_construct(sizes, **context))
     def check(value: Any) -> None:
         assert [len(value[name]) for name in names] == list(range(len(names)))
 
-    check()
+    for_all(from_construct(sizes, **context), check)
 
 
 def renamed(field: Any) -> Any:
@@ -459,8 +445,6 @@ OTHER_NAME = replace(GGUF, struct=Struct(*PARTS))
 
 @pytest.mark.slow
 def test_a_format_whose_alignment_has_another_name() -> None:
-    @settings(SOME, max_examples=100)
-    @given(containers(OTHER_NAME))
     def check(stored: bytes) -> None:
         regions = OTHER_NAME.struct.parse(stored)
         assert all(row.offset % regions.step == 0 for row in regions.tensor_infos)
@@ -469,7 +453,7 @@ def test_a_format_whose_alignment_has_another_name() -> None:
         regions = OTHER_NAME.struct.parse(stored)
         return regions.step > 1 and regions.step != 32 and any(row.offset for row in regions.tensor_infos)
 
-    check()
+    for_all(containers(OTHER_NAME), check)
     find(containers(OTHER_NAME), has_another_step, settings=SEEN, random=Random(0))
 
 
@@ -478,16 +462,14 @@ def test_a_format_whose_alignment_has_another_name() -> None:
 def test_parts_of_a_format_in_the_context_of_the_whole(declared: Struct) -> None:
     root = construct.Container(header=construct.Container(version=2), alignment=32)
 
-    @settings(SOME, max_examples=60)
-    @given(from_construct(declared, rules="spec", _root=root))
     def check(value: Record) -> None:
         assert set(value) == {part.name for part in declared.subcons if part.name} - {"shape"}
         assert value.get("offset", 0) % 32 == 0
 
-    check()
+    for_all(from_construct(declared, rules="spec", _root=root), check)
 
 
-def test_a_construct_is_taught_once() -> None:
+def test_teaching_a_construct() -> None:
     class Celsius(construct.Construct):
         def _build(self, obj: Any, stream: Any, context: Any, path: str) -> Any:
             return construct.Int8sb._build(int(obj * 2), stream, context, path)
@@ -504,7 +486,7 @@ def test_a_construct_is_taught_once() -> None:
     assert struct_of(weather).field("outside").node == Number("i8", "little")
 
 
-def test_a_node_that_nobody_has_taught() -> None:
+def test_an_unknown_node() -> None:
     with pytest.raises(NotImplementedError, match=r"object has no strategy: teach it with @.*values_of.register\(object\)"):
         values_of(object(), {})
 

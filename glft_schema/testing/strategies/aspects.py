@@ -1,6 +1,6 @@
-"""Six aspects of a file, and how often corruptions and damage are of each.
+"""Six aspects of a file, and the probability of corruptions and damage in each.
 
-The aspect of a rule or byte follows from the declaration: from its region, and the region's node.
+The aspect of a rule or byte follows from the node of its region.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from glft_schema.files.parsing import trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.storage.source import BytesSource
-from glft_schema.testing.strategies.rule_sites import Site
+from glft_schema.testing.strategies.rule_locations import RuleLocation
 
 T = TypeVar("T")
 
@@ -30,19 +30,19 @@ ALIGNMENT, DATA = "alignment", "data"
 
 WEIGHTS = {METADATA: 35, TENSOR_INFO: 35, HEADER: 10, CONSISTENCY: 10, ALIGNMENT: 5, DATA: 5}  # percent
 
-SPREAD = 1 << 24  # numbers that hypothesis draws evenly; of a short list it draws the first ones far more often
+SPREAD = 1 << 24  # hypothesis draws from so many numbers evenly, but prefers the first of a few
 
 
 def evenly(draw: st.DrawFn, choices: Sequence[T]) -> T:
-    """Draws one of the choices, each about as often.
+    """Draws one of the choices with equal probability.
 
-    It draws sums: hypothesis copies drawn numbers, often zeros, but rarely over all terms of one.
+    Draws sums: hypothesis repeats drawn numbers, often zeros, but rarely all terms of a sum.
     """
     return choices[sum(draw(st.integers(0, SPREAD - 1)) for _ in range(3)) % len(choices)]
 
 
 def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> str:
-    """Draws one of some aspects, with the probability in `WEIGHTS`."""
+    """Draws an aspect by its weight in `WEIGHTS`."""
     return evenly(draw, [aspect for aspect, weight in WEIGHTS.items() if aspect in among for _ in range(weight)])
 
 
@@ -50,21 +50,18 @@ def drawn_aspect(draw: st.DrawFn, among: Collection[str] = WEIGHTS.keys()) -> st
 aspects = st.composite(drawn_aspect)
 
 
-def aspect_of_rule(format: Format, site: Site) -> str:
+def aspect_of_rule(format: Format, location: RuleLocation) -> str:
     """Returns the aspect of a rule."""
-    check, steps = site.check, _steps(format)
+    check, steps = location.check, _steps(format)
     if isinstance(check, Rule):
         expression = read(check.holds)
-        names = (
-            {name for part in subexpressions(expression) if isinstance(part, Reference) for name in part.names}
-            if expression
-            else {}
-        )
+        parts = subexpressions(expression) if expression else ()
+        names = {name for part in parts if isinstance(part, Reference) for name in part.names}
         if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
-    elif not site.of_rows:
+    elif not location.of_rows:
         return CONSISTENCY  # between rows
-    return aspect_of_region(format, site.region or check.field)
+    return aspect_of_region(format, location.region or check.field)
 
 
 def aspect_of_region(format: Format, region: str) -> str:
@@ -80,15 +77,15 @@ def aspect_of_region(format: Format, region: str) -> str:
 
 
 @lru_cache(maxsize=16)
-def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
-    """Returns start and end of the fields of a file, by aspect; a file without a format is data."""
+def spans_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
+    """Returns start and end of each field, by aspect; a file of an unknown format is data."""
     source = BytesSource(stored)
     try:
         format = format_of(source)
     except FormatError:
         return {DATA: [(0, len(stored))]}
     steps, keys = set(_steps(format).values()), dict[str, str]()
-    found: dict[str, list[tuple[int, int]]] = {}
+    spans: dict[str, list[tuple[int, int]]] = {}
     for span in trace_source(format, source)[0]:
         row, _, name = span.path.rpartition(" -> ")
         if name == "key":
@@ -100,18 +97,18 @@ def places_by_aspect(stored: bytes) -> dict[str, list[tuple[int, int]]]:
             aspect = CONSISTENCY
         elif aspect == METADATA and keys.get(row) in steps:
             aspect = ALIGNMENT
-        found.setdefault(aspect, []).append((span.start, span.end or span.start))
-    return found or {DATA: [(0, len(stored))]}
+        spans.setdefault(aspect, []).append((span.start, span.end or span.start))
+    return spans or {DATA: [(0, len(stored))]}
 
 
 def _steps(format: Format) -> dict[str, str]:
-    """Returns the fields that payloads are aligned to, and the keys that they are the values of."""
+    """Returns the derived fields of alignments, each with its metadata key."""
     nodes = {part.name: part.node for part in struct_of(format.struct).fields}
     values = {name: node.value for name, node in nodes.items() if isinstance(node, Derived)}
     return {name: value.key for name, value in values.items() if isinstance(value, ValueOfKey)}
 
 
 def _counts(format: Format) -> set[str]:
-    """Returns the names of the fields that are the number of something else."""
+    """Returns the names of the fields that count others."""
     nodes = [part.node for part in struct_of(format.struct).fields]
     return {part.name for node in nodes if isinstance(node, Ref) for part in struct_of(node.declared).fields if part.is_count}

@@ -1,4 +1,4 @@
-"""Fields broken one at a time, where no rule has a name: cut off, unknown, claiming too much, or in another one's place."""
+"""Files with one broken field: cut off, of an unknown type, too long, or at a wrong offset."""
 
 from __future__ import annotations
 
@@ -7,284 +7,237 @@ from functools import partial
 from typing import Any
 
 import construct
-from construct import this
 from hypothesis import reject
 from hypothesis import strategies as st
 
 from glft_schema.codec import arrays
-from glft_schema.codec import text as codec_text
-from glft_schema.codec.expressions import field_path
-from glft_schema.codec.metadata import KeyValues
+from glft_schema.codec.context import BIG, Context, byte_order
+from glft_schema.codec.expressions import Reference
 from glft_schema.codec.metadata_lines import KeyValueLines
-from glft_schema.codec.numbers import ByteOrderOf, Sizes
-from glft_schema.codec.structs import Count, Forged, Padding, Struct, unwrapped
+from glft_schema.codec.structs import Forged, unwrapped
 from glft_schema.codec.tables import least_size
-from glft_schema.codec.type_codes import TypeCode
 from glft_schema.codec.typed_values import ARRAY
+from glft_schema.describe import nodes as s
+from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields
 from glft_schema.testing.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
-from glft_schema.testing.strategies.broken_rules import Breaker
+from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.drafts import Draft, row_struct
+from glft_schema.testing.strategies.drafts import Draft, forged
+from glft_schema.testing.strategies.fitting import value_in
 
-Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None where the file has no place for it
-GREATEST = ((1 << 64) - 1, (1 << 32) - 1, (1 << 16) - 1)  # where none of them fits, that of a byte does
+Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field
 
 
-def places(file: File) -> list[tuple[str, int, int]]:
-    """Returns path, start and end of each field without fields of its own, payloads' among them; those without bytes, too."""
+def field_spans(file: File) -> list[tuple[str, int, int]]:
+    """Returns path, start and end of each field without parts, also in payloads and of no bytes."""
     spans = (span for span in trace_fields(file) if not span.has_parts and span.path != "data")
-    found = [(span.path, span.start, span.end or span.start) for span in spans]
+    fields = [(span.path, span.start, span.end or span.start) for span in spans]
     seen = set()
     for tensor in file.tensors.values():
         if tensor.identity not in seen and tensor.dtype.is_known:
             seen.add(tensor.identity)
-            fields = tensor.dtype.field_spans(tensor.shape).items()
-            path = f"data -> {shown(tensor.name)}"
-            found += [(f"{path} -> {name}", tensor.position + at, tensor.position + at + size) for name, (at, size) in fields]
-    return found
+            path, start = f"data -> {shown(tensor.name)}", tensor.position
+            parts = tensor.dtype.field_spans(tensor.shape).items()
+            fields += [(f"{path} -> {name}", start + at, start + at + size) for name, (at, size) in parts]
+    return fields
 
 
 def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
-    """Cuts a file off inside of a field, which is of an aspect where one is given."""
-    fields = places(file)
-    ahead = {start: path for path, start, _ in fields if isinstance(_declared(file, path), ByteOrderOf)}
+    """Cuts a file off within a field, which is of an aspect if one is given."""
+    fields = field_spans(file)
+    detected = {start: path for path, start, _ in fields if isinstance(_node_at(file, path), s.ByteOrder)}
+
+    regions = Context({**file.regions, **file.regions.counts})
 
     def may_lack(path: str) -> bool:
-        part = _declared(file, path)
-        return isinstance(part, Padding) and bool(part.may_lack(file.regions))
+        node = _node_at(file, path)
+        return isinstance(node, s.Padding) and node.may_lack is not None and bool(value_in(regions, node.may_lack))
 
     counts = list(_counts(file))
-    whole = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
+    fields = [(path, start, end) for path, start, end in fields if end > start and not may_lack(path)]
     if aspect is not None:
-        whole = [place for place in whole if aspect_of_region(file.format, place[0].partition(" -> ")[0]) == aspect]
-    if not whole:
+        fields = [field for field in fields if aspect_of_region(file.format, field[0].partition(" -> ")[0]) == aspect]
+    if not fields:
         return st.none()
 
     @st.composite
     def cut(draw: st.DrawFn) -> Corruption:
-        path, start, end = whole[draw(st.integers(0, len(whole) - 1))]
+        path, start, end = fields[draw(st.integers(0, len(fields) - 1))]
         at = draw(st.integers(start, end - 1))
         too_few = (count for first, nbytes, count in counts if first <= at < first + nbytes)
-        where = next(too_few, ahead.get(start, path))
+        reported = next(too_few, detected.get(start, path))
         stored = bytes(file.source.view(0, at))
-        return Corruption(stored, f"cut off at byte {at}, in {path}", where, error=TruncatedError)
+        return Corruption(stored, f"cut off at byte {at}, in {path}", reported, error=TruncatedError)
 
     return cut()
 
 
-def _declared(file: File, path: str) -> Any:
-    """Returns the construct of a region or of one of its fields; of others None."""
-    struct: Any = file.format.struct
+def _node_at(file: File, path: str) -> s.Node | None:
+    """Returns the node of a region or of a field of one; None for fields within these."""
+    node: s.Node | None = s.Ref("", file.format.struct)
     for name in path.split(" -> "):
-        struct = (
-            next((unwrapped(part) for part in struct.subcons if part.name == name), None)
-            if hasattr(struct, "subcons")
-            else None
-        )
-    return struct
+        fields = struct_of(node.declared).fields if isinstance(node, s.Ref) else ()
+        node = next((field.node for field in fields if field.name == name), None)
+    return node
 
 
 def _counts(file: File) -> Iterator[tuple[int, int, str]]:
-    """Yields where each table and array begins, the fewest bytes that its count asks for, and the path of the count.
+    """Yields the start of each table and array, its least bytes, and the path of its count.
 
     In file order, outer ones first. The first count whose elements do not fit gets the error.
     """
     for span in sorted(trace_fields(file), key=lambda span: (span.start, -(span.end or 0))):
-        value, table = span.value, _declared(file, span.path)
+        value, node = span.value, _node_at(file, span.path)
         if isinstance(value, arrays.StoredNumbers):
             least = value.number.itemsize
         elif isinstance(value, arrays.StoredStrings):
             least = value.length.itemsize
-        elif (row := row_struct(table)) is not None:
-            least = least_size(row)
+        elif node and (rows := rows_of(node)):
+            least = least_size(rows.declared)
         elif isinstance(value, list) and span.path.endswith(" -> elements"):
             least = least_size(file.format.metadata.types[ARRAY].field)
         else:
             continue
-        count = field_path(this.n, span.path) if table is None else _count_path(table, span.path)
+        count = _count_path(node, span.path) if node else f"{span.path.rpartition(' -> ')[0]} -> n"
         yield span.start, len(value) * least, count
 
 
-def _count_path(table: Any, path: str) -> str:
-    """Returns the path of the field that says how many rows or bytes the field at `path` has."""
-    table = table.subcon if isinstance(table, KeyValues) else table
-    return field_path(table.count, path) if hasattr(table, "count") else path
+def _count_path(node: s.Node, region: str) -> str:
+    """Returns the path of the field that counts the rows or bytes of a region, or the region."""
+    count = node.count if isinstance(node, s.List) else None
+    return " -> ".join(count.names) if isinstance(count, Reference) else region
+
+
+def _number(node: s.Node, context: Any) -> s.Number:
+    """Returns a number, selected by the context."""
+    while isinstance(node, s.Either):
+        node = s.choose(node, partial(value_in, context))
+    assert isinstance(node, s.Number)
+    return node
 
 
 @st.composite
 def too_many(draw: st.DrawFn, file: File) -> Corruption:
-    """Lets a count in the header claim more than there is."""
-    draft = Draft.of(file)
-    counted = [name for name in file.format.regions if hasattr(table := draft.table(name), "size") or row_struct(table)]
-    region = draw(st.sampled_from(counted))
-    table = draft.table(region)
-    table = table.subcon if isinstance(table, KeyValues) else table
-    stored = _greatest(lambda number: draft.counted(table, number)).stored()
+    """Makes a count in the header greater than what it counts."""
+    breaker = Breaker(draw, file)
+    draft = breaker.draft
+    region = draw(st.sampled_from([name for name in file.format.regions if draft.counter(name)]))
+    counter = draft.counter(region)
+    assert counter
+    outer, field = counter
+    stored = draft.counted(region, 256 ** _number(field.node, breaker.root[outer]).size - 1).stored()
     sentence = f"the count of {region} claims more than there is"
-    return Corruption(stored, sentence, _count_path(table, region), error=FormatError, within=True)
-
-
-def _greatest(made: Callable[[int], Draft]) -> Draft:
-    """Returns the draft with the greatest number that fits its field."""
-    for number in GREATEST:
-        try:
-            (draft := made(number)).head()
-        except (construct.ConstructError, FormatError):
-            continue
-        return draft
-    return made((1 << 8) - 1)
+    return Corruption(stored, sentence, _count_path(draft.field(region).node, region), error=FormatError, within=True)
 
 
 @st.composite
 def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
-    """Breaks a field of one more row: a text's length, a text, the number of dims, a type."""
+    """Breaks a field of an added row: a text's length, a text, the number of dims, a type."""
     breaker = Breaker(draw, file)
     draft, regions = breaker.draft, [name for name in file.format.regions if aspect_of_region(file.format, name) == aspect]
-    if (region := next((name for name in regions if row_struct(draft.table(name))), None)) is None:
+    if (region := next((name for name in regions if rows_of(draft.field(name).node)), None)) is None:
         return None
-    struct = row_struct(draft.table(region))
-    assert struct is not None
-    broken = [(part.name, *breaks) for part in struct.subcons if part.name for breaks in field_breaks(unwrapped(part))]
-    if not broken:
+    row, at = breaker.new_row(region), len(draft.rows(region))
+    context = breaker.context(draft.row_struct(region), row)
+    breaks = [(field.name, *found) for field in draft.row_struct(region).fields for found in _field_breaks(field.node, context)]
+    if not breaks:
         reject()
-    name, made, sentence, error, exact = draw(st.sampled_from(broken))
-    label = next(part.name for part in struct.subcons if part.name)
-    rows, row = draft.rows(region), breaker._new_row(region, label)
-    path = f"{region} -> {len(rows)} -> {name}"
-    forged: list[Forged] = []
-
-    def with_number(number: int) -> Draft:
-        forged[:] = [made(number, row[name])]
-        return draft.with_rows(region, [*rows, {**row, name: forged[0]}])
-
-    stored = _greatest(with_number).stored()
-    start = forged[0].start
-    assert start is not None
-    if error is TruncatedError and len(stored) - start > forged[0].value:
+    name, stored, sentence, error, is_exact = draw(st.sampled_from(breaks))
+    field = Forged(construct.GreedyBytes, stored, row[name])
+    built = draft.with_row(region, at, {**row, name: field}).stored()
+    assert field.start is not None
+    if error is TruncatedError and len(built) - field.start >= 1 << 8 * len(stored):
         reject()  # the file has as many bytes as are claimed
-    return Corruption(stored, sentence, path, start if exact else None, error=error)
+    return Corruption(built, sentence, f"{region} -> {at} -> {name}", field.start if is_exact else None, error=error)
 
 
-Made = Callable[[int, Any], Forged]
-
-
-def field_breaks(field: Any) -> Iterator[tuple[Made, str, type[FormatError], bool]]:
-    """Yields what can be wrong with a field: how it is forged, in words, the error, and whether that names the first byte."""
-    too_long = "a text claims more bytes than there are"
-    if isinstance(field, codec_text.Text):
-        yield lambda number, value: Forged(field.length, number, value), too_long, TruncatedError, not field.strict
-        if field.strict:
-            any_bytes = codec_text.Text(field.length)
-            yield lambda number, value: Forged(any_bytes, "\udcff", value), "a text is not UTF-8", FormatError, True
-    elif isinstance(field, construct.StringEncoded) and isinstance(field.subcon, construct.Prefixed):
-        length = field.subcon.lengthfield
-        yield lambda number, value: Forged(length, number, value), too_long, TruncatedError, False
-        yield lambda number, value: Forged(field.subcon, b"\xff", value), f"a text is not {field.encoding}", FormatError, True
-    elif isinstance(field, Sizes):
-        yield lambda number, value: Forged(field.count, number, value), "there are too many sizes", FormatError, False
-    elif isinstance(field, TypeCode) and field.table.unknown is None:
-        yield lambda number, value: Forged(field.subcon, number, value), "a type is not known", FormatError, True
+def _field_breaks(node: s.Node, context: Any) -> Iterator[tuple[bytes, str, type[FormatError], bool]]:
+    """Yields broken bytes of a field, the sentence, the error, and whether it is at their start."""
+    match node:
+        case s.Text():
+            length = _number(node.length, context)
+            yield b"\xff" * length.size, "a text claims more bytes than there are", TruncatedError, not node.is_strict
+            if node.is_strict:
+                order = byte_order(context) if length.order == "file" else length.order
+                one = (1).to_bytes(length.size, "big" if order == BIG else "little")
+                yield one + b"\xff", f"a text is not {node.encoding.upper()}", FormatError, True
+        case s.Counted():
+            yield b"\xff" * _number(node.count, context).size, "there are too many sizes", FormatError, False
+        case s.Code() if node.table.unknown is None:
+            yield b"\xff" * _number(node.number, context).size, "a type is not known", FormatError, True
 
 
 @st.composite
 def long_array(draw: st.DrawFn, file: File) -> Corruption | None:
-    """Lets an array in the metadata claim more elements than there are."""
+    """Makes the length of an array in the metadata greater than the number of its elements."""
     breaker = Breaker(draw, file)
-    draft = breaker.draft
-    for region in file.format.regions:
-        struct = row_struct(draft.table(region))
-        for coded in (unwrapped(part) for part in struct.subcons if part.name) if struct else ():
-            for type_ in coded.table if isinstance(coded, TypeCode) else ():
-                if (inner := _counted_struct(getattr(type_, "field", None))) is not None:
-                    return _long_array(breaker, region, type_, inner)
+    for region in filter(breaker.draft.is_metadata, file.format.regions):
+        for _, _, type_, node in typed_fields(breaker.draft.row_struct(region)):
+            if isinstance(node, s.Ref) and any(field.is_count for field in struct_of(node.declared).fields):
+                return _long_array(breaker, region, type_, struct_of(node.declared))
     return None
 
 
-def _counted_struct(field: Any) -> Struct | None:
-    """Returns the Struct behind a type's field that counts its elements."""
-    while not isinstance(field, Struct):
-        field = field.subconfunc() if isinstance(field, construct.LazyBound) else getattr(field, "subcon", None)
-        if field is None:
-            return None
-    return field if any(isinstance(unwrapped(part), Count) for part in field.subcons) else None
-
-
-def _long_array(breaker: Breaker, region: str, type_: Any, inner: Struct) -> Corruption:
-    rows = breaker.draft.rows(region)
-    counts = {part.name: unwrapped(part).subcon for part in inner.subcons if isinstance(unwrapped(part), Count)}
-    codes = {part.name: next(iter(unwrapped(part).table)) for part in inner.subcons if isinstance(unwrapped(part), TypeCode)}
-    others = [part.name for part in inner.subcons if part.name not in {**counts, **codes}]
-    row = breaker._new_row(region, "key")
-
-    def with_number(number: int) -> Draft:
-        array = {
-            **codes,
-            **{name: Forged(count, number, number) for name, count in counts.items()},
-            **{name: [] for name in others},
-        }
-        return breaker.draft.with_rows(region, [*rows, {**row, "type": type_, "value": Forged(inner, array, None)}])
-
-    stored = _greatest(with_number).stored()
-    path = f"{region} -> {len(rows)} -> value -> {next(iter(counts))}"
+def _long_array(breaker: Breaker, region: str, type_: Any, struct: s.StructOf) -> Corruption:
+    row, at = breaker.new_row(region), len(breaker.draft.rows(region))
+    array, count = dict[str, Any](), next(field for field in struct.fields if field.is_count)
+    for field in struct.fields:
+        array[field.name] = next(iter(field.node.table)) if isinstance(field.node, s.Code) else []
+    greatest = 256 ** _number(count.node, breaker.context(breaker.draft.row_struct(region), row)).size - 1
+    array[count.name] = Forged(unwrapped(count.declared).subcon, greatest, greatest)
+    value = Forged(struct.declared, array, None)
+    stored = breaker.draft.with_row(region, at, {**row, "type": type_, "value": value}).stored()
+    path = f"{region} -> {at} -> value -> {count.name}"
     return Corruption(stored, "an array claims more elements than there are", path, error=TruncatedError)
 
 
 @st.composite
 def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
-    """Breaks one more line of metadata in lines."""
+    """Adds a broken line to metadata in lines."""
     draft = Draft.of(file)
-    region = next((name for name in file.format.regions if isinstance(draft.table(name), KeyValueLines)), None)
+    region = next((name for name in file.format.regions if isinstance(draft.field(name).node, s.Lines)), None)
     if region is None:
         return None
-    metadata, lines = file.regions[region], draft.table(region)
-    before = lines.encode(metadata).removesuffix(b"\n")
+    metadata = file.regions[region]
+    before = KeyValueLines.encode(metadata).removesuffix(b"\n")
     choices = [(b"x", "has no '='", 0), (b"=x", "has no key", 0), (b"=", "has no key", 0), (b"x=\xff", "is not UTF-8", 2)]
     choices += [(f"{key}=".encode(), "has the key of another one", 0) for key in list(metadata)[:1]]
     line, problem, at = draw(st.sampled_from(choices))
     stored = before + (b"\n" if before else b"") + line
-    forged = Forged(construct.GreedyBytes, stored, metadata)
-    broken = draft.counted(lines, len(stored)).having({region: forged}).stored()
-    assert forged.start is not None
+    field = Forged(construct.GreedyBytes, stored, metadata)
+    built = draft.counted(region, len(stored)).replaced({region: field}).stored()
+    assert field.start is not None
     path = f"{region} -> line {len(metadata) + 1}"
-    return Corruption(broken, f"a line {problem}", path, forged.start + len(stored) - len(line) + at, error=FormatError)
+    return Corruption(built, f"a line {problem}", path, field.start + len(stored) - len(line) + at, error=FormatError)
 
 
 @st.composite
 def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
-    """Lets a payload begin outside of the file, or inside of another one."""
+    """Moves the start of a payload past the end of the file, or into another payload."""
     draft, table = Draft.of(file), file.format.table
     rows = draft.rows(table)
     if not rows:
         return None
-    struct = row_struct(draft.table(table))
-    assert struct is not None
-    offset = next(unwrapped(part) for part in struct.subcons if part.name == "offset")
-    known = [i for i, row in enumerate(rows) if row["dtype"].is_known]
-    sizes = {i: row.dtype.nbytes(row.shape) for i, row in enumerate(file.regions[table]) if i in known}
-    pairs = [(i, j) for i in known for j in known if i != j and sizes[i] > 1 and sizes[j]]
+    sizes = {i: row.dtype.nbytes(row.shape) for i, row in enumerate(file.regions[table]) if row.dtype.is_known}
+    pairs = [(i, j) for i in sizes for j in sizes if i != j and sizes[i] > 1 and sizes[j]]
     if draw(st.booleans()) and pairs:
         i, at = draw(st.sampled_from(pairs))
         to, sentence = rows[i]["offset"] + 1, "a payload begins inside of another one"
     else:
         at = draw(st.integers(0, len(rows) - 1))
         to, sentence = len(draft.payloads) + draw(st.integers(1, 1 << 32)), "a payload begins outside of the file"
-    forged = Forged(offset, to, to)
-    stored = draft.with_rows(table, [*rows[:at], {**rows[at], "offset": forged}, *rows[at + 1 :]]).stored()
-    return Corruption(stored, sentence, f"{table} -> {at} -> offset", forged.start, error=FormatError)
-
-
-def _in(aspect: str) -> tuple[Damage, Damage]:
-    """Returns the damages that every aspect with rows has."""
-    return partial(truncated, aspect=aspect), partial(in_a_row, aspect=aspect)
+    offset = forged(draft.row_struct(table), "offset", to)
+    stored = draft.with_row(table, at, {**rows[at], "offset": offset}).stored()
+    return Corruption(stored, sentence, f"{table} -> {at} -> offset", offset.start, error=FormatError)
 
 
 # fmt: off
-DAMAGES: dict[str, tuple[Damage, ...]] = {  # each as often as it stands there
-    METADATA:    (*_in(METADATA), long_array, bad_line, bad_line),
-    TENSOR_INFO: _in(TENSOR_INFO),
+DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
+    METADATA:    (partial(truncated, aspect=METADATA), partial(in_a_row, aspect=METADATA), long_array, bad_line, bad_line),
+    TENSOR_INFO: (partial(truncated, aspect=TENSOR_INFO), partial(in_a_row, aspect=TENSOR_INFO)),
     HEADER:      (partial(truncated, aspect=HEADER),),
     CONSISTENCY: (too_many, misplaced),
     ALIGNMENT:   (partial(truncated, aspect=ALIGNMENT),),

@@ -24,12 +24,12 @@ from glft_schema.limits import Limits
 from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.fitting import LONG, repeated, value_in, value_so_far
-from glft_schema.testing.strategies.layouts import OPAQUE, place_of
+from glft_schema.testing.strategies.layouts import OPAQUE, payload_key
 from glft_schema.testing.strategies.structs import drawing_context, inner_context, struct_values
 
-ITEMS = 4  # of a list without a declared length, at most
-MANY = 256  # elements or bytes; longer values repeat a few
-BYTES = 12  # of bytes and texts without a declared length, at most
+ITEMS = 4  # limit for lists without a declared length
+MANY = 256  # elements or bytes; longer values repeat fewer
+BYTES = 12  # limit for bytes and texts without a declared length
 REFUSED = object()  # in place of a value that an adapter cannot decode
 SPECIAL_NUMBERS = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
 # Repeated, each of these makes the scales of a payload NaN or infinite, wherever they are.
@@ -47,7 +47,7 @@ def from_construct(
 
     Args:
         declared: a construct of classes that `glft_schema.describe.node_of` knows.
-        rules: the rule sets that are kept to, such as ``spec``, beside the rules of every reader.
+        rules: the rule sets to keep to, such as ``spec``, in addition to those of every reader.
         context: as for ``declared.build``; ``_root`` is ``this._root`` for a part of a file.
 
     Raises:
@@ -103,7 +103,7 @@ def _decoded(decode: Callable[[Any, Any, str], Any], context: Context, value: An
 
 @values_of.register
 def _(node: s.Number, context: Context) -> st.SearchStrategy[Any]:
-    """Integers that are small, extreme or any; numpy floats of any bits, often special ones."""
+    """Integers, often 0, 1 or extreme; numpy floats of any bits, often special ones."""
     number, bits = s.KINDS[node.kind], 8 * node.size
     if number.is_float:
         dtype = number.numpy_dtype()
@@ -124,7 +124,7 @@ def _(node: s.ByteOrder, context: Context) -> st.SearchStrategy[Any]:
 
 @values_of.register
 def _(node: s.Code, context: Context) -> st.SearchStrategy[Any]:
-    """Types of the table, those of arrays more often; unknown types, too, if the table has them."""
+    """Types of the table, arrays more often, and unknown types if the table allows them."""
     allowed = context._params._drawing.types
     types = [type_ for type_ in node.table if allowed is None or not isinstance(type_, TensorType) or type_ in allowed]
     known = st.sampled_from(types + [type_ for type_ in types if type_.name == ARRAY] * 3)
@@ -161,7 +161,7 @@ def _(node: s.Lines, context: Context) -> st.SearchStrategy[TextMetadata]:
 
 @values_of.register
 def _(node: s.List, context: Context) -> st.SearchStrategy[Any]:
-    """Lists of the declared length; short ones if that follows from them."""
+    """Lists of the declared length; short lists if the length is computed from them."""
     if isinstance(node.item, s.Ref) and node.item.level > Limits().nesting:
         return st.just([])
     items, size = wrapped_values(node.item, context), value_so_far(context, node.count)
@@ -190,7 +190,7 @@ def _(node: s.Numbers | s.BlockArray, context: Context) -> st.SearchStrategy[Any
 
 
 def payloads(nbytes: int) -> st.SearchStrategy[bytes]:
-    """Returns payloads: a few bytes repeated, so that large ones cost no more than small ones."""
+    """Returns a strategy of a few bytes, repeated: large payloads cost no more than small ones."""
     if not nbytes:
         return st.just(b"")
     seeds = st.binary(min_size=1, max_size=min(nbytes, 64)) | st.sampled_from(SPECIAL)
@@ -200,12 +200,11 @@ def payloads(nbytes: int) -> st.SearchStrategy[bytes]:
 @st.composite
 def payloads_of(draw: st.DrawFn, rows: Sequence[Any]) -> dict[str, bytes]:
     """Draws a payload for each row; rows of equal offset, type and shape share one."""
-    made: dict[tuple[Any, ...], bytes] = {}
+    drawn: dict[tuple[Any, ...], bytes] = {}
     for row in rows:
-        if (place := place_of(row)) not in made:
-            is_opaque = not row.dtype.is_known
-            made[place] = draw(payloads(draw(st.integers(1, OPAQUE)) if is_opaque else row.dtype.nbytes(row.shape)))
-    return {row.name: made[place_of(row)] for row in rows}
+        if (key := payload_key(row)) not in drawn:
+            drawn[key] = draw(payloads(row.dtype.nbytes(row.shape) if row.dtype.is_known else draw(st.integers(1, OPAQUE))))
+    return {row.name: drawn[payload_key(row)] for row in rows}
 
 
 # fmt: off

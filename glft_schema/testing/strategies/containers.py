@@ -20,7 +20,7 @@ from glft_schema.testing.strategies.fitting import is_wanted, value_in
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
 
 MAX_TENSORS = 6
-TRAILING = 3  # bytes after the last payload, at most
+TRAILING = 3  # limit for the bytes after the last payload
 
 
 def containers(
@@ -34,24 +34,24 @@ def containers(
     """Returns a strategy of valid files; map it with ``Container.parse`` for opened ones.
 
     They have all versions, byte orders, types, nested arrays, alignments, orders of payloads, gaps,
-    tied tensors and trailing bytes that the rules allow. Payloads are any bits, NaN and infinite
-    scales among them.
+    tied tensors and trailing bytes that the rules allow. Payloads are any bits, including NaN and
+    infinite scales.
 
     Args:
         format: ``gguf`` or ``glft``, or a `Format`.
-        rules: the rule sets that files keep to, such as ``spec``, beside the rules of every reader.
-        types: the names of tensor types; by default all of the format, and unknown ones.
-        max_tensors: how many tensors a file has at most.
-        max_bytes: how many bytes all payloads have at most.
+        rules: the rule sets to keep to, such as ``spec``, in addition to those of every reader.
+        types: the names of tensor types; by default all of the format, and unknown types.
+        max_tensors: the most tensors in a file.
+        max_bytes: the most bytes of all payloads together.
 
     Raises:
         OptionError: for an unknown format or rule set.
         SchemeError: for an unknown type.
     """
-    found = format if isinstance(format, Format) else format_named(format)
-    allowed = None if types is None else tuple(_type(found, name) for name in types)
-    knobs = Knobs(rule_sets(rules), allowed, max_bytes, {found.table: max_tensors})
-    return _files(found, knobs)
+    declared = format if isinstance(format, Format) else format_named(format)
+    allowed = None if types is None else tuple(_type(declared, name) for name in types)
+    knobs = Knobs(rule_sets(rules), allowed, max_bytes, {declared.table: max_tensors})
+    return _files(declared, knobs)
 
 
 def _type(format: Format, name: str) -> TensorType:
@@ -62,7 +62,7 @@ def _type(format: Format, name: str) -> TensorType:
 
 @st.composite
 def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
-    """Draws regions and payloads. Bytes of no field are arbitrary, unless rules guard them."""
+    """Draws regions and payloads. Bytes without a field are arbitrary, unless rules guard them."""
     regions = draw(values_of(format.struct, drawing_context(knobs)))
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
     head, built = draft.head()
@@ -79,7 +79,7 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
             nbytes = len(built[part.name])
             may_lack = not payloads and padding.may_lack and value_in(built, padding.may_lack)
             stored = draw(st.binary(min_size=0 if may_lack else nbytes, max_size=nbytes))
-            head = draft.having({part.name: stored}).head()[0]
+            head = draft.replaced({part.name: stored}).head()[0]
     return head + payloads
 
 

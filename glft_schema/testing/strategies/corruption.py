@@ -23,7 +23,7 @@ class Corruption:
         rule: the id of the broken rule; None for a field without one.
         error: what reading must raise; None if the file is read and has findings.
         reported: the rule id of the error; for a rule of a tensor type, the row's; None for no id.
-        within: whether the error may also be about a field inside of `path`.
+        within: whether the error may also be about a field within `path`.
         sets: the rule sets that are checked for findings.
         findings: rule ids and paths of all findings of these sets, in any order.
     """
@@ -50,8 +50,8 @@ class Corruption:
     def expected(self) -> str:
         """What must be reported, in words."""
         if self.error is None:
-            told = " and ".join(f"{rule} at {path}" for rule, path in self.findings)
-            return f"the findings of {' and '.join(self.sets)}: {told}"
+            findings = " and ".join(f"{rule} at {path}" for rule, path in self.findings)
+            return f"the findings of {' and '.join(self.sets)}: {findings}"
         return f"{self.error.__name__}{f' of {self.reported}' if self.reported else ''} at {self.path}"
 
     def problem(self) -> str | None:

@@ -1,4 +1,4 @@
-"""From a valid file broken ones, each with what has to be reported of it."""
+"""Files that break one rule or field of a valid file, with the expected error or findings."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from glft_schema.testing.strategies.aspects import WEIGHTS, aspect_of_rule, draw
 from glft_schema.testing.strategies.broken_fields import DAMAGES, Damage
 from glft_schema.testing.strategies.broken_rules import Breaker, can_be_broken, unchanged
 from glft_schema.testing.strategies.corruption import Corruption
-from glft_schema.testing.strategies.rule_sites import Site, sites
+from glft_schema.testing.strategies.rule_locations import RuleLocation, rule_locations
 
-TRIES = 8  # for a rule that the file has a place for, before a field is broken
+TRIES = 8  # for rules of an aspect, before a field is broken
 
-__all__ = ["Corruption", "corruptions", "rule_ids"]
+Choices = tuple[Sequence[Sequence[RuleLocation]], Sequence[Damage]]
 
 
 def rule_ids(format: str | Format) -> list[str]:
     """Returns the ids of the rules of a format and of its tensor types, in order.
 
     Raises:
-        OptionError: for a format that there is not.
+        OptionError: for an unknown format.
     """
-    found = format if isinstance(format, Format) else format_named(format)
-    return list(dict.fromkeys(site.check.id for site in sites(found)))
+    declared = format if isinstance(format, Format) else format_named(format)
+    return list(dict.fromkeys(location.check.id for location in rule_locations(declared)))
 
 
 def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | None = None) -> st.SearchStrategy[Corruption]:
@@ -38,55 +38,50 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
 
     Args:
         file: the valid file, opened or as bytes.
-        rule: the id of the rule to break, see `rule_ids`; unless given, any rule, or any field: cut off, of an unknown type,
-            with a count that claims too much, not UTF-8, with a payload that overlaps another one or lies outside.
-        aspect: what is to be broken, one of `aspects.WEIGHTS`, where the file has a place for it; unless given, each of them as
-            often as its weight says.
+        rule: the id of the rule to break, see `rule_ids`. By default any rule is broken, or a field
+            without a rule: cut off, of an unknown type, with a count that is too large, not UTF-8,
+            or a payload outside of the file or within another one.
+        aspect: what to break, one of `aspects.WEIGHTS`, if the file has it. By default each aspect
+            is drawn by its weight.
 
     Raises:
-        OptionError: for a rule that the format does not have, or for which nobody knows what breaks it.
-        FormatError: where `file` is not valid.
+        OptionError: for an unknown rule, or a rule without known values that break it.
+        FormatError: if `file` is not valid.
     """
     parsed = file if isinstance(file, File) else Container.parse(file)
-    places = [site for site in sites(parsed.format) if rule in (None, site.check.id)]
-    if not places:
+    locations = [location for location in rule_locations(parsed.format) if rule in (None, location.check.id)]
+    if not locations:
         raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {shown(rule)}")
 
-    if not (places := [site for site in places if can_be_broken(site)]):
+    if not (locations := [location for location in locations if can_be_broken(location)]):
         raise OptionError(f"no values are known that break {shown(rule)}: its predicate can give some, `broken_by`")
-    return broken(parsed, _by_aspect(parsed.format, places, with_damages=rule is None), aspect)
-
-
-def _by_aspect(
-    format: Format, places: Sequence[Site], with_damages: bool
-) -> dict[str, tuple[list[list[Site]], Sequence[Damage]]]:
-    """Returns what can be broken in each aspect: rules, each with its places, and damages."""
-    rules: dict[str, dict[str, list[Site]]] = {}
-    for site in places:
-        rules.setdefault(aspect_of_rule(format, site), {}).setdefault(site.check.id, []).append(site)
-    found = {aspect: (list(rules.get(aspect, {}).values()), DAMAGES[aspect] if with_damages else ()) for aspect in WEIGHTS}
-    return {aspect: choices for aspect, choices in found.items() if any(choices)}
+    rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
+    for location in locations:
+        rules[aspect_of_rule(parsed.format, location)].setdefault(location.check.id, []).append(location)
+    choices = {name: (list(rules[name].values()), DAMAGES[name] if rule is None else ()) for name in WEIGHTS}
+    return broken(parsed, {name: choice for name, choice in choices.items() if any(choice)}, aspect)
 
 
 @st.composite
-def broken(
-    draw: st.DrawFn,
-    file: File,
-    by_aspect: Mapping[str, tuple[Sequence[Sequence[Site]], Sequence[Damage]]],
-    aspect: str | None,
-) -> Corruption:
-    """Breaks a rule, or does one of the damages, which are a third; each rule or damage of an aspect as often as another.
+def broken(draw: st.DrawFn, file: File, choices: Mapping[str, Choices], aspect: str | None) -> Corruption:
+    """Breaks a rule or, in a third of the examples, a field.
 
-    Goes on to other aspects where the file has no place for anything of this one; gives the example up where it has none.
+    All rules of an aspect are equally likely, and so are its damages.
+
+    Args:
+        draw: as in a strategy.
+        file: the valid file.
+        choices: the rules, each with its locations, and the damages of each aspect.
+        aspect: the first aspect to try; others follow if the file has nothing to break there.
     """
-    left = dict(by_aspect)
+    left = dict(choices)
     while left:
         rules, damages = left.pop(aspect if aspect in left else drawn_aspect(draw, left))
         for _ in range(TRIES if damages else 1):
             if damages and (not rules or evenly(draw, (False, False, True))):
-                found = draw(evenly(draw, damages)(file))
+                corruption = draw(evenly(draw, damages)(file))
             else:
-                found = Breaker(draw, file).broken(evenly(draw, evenly(draw, rules)))
-            if found is not None:
-                return found if not unchanged(file, found.stored) else reject()
+                corruption = Breaker(draw, file).broken(evenly(draw, evenly(draw, rules)))
+            if corruption is not None:
+                return corruption if not unchanged(file, corruption.stored) else reject()
     return reject()

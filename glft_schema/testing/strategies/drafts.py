@@ -1,4 +1,4 @@
-"""Files on the way to their bytes: regions that may break rules, and the payloads as bytes.
+"""Files before building: regions that may break rules, and the payloads as bytes.
 
 A `Draft` is built without checking the rules, and its fields may be `Forged`: built by another
 construct than their own. So it can become a file that no writer would make.
@@ -9,28 +9,26 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
-
-import construct
 
 from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Reference
-from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Forged, member
-from glft_schema.describe.nodes import Lines, List, Schema
-from glft_schema.describe.schema import node_of, rows_of
+from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.describe.nodes import Field, Lines, List, StructOf
+from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
-from glft_schema.tensors.region import TensorData
 
 
-@cache
-def row_struct(field: Any) -> construct.Struct | None:
-    """Returns the Struct of the rows of a table, or None if `field` is not a table."""
-    rows = rows_of(node_of(field, Schema(""), "table")) if field else None
-    return rows.declared if rows else None
+def forged(struct: StructOf, name: str, value: Any) -> Forged:
+    """Returns a value of a field that is built although it breaks a rule."""
+    return Forged(struct.field(name).declared, value, value)
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as other fields see it."""
+    return value.seen if isinstance(value, Forged) else value
 
 
 @dataclass(frozen=True)
@@ -61,54 +59,68 @@ class Draft:
         return stream.getvalue(), context
 
     def stored(self) -> bytes:
-        """Returns the file."""
+        """Returns the bytes of the file."""
         return self.head()[0] + self.payloads
 
-    def having(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
+    def replaced(self, regions: Mapping[str, Any], payloads: bytes | None = None) -> Draft:
         """Returns a draft with these regions, and these payloads if they are given."""
         return replace(self, regions={**self.regions, **regions}, payloads=self.payloads if payloads is None else payloads)
 
-    def table(self, name: str) -> Any:
-        """Returns the construct of a region."""
-        return member(self.format.struct, name)
+    def field(self, region: str) -> Field:
+        """Returns the declared field of a region."""
+        return struct_of(self.format.struct).field(region)
+
+    def is_metadata(self, region: str) -> bool:
+        """Tells whether a region has typed key-values."""
+        node = self.field(region).node
+        return isinstance(node, List) and node.key is not None
+
+    def row_struct(self, table: str) -> StructOf:
+        """Returns the struct of the rows of a table."""
+        struct = rows_of(self.field(table).node)
+        assert struct
+        return struct
 
     def rows(self, table: str) -> list[Mapping[str, Any]]:
-        """Returns the rows of a table, or the entries of metadata."""
+        """Returns the rows of a table, or the entries of metadata, forged or not."""
         value = self.regions.get(table)
-        if isinstance(self.table(table), KeyValues):
+        if isinstance(value, Forged):
+            return list(value.value)
+        if self.is_metadata(table):
             entries = ((key, value.stored(key)) for key in value) if value else ()
             return [{"key": key, "type": entry.type, "value": entry.value} for key, entry in entries]
         return list(value or ())
 
-    def with_rows(self, table: str, rows: list[Mapping[str, Any]], seen: Any = None) -> Draft:
-        """Returns a draft with these rows of a table, and a count that is the number of them.
+    def with_row(self, table: str, at: int, row: Mapping[str, Any], seen: Any = None) -> Draft:
+        """Returns a draft with a row in place of row `at`, or after the last, and a count to match.
 
         Args:
             table: the region.
-            rows: fields by name; some may be `Forged`.
+            at: the number of the row.
+            row: fields by name; some may be `Forged`.
             seen: the table as other fields see it; by default the rows, or the old metadata.
         """
-        field = self.table(table)
-        if isinstance(field, KeyValues):
-            forged = Forged(field.subcon, rows, self.regions[table] if seen is None else seen)
+        declared, rows = unwrapped(self.field(table).declared), self.rows(table)
+        rows[at : at + 1] = [row]
+        if self.is_metadata(table):
+            declared, seen = declared.subcon, plain(self.regions[table]) if seen is None else seen
         else:
-            plain = [{name: value.seen if isinstance(value, Forged) else value for name, value in row.items()} for row in rows]
-            forged = Forged(field, rows, [Record(row) for row in plain] if seen is None else seen)
-        return self.counted(field, len(rows)).having({table: forged})
+            seen = [Record({name: plain(value) for name, value in row.items()}) for row in rows]
+        return self.counted(table, len(rows)).replaced({table: Forged(declared, rows, seen)})
 
-    def counted(self, table: Any, count: int) -> Draft:
-        """Returns a draft in which the field that counts `table`, a construct, says `count`."""
-        node = node_of(table, Schema(""), "table")
+    def counter(self, region: str) -> tuple[str, Field] | None:
+        """Returns the field that counts a region, after the name of its own region, or None."""
+        node = self.field(region).node
         number = node.count if isinstance(node, List) else node.size if isinstance(node, Lines) else None
         if not isinstance(number, Reference) or len(number.names) != 2:
-            return self
-        region, name = number.names
-        counter = member(self.table(region), name).subcon
-        return self.having({region: {**self.regions.get(region, {}), name: Forged(counter, count, count)}})
+            return None
+        outer = self.field(number.names[0])
+        return outer.name, struct_of(outer.node.declared).field(number.names[1])  # type: ignore[union-attr]
 
-    @property
-    def data(self) -> TensorData:
-        """The construct of the payloads."""
-        found = self.table("data")
-        assert isinstance(found, TensorData)
-        return found
+    def counted(self, region: str, count: int) -> Draft:
+        """Returns a draft in which the field that counts a region is `count`."""
+        if (found := self.counter(region)) is None:
+            return self
+        outer, counter = found
+        number = Forged(unwrapped(counter.declared).subcon, count, count)
+        return self.replaced({outer: {**self.regions.get(outer, {}), counter.name: number}})

@@ -1,14 +1,15 @@
-"""Values that keep to rules: which rules a value breaks, and which values near it do not.
+"""Values that keep to rules: checks of a value, and candidates near it.
 
 The numbers, bytes and patterns in the expression of a rule are candidates and boundaries for the
-field that it guards. So a magic number or a version is found at once.
+guarded field. So a magic number or a version is found at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, singledispatch
+from operator import attrgetter
 from typing import Any
 
 import construct
@@ -27,6 +28,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.region import TensorFits
 
 EXAMPLES = (32, 1, "a")  # values of many types; 32 keeps every rule on alignments
+least_row: Callable[[TensorType], int] = cache(attrgetter("least_row"))  # a computed property
 LONG = 1 << 20  # bytes or elements beyond which no boundary is tried
 
 
@@ -59,7 +61,7 @@ def is_wanted(check: Check, sets: Iterable[str]) -> bool:
 
 
 def holds(check: Check, context: Context) -> bool:
-    """Tells whether a rule holds in `context`, or is on a field that has not been drawn."""
+    """Tells whether a rule holds in `context`, or needs a field that has not been drawn."""
     params = context._params
     params.findings, params.trace = [], Trace()
     try:
@@ -89,7 +91,7 @@ def derive(context: Context, declared: construct.Struct | None) -> None:
 
 @singledispatch
 def candidates(check: Check, value: Any, context: Context) -> Iterator[Any]:
-    """Yields values near `value`, on both sides of each boundary, for the field that `check` guards."""
+    """Yields values of the guarded field near `value`, on both sides of each boundary."""
     yield from ()
 
 
@@ -101,8 +103,8 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
         yield value | {key: "a" if value.key_types and value.key_types.type_of(key, False) == "string" else 1}
     if expression is None:
         return
-    found = list(subexpressions(expression))
-    numbers = [number for part in found if isinstance(number := _constant(part, context), int)]
+    parts = list(subexpressions(expression))
+    numbers = [number for part in parts if isinstance(number := _constant(part, context), int)]
     sizes = sorted({size for number in numbers for size in (number - 1, number, number + 1) if 0 <= size <= LONG})
     if isinstance(value, bool):
         yield not value
@@ -110,16 +112,16 @@ def _(check: Rule, value: Any, context: Context) -> Iterator[Any]:
         yield from (number + step for number in numbers for step in (0, -1, 1))
         yield from (value - value % number for number in numbers if number > 0)
     elif isinstance(value, bytes):
-        constants = [part.value for part in found if isinstance(part, Constant) and isinstance(part.value, bytes)]
+        constants = [part.value for part in parts if isinstance(part, Constant) and isinstance(part.value, bytes)]
         yield from constants
         yield from (bytes([constant[0] ^ 0x80]) + constant[1:] for constant in constants if constant)
-    if isinstance(value, (bytes, str, list)) and any(isinstance(part, Length) for part in found):
+    if isinstance(value, (bytes, str, list)) and any(isinstance(part, Length) for part in parts):
         yield from (resized(value, size) for size in sizes)
         yield from (repeated(value, size) for size in sizes if isinstance(value, list) and value)
 
 
 def _constant(part: Expression, context: Context) -> Any:
-    """Returns the number or bytes that a part of an expression stands for, where it is one already."""
+    """Returns the value of a constant, or of a field outside of the Struct; otherwise None."""
     if isinstance(part, Constant):
         return part.value
     if isinstance(part, Reference) and (part.up or part.of_root):
@@ -131,26 +133,20 @@ def _constant(part: Expression, context: Context) -> Any:
 
 
 def resized(value: Any, size: int) -> Any:
-    """Returns bytes, a text or a list of another length: cut, or filled up."""
+    """Returns bytes, a text or a list truncated or filled to a length."""
     filler: Any = b"\0" if isinstance(value, bytes) else "a" if isinstance(value, str) else [1]
     return value[:size] + filler * (size - len(value))
 
 
 def repeated(value: list[Any], size: int) -> list[Any]:
-    """Returns a list of another length, with the same elements repeated."""
+    """Returns a list of a length, with its elements repeated."""
     return (value * -(-size // len(value)))[:size]
 
 
 def pattern(check: Check) -> str | None:
-    """Returns the regular expression that the guarded text has to match, where the rule is one."""
+    """Returns the regular expression that a rule is, or None."""
     expression = read(check.holds) if isinstance(check, Rule) else None
     return expression.pattern if isinstance(expression, Matches) else None
-
-
-@cache
-def least_row(type_: TensorType) -> int:
-    """Returns the least length of a row, computed once."""
-    return type_.least_row
 
 
 @candidates.register

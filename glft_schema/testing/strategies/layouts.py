@@ -1,4 +1,4 @@
-"""Offsets of payloads: one after another as a writer puts them, or in any other legal layout."""
+"""Offsets of payloads, one after another or in any other legal layout."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GAP = 3  # bytes or multiples of the alignment, at most
 OPAQUE = 16  # bytes of a payload of unknown type, at most
 
 
-def place_of(row: Any) -> tuple[Any, ...]:
+def payload_key(row: Any) -> tuple[Any, ...]:
     """Returns offset, type and shape, which are equal in rows that share a payload."""
     return row.offset, row.dtype, tuple(row.shape)
 
 
 def size_of(row: Any) -> int:
-    """Returns the bytes of a row's payload; for an unknown type, how many are reserved."""
+    """Returns the bytes of a row's payload; for an unknown type, the most that it may have."""
     return int(row.dtype.nbytes(row.shape)) if row.dtype.is_known else OPAQUE
 
 
@@ -35,44 +35,43 @@ def moved(row: Record, offset: int) -> Record:
 
 def tight(rows: list[Record], alignment: int) -> list[Record]:
     """Returns rows whose payloads follow one another, each at a multiple of the alignment."""
-    made, end = [], 0
+    placed, end = [], 0
     for row in rows:
         end += -end % alignment
-        made.append(moved(row, end))
+        placed.append(moved(row, end))
         end += size_of(row)
-    return made
+    return placed
 
 
 def laid_out(draw: st.DrawFn, table: Field, rows: list[Record], data: Payloads, context: Context) -> list[Record]:
-    """Gives rows their offsets, in any order, with gaps and shared payloads, if rules allow these.
+    """Sets the offsets of rows, in any order, with gaps and shared payloads, if rules allow these.
 
-    Rejects the example if rules do not allow payloads one after another either.
+    Rejects the example if the rules do not allow payloads one after another either.
     """
     alignment = int((data.to and value_so_far(context, data.to)) or 1)
     if draw(st.booleans()) and rows:
         loose = loosely(draw, rows, draw(st.sampled_from([1, alignment])))
         if keeps(table, loose, context):
             return loose
-    made = tight(rows, alignment)
-    if not keeps(table, made, context):
+    if not keeps(table, rows := tight(rows, alignment), context):
         reject()
-    return made
+    return rows
 
 
 def loosely(draw: st.DrawFn, rows: list[Record], step: int) -> list[Record]:
     """Returns rows in any order of offsets, multiples of `step`, with gaps and aliases."""
-    made = dict(enumerate(rows))
+    placed = dict(enumerate(rows))
     aliases = {i: draw(st.integers(0, i - 1)) for i in range(1, len(rows)) if draw(st.integers(0, 3)) == 3}
     end = 0
     for i in draw(st.permutations(range(len(rows)))):
         if i not in aliases:
             end += step * draw(st.integers(0, GAP))
             end += -end % step
-            made[i] = moved(rows[i], end)
+            placed[i] = moved(rows[i], end)
             end += size_of(rows[i])
-    for i, of in aliases.items():  # in order: the row that it is an alias of has its offset
-        made[i] = Record({**made[of], "name": rows[i].name}, dict(made[of].counts))
-    return list(made.values())
+    for i, of in aliases.items():  # in order, so that row `of` has its offset
+        placed[i] = Record({**placed[of], "name": rows[i].name}, dict(placed[of].counts))
+    return list(placed.values())
 
 
 def keeps(table: Field, rows: list[Record], context: Context) -> bool:

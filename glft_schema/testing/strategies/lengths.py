@@ -1,4 +1,4 @@
-"""Declared lengths: which numbers count others, and which values fit.
+"""Declared lengths, the numbers that they depend on, and values of the right length.
 
 A number is drawn small if the length of another field depends on it.
 """
@@ -19,7 +19,7 @@ from glft_schema.describe.nodes import Bytes, Counted, Field, List, Node, Ref, S
 from glft_schema.describe.schema import struct_of
 from glft_schema.testing.strategies.fitting import LONG, holds, is_wanted, value_so_far, with_value
 
-SMALL = 5  # numbers that count others are less
+SMALL = 5  # drawn counts are less
 
 
 @cache
@@ -68,7 +68,7 @@ def counted_by(field: Field, context: Context) -> list[tuple[Field, bool]]:
 
 
 def as_count(field: Field, value: int, context: Context) -> int:
-    """Returns a number that fits if `field` is a count: a small one, or one that rules ask for."""
+    """Returns `value`, or if `field` is a count, a small number or one that rules require."""
     if not (counted := counted_by(field, context)):
         return value
     options = list(range(SMALL))
@@ -84,7 +84,7 @@ def as_count(field: Field, value: int, context: Context) -> int:
 
 
 def guards(field: Field, context: Context) -> list[Check]:
-    """Returns the rules on a field that are kept to."""
+    """Returns the rules on a field that must be kept."""
     return [check for check in field.rules if is_wanted(check, context._params._drawing.rules)]
 
 
@@ -100,13 +100,13 @@ def rules_on_length(field: Field, context: Context) -> Iterator[tuple[Check, Exp
 
 
 def all_hold(checks: Iterable[Check], field: Field, value: Any, context: Context) -> bool:
-    """Tells whether rules hold with this value of a field."""
+    """Tells whether rules hold with a value of a field."""
     changed = with_value(context, field.name, value)
     return all(holds(check, changed) for check in checks)
 
 
 def fits(field: Field, value: Any, context: Context) -> bool:
-    """Tells whether a field can be built from a value, as far as its other fields are known."""
+    """Tells whether a field can be built from a value, if the fields that it needs are known."""
     node = field.node
     length = node.count if isinstance(node, List) else node.size if isinstance(node, Bytes) else None
     is_plain = not any(wrapper.decode for wrapper in node.wrappers)

@@ -1,4 +1,4 @@
-"""Values of a Struct: fields in order, as the rules on them and the fields after them need."""
+"""Values of a Struct: fields in order, within their rules and what later fields need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from glft_schema.testing.strategies.layouts import laid_out, size_of
 from glft_schema.testing.strategies.lengths import all_hold, as_count, fits, guards
 
 TRIES = 20  # values drawn if no candidate keeps the rules
-BOUNDARY = 1 << 7  # lengths up to this are tried on purpose
+BOUNDARY = 1 << 7  # the longest length that is tried as a boundary
 MANY_DIMS = 64
 MAX_BYTES = 1 << 16  # of payloads
 
@@ -43,10 +43,10 @@ class Knobs:
     """Restrictions of what is drawn.
 
     Attributes:
-        rules: the rule sets that are kept to.
-        types: the tensor types that may occur; None for all.
-        max_bytes: how many bytes all payloads have at most.
-        most: how many rows a table has at most, by its name.
+        rules: the rule sets to keep to.
+        types: the allowed tensor types; None for all.
+        max_bytes: the most bytes of all payloads together.
+        most: the most rows of a table, by its name.
     """
 
     rules: Sequence[str] = ()
@@ -89,7 +89,7 @@ def struct_values(draw: st.DrawFn, struct: StructOf, outer: Context, values_of: 
 
 
 def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], context: Context, values_of: ValuesOf) -> Any:
-    """Draws a field, within the rules that guard it, as far as their other fields are known."""
+    """Draws a field, within the rules that guard it, if their other fields are known."""
     checks = guards(part, context)
     patterns = [text for check in checks if (text := pattern(check))]
     values = values_of(part.node, context)
@@ -129,7 +129,7 @@ def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], con
 
 
 def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], context: Context) -> None:
-    """Makes a rule hold by another value of the field that it guards, or rejects the example."""
+    """Makes a rule hold by another value of the guarded field, or rejects the example."""
     sets = context._params._drawing.rules
     if not is_wanted(check, sets) or holds(check, context):
         return
@@ -150,7 +150,7 @@ def settle(draw: st.DrawFn, check: Check, before: Sequence[Field | Check], conte
 
 @singledispatch
 def claimed(later: Any, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
-    """Returns the value of `field` as a later node or rule needs it: by default as it is."""
+    """Returns the value of `field` as a later node or rule needs it; by default unchanged."""
     return value
 
 
@@ -172,7 +172,7 @@ def _(later: TensorFits, field: Field, value: Any, draw: st.DrawFn, context: Con
 
 @claimed.register
 def _(later: Payloads, field: Field, value: Any, draw: st.DrawFn, context: Context) -> Any:
-    """Gives the rows of the table their offsets. Drops rows that would make the file too large."""
+    """Sets the offsets of the rows. Drops rows that would make the file too large."""
     if field.name != later.table:
         return value
     left, rows = context._params._drawing.max_bytes, []
@@ -189,16 +189,16 @@ def _(later: Derived, field: Field, value: Any, draw: st.DrawFn, context: Contex
     lookup = later.value
     if not (isinstance(lookup, ValueOfKey) and lookup.mapping == Reference((field.name,)) and isinstance(value, TypedMetadata)):
         return value
-    if draw(st.integers(0, 2)) != 2 or not (options := entries(field, lookup, context)):
+    if draw(st.integers(0, 2)) != 2 or not (options := values_of_key(field, lookup, context)):
         return value
-    made = [(key, value.stored(key)) for key in value if key != lookup.key]
-    made.insert(draw(st.integers(0, len(made))), (lookup.key, draw(st.sampled_from(options))))
-    return value.replaced(dict(made))
+    entries = [(key, value.stored(key)) for key in value if key != lookup.key]
+    entries.insert(draw(st.integers(0, len(entries))), (lookup.key, draw(st.sampled_from(options))))
+    return value.replaced(dict(entries))
 
 
-def entries(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredValue]:
+def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredValue]:
     """Returns values for a key, around its default, that can be stored and keep the rules."""
-    row, found, default = rows_of(field.node), [], lookup.default
+    row, options, default = rows_of(field.node), [], lookup.default
     assert row
     code, switch = row.field("type").node, row.field("value").node
     assert isinstance(code, Code)
@@ -211,5 +211,5 @@ def entries(field: Field, lookup: ValueOfKey, context: Context) -> list[StoredVa
         at.update({"key": lookup.key, "type": type_, "value": value})
         with suppress(FormatError):  # a value that the number cannot hold
             if number.stored(value) and all(holds(check, at) for check in checks):
-                found.append(StoredValue(type_, value))
-    return found
+                options.append(StoredValue(type_, value))
+    return options
