@@ -1,4 +1,5 @@
-"""Model-weight containers, GGUF and GLFT, each declared once to parse, build, check and document.
+"""The model-weight formats GGUF and GLFT. Each is declared once; parsing, building, checking and
+documentation follow from the declaration.
 
     import glft_schema as glft
 

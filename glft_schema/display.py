@@ -1,4 +1,4 @@
-"""Display of files, tensors and metadata as tables, as text and as HTML for notebooks.
+"""Tables of files, tensors and metadata, as text and as HTML for notebooks.
 
 The HTML sets no colours, so it suits light and dark themes. All text from a file is escaped.
 """
@@ -148,7 +148,7 @@ def fields_table(title: str, fields: Mapping[str, Any]) -> Listing:
 def tensor_table(tensor: HasTensor) -> Listing:
     """Returns the properties of a tensor, and the span of each field of its payload."""
     numbers = math.prod(tensor.shape)
-    bits = f", {8 * tensor.nbytes / numbers:g} bits a number" if numbers else ""
+    bits = f", {8 * tensor.nbytes / numbers:g} bits per weight" if numbers else ""
     rows = [
         ("type", str(tensor.dtype)),
         ("shape", f"{list(tensor.shape)}, {numbers:,} numbers"),

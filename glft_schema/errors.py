@@ -2,12 +2,12 @@
 
     ValueError
      ├── FormatError            bytes, or a value to write, that break a rule of the format
-     │    ├── TruncatedError    fewer bytes than the file declares; the rest may still arrive
+     │    ├── TruncatedError    fewer bytes than the file declares, as in an incomplete download
      │    └── LimitError        a limit of this reader, not a rule of the format
      ├── TensorError            a tensor that the requested type cannot hold
      ├── OptionError            an invalid argument or option
-     │    └── SchemeError       an invalid scheme or pattern, or no importance matrix for one
-     └── ClosedError            access to a closed file
+     │    └── SchemeError       an invalid scheme or pattern, or a missing importance matrix that a
+     scheme requires └── ClosedError            access to a closed file
 
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero

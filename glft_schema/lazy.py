@@ -1,8 +1,7 @@
-"""torch, imported on first use, and `outside_graphs`, which excludes functions from torch.compile.
-
-Inspecting a file (`glft inspect`, `Container.parse_file`) needs no tensors, and importing torch
-takes most of a second. Type checkers see the real module. At run time the name is a proxy that
-caches torch's attributes.
+"""Imports torch on first use, and defines `outside_graphs`, which excludes functions from
+torch.compile. Inspecting a file (`glft inspect`, `Container.parse_file`) does not need torch, whose
+import takes most of a second. Type checkers see the real module. At run time the name is a proxy
+that caches torch's attributes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Resource limits for untrusted files, with the reason for each default.
 
 A limit is not a rule of a format. A file that exceeds one raises `LimitError`, which names the
-limit. The caller can raise it:
+limit. The caller can increase the limit:
 
     with Limits(objects=1_000_000):
         file = Container.parse_file(path)
 
-A count or length beyond the end of the file is a `TruncatedError` instead, raised first.
+A count or length that exceeds the rest of the file raises `TruncatedError` instead, before any
+limit is checked.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LIMITS = {
     "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),
 }
 # fmt: on
-A_LIMIT = "a limit of this reader"
+A_LIMIT = "a limit of glft_schema"
 
 
 class Limits:
@@ -114,6 +115,6 @@ def current() -> Limits:
 
 def exceeded(name: str, most: str, found: str, path: str) -> LimitError:
     """Returns the error for a limit that is exceeded."""
-    error = LimitError(f"expected at most {most}, {A_LIMIT}, found {found}", path)
+    error = LimitError(f"expected at most {most} ({A_LIMIT}), found {found}", path)
     error.limit = name
     return error

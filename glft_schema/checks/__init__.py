@@ -1,1 +1,1 @@
-"""Checks of files: against their source, against a manifest, and for bad values."""
+"""Checks files against their source and against a manifest, and checks for bad values."""

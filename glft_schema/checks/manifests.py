@@ -184,7 +184,7 @@ def read_manifest(stored: bytes) -> list[FileHash]:
     except FormatError as error:
         raise error.at(f"line {number}", None, None, None) from None
     if not parser.files:
-        raise FormatError("expected lines HASH  FILE, found none")
+        raise FormatError("expected lines of the form 'HASH  FILE', found none")
     return parser.files
 
 
@@ -217,14 +217,14 @@ class _Parser:
             raise FormatError(f"expected {expected}, the hash of the tensor lines above, found {shown(model)}")
         names = Counter(tensor.name for file in files for tensor in file.tensors or ())
         if duplicates := [name for name, count in names.items() if count > 1]:
-            raise FormatError(f"expected each tensor once, found {shown(duplicates[0])} again")
+            raise FormatError(f"expected unique tensor names, found {shown(duplicates[0])} again")
         self.files += files
         self._open, self._is_ours = [], False
 
     def end(self) -> None:
         """Ends a manifest. Raises FormatError if its model line is missing."""
         if self._is_ours:
-            raise FormatError(f"expected a line {MODEL.strip()!r} at the end of the manifest, found none: it is truncated")
+            raise FormatError(f"expected a line {MODEL.strip()!r} at the end, found none: the manifest is truncated")
         self.files += [file for file, _ in self._open]
         self._open = []
 
@@ -249,13 +249,14 @@ def _file_line(text: str) -> FileHash:
     elif match := TAGGED_LINE.fullmatch(text):
         escaped, kind, path, sha256 = match.groups()
     elif GGUF_HASH_LINE.fullmatch(text):
-        raise FormatError("expected a line HASH  FILE, found a line of gguf-hash, which does not hash whole files")
+        raise FormatError("expected a line 'HASH  FILE', found output of gguf-hash, which does not hash whole files")
     else:
-        raise FormatError(f"expected a line HASH  FILE, found {shown(text)}")
+        raise FormatError(f"expected a line of the form 'HASH  FILE', found {shown(text)}")
     if "\0" in path:
-        raise FormatError("expected a line HASH  FILE, found a NUL, as sha256sum --zero writes")
+        raise FormatError("expected a line of the form 'HASH  FILE', found a NUL byte, which sha256sum --zero writes")
     if len(sha256) != DIGITS or (match.re is TAGGED_LINE and kind.upper() not in TAGS):
-        raise FormatError(f"expected a SHA-256, {DIGITS} hex digits, found {len(sha256)}{f' of {kind}' if kind else ''}")
+        found = f"{len(sha256)} digits{f' of {kind}' if kind else ''}"
+        raise FormatError(f"expected a SHA-256 hash of {DIGITS} hex digits, found {found}")
     return FileHash(sha256.lower(), _unescaped(path) if escaped else path)
 
 
@@ -263,7 +264,7 @@ def _unescaped(path: str) -> str:
     parts = re.split(r"(\\.?)", path, flags=re.DOTALL)
     letters = {escape: letter for letter, escape in ESCAPES.items()}
     if unknown := [part for part in parts[1::2] if part not in letters]:
-        raise FormatError(f"expected {', '.join(letters)} in an escaped name, found {shown(unknown[0])}")
+        raise FormatError(f"expected one of the escapes {', '.join(letters)} in a file name, found {shown(unknown[0])}")
     return "".join(letters.get(part, part) for part in parts)
 
 
@@ -320,9 +321,9 @@ def _line_about(file: FileHash, manifest: Sequence[FileHash], files: int) -> Fil
     lines = same_path or same_name or (list(manifest) if len(manifest) == files == 1 else [])
     if not lines:
         others = ", ".join(shown(line.path) for line in manifest[:3]) or "none"
-        raise FormatError(f"expected a line about {shown(name)}, found {len(manifest)} about others: {others}")
+        raise FormatError(f"expected a line for {shown(name)}, found only lines for other files ({len(manifest)}): {others}")
     if len({line.sha256 for line in lines}) > 1:
-        raise FormatError(f"expected one line about {shown(name)}, found {len(lines)} that differ")
+        raise FormatError(f"expected one hash for {shown(name)}, found {len(lines)} lines that disagree")
     return next((line for line in lines if line.tensors is not None), lines[0])
 
 

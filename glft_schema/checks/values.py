@@ -1,7 +1,7 @@
 """Checks of tensor values: NaN, infinities, reserved codes, subnormal scales and all-zero tensors.
 
-The declarations of the types determine what is checked: fields of floats, integer fields that
-`scales` decodes as floats, and fields with `reserved` codes. Payloads are read in pieces.
+The declaration of a type determines what is checked: float fields, integer fields that its `scales`
+decode to floats, and fields with `reserved` codes. Payloads are read in chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The `glft` command, with a module for each verb."""
+"""The `glft` command, with one module per subcommand."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def limits_in(texts: list[str]) -> Limits:
     for text in texts:
         name, _, number = text.partition("=")
         if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
-            raise OptionError(f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found {shown(text)}")
+            raise OptionError(f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}")
         limits.append((name, number, int(number)))
     return Limits(**unique("--limit", "name", limits))
 

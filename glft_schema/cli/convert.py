@@ -32,7 +32,9 @@ def convert(
     out: Out,
     scheme: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN=TYPE", help="Type for matching tensors; TYPE alone applies to all. Repeatable."),
+        typer.Option(
+            metavar="PATTERN=TYPE", help="Type for matching tensors; TYPE without a pattern applies to all. Repeatable."
+        ),
     ] = None,
     metadata: Annotated[
         list[str] | None,
@@ -46,13 +48,16 @@ def convert(
     format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="glft, gguf or safetensors. Default: from the extension of OUT.")
     ] = None,
-    gguf_version: Annotated[int | None, typer.Option(metavar="N", min=1, max=3, help="GGUF version. Default: 3.")] = None,
+    gguf_version: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=3, help="GGUF version to write. Default: 3.")
+    ] = None,
     big_endian: Annotated[bool, typer.Option("--big-endian", help="Write big-endian GGUF.")] = False,
     rules: Annotated[
         list[str] | None,
         typer.Option(
             metavar="SET",
-            help=f"Rule set for OUT: {', '.join(RULE_SETS)}. Default: its format's, unless IN breaks them. Repeatable.",
+            help=f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
+            "or none if IN already breaks them. Repeatable.",
         ),
     ] = None,
     imatrix: Annotated[
@@ -64,11 +69,12 @@ def convert(
     A payload is copied if its type does not change. Otherwise its tensor is dequantized and, if a
     scheme selects a quantized type, quantized. The report lists what happened to each tensor.
 
-    TYPE is f32, f16, q8_per_channel or q4_per_group_64 in GLFT, and f32, f16, bf16, q8_0, q4_k and
-    so on in GGUF. PATTERN is a tensor name or a wildcard pattern. A name overrides patterns; a
-    later pattern overrides earlier ones.
+    TYPE is f32, f16, q8_per_channel or q4_per_group_64 for GLFT, and a ggml type such as f16, q8_0
+    or q4_k for GGUF; glft schema gguf lists them all. PATTERN is a tensor name or a wildcard
+    pattern. A name overrides patterns; a later pattern overrides earlier ones.
 
-    In GGUF, a well-known metadata key such as general.quantization_version gets its specified type.
+    In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
+    with the type that other tools expect.
     """
     header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
     if big_endian:

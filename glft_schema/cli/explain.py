@@ -30,16 +30,20 @@ def explain(
         str | None, typer.Option(metavar="NAME", help="Only this tensor: its table entry and the start of its payload.")
     ] = None,
     range: Annotated[
-        str | None, typer.Option(metavar="A:B", help="Only bytes A up to but not including B, unabridged; decimal or 0x.")
+        str | None,
+        typer.Option(
+            metavar="A:B",
+            help="Only bytes A up to, but not including, B, unabridged; decimal or hex (0x...). A or B may be omitted.",
+        ),
     ] = None,
     color: Annotated[
-        Literal["auto", "always", "never"], typer.Option(help="When to use color; auto: if stdout is a terminal.")
+        Literal["auto", "always", "never"], typer.Option(help="When to use color; auto means if stdout is a terminal.")
     ] = "auto",
 ) -> None:
     """Shows every byte of a file and what it means.
 
-    Each line has bytes in hex, their field, its value and its meaning. Long arrays and payloads
-    are abridged; the line in their place gives the --range that shows them. A and B are optional.
+    For each field, shows its path, type and value, its meaning, and its bytes in hex. Long arrays
+    and payloads are abridged; a line in their place gives the --range that shows them in full.
 
     In a broken file, bytes after the first error belong to no field. The error is printed last, and
     the exit code is 2.

@@ -38,25 +38,29 @@ class Target(NamedTuple):
 
 def fuzz(
     source: Annotated[
-        str, typer.Argument(metavar="FILE-OR-FORMAT", help="Weights file, manifest of an earlier run, gguf or glft.")
+        str,
+        typer.Argument(
+            metavar="FILE-OR-FORMAT", help="GGUF or GLFT file, manifest of an earlier run, or a format: gguf or glft."
+        ),
     ],
     examples: Annotated[int, typer.Option(metavar="N", min=0, help="Number of files to try.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed; reproducible in the same environment.")] = 0,
     corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Empty directory for a test corpus for other readers.")
+        Path | None, typer.Option(metavar="DIR", help="Also write a test corpus for other readers to this empty directory.")
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for a file that fails.")] = Path(),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the failing file, if any.")] = Path(),
 ) -> None:
-    """Fuzzes the parser with corrupted files.
+    """Fuzzes the parser with generated and corrupted files.
 
-    A format is fuzzed with generated files, and a file with damaged copies. The files of a manifest
-    are replayed.
+    If the argument is a format, the inputs are generated files; if it is a weights file, damaged
+    copies of it; if it is a manifest, the files that it lists.
 
     Each file must be parsed, or rejected with a field and an offset. A parsed file must be rebuilt
     byte for byte. Time and memory must stay bounded. For a file with one broken rule, exactly that
     rule must be reported.
 
-    The smallest failing file is written to the directory of --out, and the exit code is 1.
+    If a file fails, the smallest such file is written to the --out directory, and the exit code is
+    1.
     """
     try:
         import hypothesis.configuration as _configured  # noqa: F401
@@ -89,7 +93,7 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
     interrupted = "interrupted; " if fuzzed.interrupted else ""
     print(f"{safe(source)}: {interrupted}no failure in {_counts(fuzzed)}{'' if target.is_replay else f'; seed {seed}'}")
     if read := " and ".join(f"{count} of the {kind}" for kind, count in fuzzed.read.items() if count):
-        print(f"parsed nevertheless: {read}")
+        print(f"parsed despite the damage: {read}")
     print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory per file")
     if fuzzed.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -151,7 +155,7 @@ def _target(source: str) -> Target:
         try:
             format = format_named(source)
         except OptionError as error:
-            raise OptionError(f"{error}, which is not a file either") from None
+            raise OptionError(f"{error}, which is not a file") from None
         return Target(format, [], format)
     if path.suffix == ".json":
         return Target(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
@@ -196,7 +200,7 @@ def _report(fuzzed: Fuzzed, failure: Failure, target: Target, out: Path, command
     echo(f"failed: {failure.error}")
     sys.stdout.flush()
     if fuzzed.interrupted:
-        print(f"interrupted, a smaller file may exist; before, no failure in {_counts(fuzzed)}")
+        print(f"interrupted; a smaller file may exist. Before this failure, none in {_counts(fuzzed)}")
     label = "the file" if fuzzed.interrupted or case in target.given else "the smallest file found"
     label += f", {len(case.stored)} bytes, {case.kind},"
     try:

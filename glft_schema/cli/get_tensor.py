@@ -1,4 +1,4 @@
-"""`glft get-tensor`: one tensor as a .npy file."""
+"""`glft get-tensor`: writes one tensor to a .npy file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ DTYPES = ("float16", "float32", "float64")
 
 def get_tensor(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file.")],
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Tensor name, or a pattern that matches only one.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Tensor name, or a wildcard pattern that matches exactly one tensor.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="Output file; replaced only on success.")],
     dtype: Annotated[
         str | None,

@@ -14,7 +14,7 @@ from glft_schema.display import aligned
 
 def lab(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.")],
-    tied: Annotated[bool, typer.Option("--tied/--untied", help="Tie the head to the token embedding.")] = False,
+    tied: Annotated[bool, typer.Option("--tied/--untied", help="Tie the output head to the token embedding.")] = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training batches.")] = 300,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed for weights and batches.")] = 0,
 ) -> None:

@@ -22,12 +22,12 @@ DEFAULT = next(iter(Language))
 
 def schema(
     name: Annotated[str, typer.Argument(metavar="NAME", help="gguf, glft, or a tensor type such as q4_k.")],
-    language: Annotated[Language, typer.Option("--as", help="Output language.")] = DEFAULT,
+    language: Annotated[Language, typer.Option("--as", help="Output format: a document, data, or source code.")] = DEFAULT,
 ) -> None:
     """Prints the schema of a format or tensor type.
 
-    The schema is derived from the declaration that reads and writes the files. Markdown shows which
-    bits make up each weight, which requires torch.
+    The schema is derived from the declaration that reads and writes the files. The Markdown output
+    shows which bits make up each weight; this requires torch.
     """
     with option_errors():
         print(write(schema_of(find(name)), language.value), end="")

@@ -1,4 +1,4 @@
-"""`glft split` and `glft merge`: one GGUF file to several, and back."""
+"""`glft split` and `glft merge`: splits a GGUF file into several files, and merges them again."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 Value = TypeVar("Value")
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; replaced only on success.")]
 Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="PATTERN", help="Skip tensors matching this name or wildcard pattern. Repeatable.")
+    list[str] | None, typer.Option(metavar="PATTERN", help="Skip tensors that match this name or wildcard pattern. Repeatable.")
 ]
 
 

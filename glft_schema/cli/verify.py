@@ -47,7 +47,7 @@ def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
     against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from.")] = None,
     tolerance: Annotated[
-        float, typer.Option(metavar="ERROR", min=0, help="With --against: largest allowed absolute error of a weight.")
+        float, typer.Option(metavar="ERROR", min=0, help="With --against: maximum absolute error allowed for a weight.")
     ] = 0.0,
     rules: Annotated[
         list[str] | None, typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join(RULE_SETS)}. Repeatable.")
@@ -66,7 +66,8 @@ def verify(
 
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
-    tensors. --against quantizes each tensor of SOURCE, and compares it with the tensor in FILE.
+    tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
+    dequantized values.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
@@ -104,7 +105,7 @@ def verify(
 def _read(manifest: Path) -> bytes:
     if str(manifest) == "-":
         if sys.stdin is None:
-            raise OSError(errno.EBADF, "it is closed", "standard input")
+            raise OSError(errno.EBADF, "is closed", "standard input")
         return sys.stdin.buffer.read(current().manifest + 1)
     with manifest.open("rb") as stream:
         return stream.read(current().manifest + 1)

@@ -23,9 +23,10 @@ def view(
     ] = None,
     exclude: Exclude = None,
 ) -> None:
-    """Writes an HTML page that shows a file.
+    """Writes an HTML report about a file.
 
-    The self-contained page shows sizes, metadata, sampled tensors, and every field with its bytes.
+    The page is self-contained. It shows sizes, metadata, histograms of sampled tensor values, and
+    the fields with their bytes.
     """
     with file_errors(file), Container.parse_file(file) as parsed:
         if exclude and against is None:

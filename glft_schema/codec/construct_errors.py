@@ -1,4 +1,4 @@
-"""Turns construct's errors into errors of this package."""
+"""Converts construct's errors to errors of this package."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _ours(error: Exception, outside: BaseException | None) -> BaseException:
 def _problem(error: Exception) -> str:
     """Returns the error's text, reworded if construct's would not help."""
     if isinstance(error, construct.StringError):
-        return "expected UTF-8 text, found bytes or characters that are not"
+        return "expected UTF-8 text, found bytes or characters that are not UTF-8"
     if isinstance(error, construct.FormatFieldError):
         return f"expected a number that fits the field, found {str(error).rpartition('given value ')[2]}"
     return " ".join(str(error).rpartition("\n")[2].split()) or shown(error)

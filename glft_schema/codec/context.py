@@ -1,8 +1,8 @@
 """The context of a field while a container is parsed, built or sized.
 
-construct passes a context to each field: a mapping of the earlier fields of its Struct, by name,
-which is ``this`` in expressions. Each Struct has its own context, nested in that of the outer one.
-All of them share the `Parameters` of the container.
+construct passes a context to each field: a mapping from the names of the earlier fields of the
+Struct to their values. Expressions refer to it as ``this``. Each Struct has its own context, nested
+in that of the enclosing Struct. All contexts share the container's `Parameters`.
 
 Fields of this package also work in construct's own Structs, whose contexts may lack parameters.
 `byte_order` and `limits_of` return the defaults there.

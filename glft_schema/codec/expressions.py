@@ -1,8 +1,8 @@
 """Expressions on fields, ``this.version == 1``, and their parse trees.
 
-A function can only be called. An expression of construct's (``this``, ``len_`` and operators) can
-also be parsed (`read`), written in other languages, and searched for its constants. `Lookup`,
-`Allowed` and `matches` extend construct's.
+A function can only be called. One of construct's expressions (``this``, ``len_`` and operators) can
+also be parsed (`read`), translated to other languages, and searched for constants. `Lookup`,
+`Allowed` and `matches` add to construct's expressions.
 """
 
 from __future__ import annotations

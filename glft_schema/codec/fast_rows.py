@@ -1,13 +1,14 @@
 """Fast path for table rows: unpacks fields from a buffer. Unusual rows fall back to the full parse.
 
-The full parse, the `_parse` of each field, is too slow for a file of many tensors: it reads a
-stream, tracks its position and words the errors. So each table makes a `Reader` of its rows once
-byte order, version and limits are known. A reader returns what the full parse would, or raises any
-exception, after which the row is parsed in full. So errors are worded and located only there.
+The full parse, the `_parse` of each field, is too slow for a file of many tensors: it reads from a
+stream, tracks the position and formats error messages. So each table makes a `Reader` for its rows
+as soon as byte order, version and limits are known. A reader returns what the full parse would, or
+raises any exception, after which the row is parsed in full. So only the full parse formats and
+locates errors.
 
-A class of this package with a fast path defines `_fast_reader` next to its `_parse`: from a context
-that holds everything known before the first row, it returns the reader. `READERS` lists those of
-construct's classes. A table with other fields is always parsed in full.
+A class of this package with a fast path defines `_fast_reader` next to its `_parse`. Given a
+context with everything that is known before the first row, it returns the reader. `READERS` has the
+readers for construct's own classes. A table with other fields is always parsed in full.
 """
 
 from __future__ import annotations

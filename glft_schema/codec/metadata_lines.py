@@ -1,4 +1,4 @@
-"""Metadata as text: lines ``key=value``."""
+"""Metadata as text: one ``key=value`` per line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KeyValueLines(construct.Construct):
                 named = before.decode("utf-8") if bad > len(before) else None
                 raise FormatError(f"expected UTF-8, found {shown(line[bad:])}", where, start + bad, key=named) from None
             if key in entries:
-                raise FormatError(f"expected each key once, found {shown(key)} again", where, start, key=key)
+                raise FormatError(f"expected unique keys, found {shown(key)} again", where, start, key=key)
             entries[key] = value
             start += len(line) + 1
         return TextMetadata(entries, ended)
@@ -86,13 +86,14 @@ class KeyValueLines(construct.Construct):
             if not isinstance(key, str) or not isinstance(value, str):
                 raise FormatError(f"expected text for key and value, found {shown(key)}: {shown(value)}", path)
             if not key or "=" in key or "\n" in key:
-                raise FormatError(f"expected a key without '=' and newline, not empty, found {shown(key)}", path)
+                raise FormatError(f"expected a non-empty key without '=' or newline, found {shown(key)}", path)
             if "\n" in value:
-                raise FormatError(f"expected a value without newline for {shown(key)}, found {shown(value)}", path)
+                raise FormatError(f"expected a value without newlines for {shown(key)}, found {shown(value)}", path)
             try:
                 lines.append(f"{key}={value}".encode())
             except UnicodeEncodeError:
-                raise FormatError(f"expected text that UTF-8 can hold, found {shown(key)}: {shown(value)}", path) from None
+                problem = f"expected text that can be encoded as UTF-8, found {shown(key)}: {shown(value)}"
+                raise FormatError(problem, path) from None
         return b"\n".join(lines) + (b"\n" if lines and getattr(entries, "trailing_newline", False) else b"")
 
     @staticmethod

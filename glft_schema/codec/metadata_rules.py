@@ -2,7 +2,7 @@
 
 =================  ============================================================
 `has_key`          metadata with a key
-`each`, `lengths`  all values of a type, or all lengths, within an entry's value
+`each`, `lengths`  all values of one type, or all lengths, within an entry's value
 `an_integer`       integers of any width
 `not_nested`       values other than arrays of arrays
 `KeyType`          the rule that a value's type suits its well-known key
@@ -53,7 +53,7 @@ def each(name: str, must: Predicate) -> Predicate:
             return all(holds(numbers).all() for numbers in value.values.pieces())
         return all(map(holds, value.values))
 
-    return _of_values(f"{name}s of {must.text}", within, must.broken_by)
+    return _of_values(f"{name} values that are {must.text}", within, must.broken_by)
 
 
 def lengths(must: Predicate) -> Predicate:
@@ -94,7 +94,7 @@ def _is_not_nested(value: Any) -> bool:
     return not (isinstance(value, Array) and value.type.name == ARRAY)
 
 
-not_nested = Predicate("no array in an array", FuncPath(_is_not_nested), ([[]],))
+not_nested = Predicate("no nested arrays", FuncPath(_is_not_nested), ([[]],))
 
 
 class KeyType(Check):
@@ -104,7 +104,7 @@ class KeyType(Check):
         keys: the well-known keys.
     """
 
-    expected = "the kind of type that the key requires"
+    expected = "a type of the kind that the key requires"
 
     def __init__(self, id: str, keys: KeyTypes, sets: tuple[str, ...]) -> None:
         super().__init__(id, "type", sets)

@@ -1,10 +1,10 @@
-"""Stored numbers: ``u32`` is one, ``f16[OUT, IN // 64]`` an array of them in C order.
+"""Stored numbers: ``u32`` is a single number, ``f16[OUT, IN // 64]`` an array in C order.
 
 ================  =================================================================
 `Number`          one number; with dims a `TensorField`
 `TensorField`     an array of numbers, as a torch tensor
 `Picked`          one of two numbers, depending on the context
-`Sizes`           a count, then as many integers
+`Sizes`           a count, then that many integers
 `ByteOrderOf`     the container's byte order, detected from the following number
 ================  =================================================================
 
@@ -121,7 +121,7 @@ class Number(construct.Construct):
                     return int(number).to_bytes(self.itemsize, order, signed=self.is_signed)
         except OverflowError:
             pass
-        raise FormatError(f"expected a number that {self.kind} can hold, found {shown(number)}", path)
+        raise FormatError(f"expected a number in the range of {self.kind}, found {shown(number)}", path)
 
     def _sizeof(self, context: Context, path: str) -> int:
         return self.itemsize

@@ -1,4 +1,4 @@
-"""Predicates of rules: a condition on a value, with its sentence and values that break it.
+"""Predicates for rules: a condition on a value, its description, and values that violate it.
 
 ==================================  ==================================
 `equals`, `one_of`, `differs_from`  constants
@@ -9,9 +9,9 @@
 `contained_in`, `meets`             members of a set; other conditions
 ==================================  ==================================
 
-A predicate is applied to an expression, ``at_most(4).on(len_(this.dims))``, and gives an expression
-again. So a rule states its constant once: the check, the error, the documentation and the files
-that break the rule follow from it.
+A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
+expression. So a rule states its constant once; the check, the error message, the documentation and
+the test files that break the rule follow from it.
 """
 
 from __future__ import annotations

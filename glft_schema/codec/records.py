@@ -1,4 +1,5 @@
-"""`Record`, the result of parsing a `Struct`. Small and fast, as a file has one for each tensor."""
+"""`Record`, the result of parsing a `Struct`. It is small and fast, because a file has one for
+each tensor."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Record(Mapping[str, Any]):
         raise AttributeError(f"no field {name!r}; the fields are {', '.join(self)}")
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a parsed record is read-only; build from a mapping with another {name!r}")
+        raise AttributeError(f"a parsed record is read-only; to change {name!r}, build from a mapping with the new value")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -1,7 +1,7 @@
 """Structs, and the fields that are computed from others.
 
 =============  ==================================================================
-`Struct`       construct's, but parses into a `Record` and can trace its fields
+`Struct`       like construct's, but parses into a `Record` and can trace its fields
 `Count`        an integer computed from the counted field, not part of the value
 `Derived`      a value computed from earlier fields, without bytes
 `Padding`      bytes up to a multiple
@@ -235,7 +235,7 @@ class Count(Interpreted, construct.Rebuild):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         counted = self.counted(context)
         if obj is not None and not (isinstance(obj, int) and obj == counted):
-            raise FormatError(f"expected {counted}, computed from the other fields, found {shown(obj)}", path)
+            raise FormatError(f"expected {counted} (computed from the other fields), found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)
 
 
@@ -263,7 +263,7 @@ class Derived(construct.Construct):
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         value = self.of(context)
         if obj is not None and obj != value:
-            raise FormatError(f"expected {shown(value)}, computed from the other fields, found {shown(obj)}", path)
+            raise FormatError(f"expected {shown(value)} (computed from the other fields), found {shown(obj)}", path)
         return value
 
     def _sizeof(self, context: Context, path: str) -> int:

@@ -163,4 +163,4 @@ class NamesOnce(Check):
         for i, row in enumerate(rows):
             if (first := seen.setdefault(row[self.key], i)) != i:
                 where = f"{path} -> {i} -> {self.key}"
-                self.broken(context, f"expected {self.expected}, found that of row {first} again", where)
+                self.broken(context, f"expected {self.expected}, found the {self.key} of row {first} again", where)

@@ -1,4 +1,4 @@
-"""Strings after their length in bytes: UTF-8, any other bytes kept as lone surrogates."""
+"""Length-prefixed UTF-8 strings. Bytes that are not UTF-8 become lone surrogates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def encoded(text: Any, path: str, errors: str = "surrogateescape") -> bytes:
     try:
         return text.encode("utf-8", errors)
     except UnicodeEncodeError:
-        raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", path) from None
+        raise FormatError(f"expected text that can be encoded as UTF-8, found {shown(text)}", path) from None
 
 
 def is_utf8(text: str) -> bool:
@@ -66,7 +66,7 @@ class Text(construct.Construct):
         try:
             return str(read_exactly(stream, nbytes, path), "utf-8", self._errors)
         except UnicodeDecodeError:
-            raise FormatError("expected UTF-8 text, found bytes or characters that are not", path) from None
+            raise FormatError("expected UTF-8 text, found bytes or characters that are not UTF-8", path) from None
 
     def _fast_reader(self, context: Context) -> Reader:
         errors = self._errors

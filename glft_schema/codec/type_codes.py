@@ -49,7 +49,7 @@ class TypeTable(Generic[T]):
         """Adds a type. Raises ValueError if its code or name is in use."""
         keys = (type_.code, type_.name, type_.name.lower(), type_)
         if taken := [key for key in keys if key in self._known]:
-            raise ValueError(f"expected a code and a name that are free, found {taken[0]!r} of {self._known[taken[0]]}")
+            raise ValueError(f"expected an unused code and an unused name, found {taken[0]!r}, used by {self._known[taken[0]]}")
         self._known |= dict.fromkeys(keys, type_)
 
     def __getitem__(self, key: object) -> T:
@@ -75,7 +75,7 @@ class TypeTable(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _TABLES[self.kind] is not self:
-            raise TypeError(f"another table of {self.kind} types was declared before, so this one cannot be pickled")
+            raise TypeError(f"cannot pickle a second table of {self.kind} types")
         return _table, (self.kind,)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def by_table(type_: HasCode) -> tuple[Any, ...]:
     for table in _TABLES.values():
         if type_ in table:
             return operator.getitem, (table, type_.code)
-    raise TypeError(f"the type {type_.name} is in no table, so it cannot be pickled")
+    raise TypeError(f"cannot pickle the type {type_.name}: it is not in any table of types")
 
 
 class TypeCode(construct.Adapter):

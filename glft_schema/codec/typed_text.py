@@ -66,6 +66,6 @@ def _from_json(value: Any, type_: ValueType, path: str) -> Any:
         try:
             (number,) = np.frombuffer(bytes.fromhex(value.removeprefix("0x"))[::-1], type_.field.numpy_dtype())
         except ValueError:
-            raise FormatError(f"expected the bits of a {type_.name}, found {shown(value)}", path) from None
+            raise FormatError(f"expected a {type_.name}, a number or its bits in hex, found {shown(value)}", path) from None
         return number
     return as_stored(value, type_, path)

@@ -1,4 +1,4 @@
-"""Values with a stored type, and their conversion from and to plain Python.
+"""Values with a stored type, and their conversion to and from plain Python values.
 
 Types are written as ``uint8``, ``string``, ``array[int32]``. Nested arrays are
 ``array[array[int32]]``, or ``array[array[int32],array[string]]`` if the inner types differ.
@@ -193,7 +193,7 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
         return StoredValue(types[ARRAY], Array(types[ARRAY], ()))
     if not parts[0].startswith(ARRAY):
         if len(parts) != 1 or parts[0] not in types:
-            raise FormatError(f"expected one type for the elements, found {shown(', '.join(parts))}", path)
+            raise FormatError(f"expected a single element type, found {shown(', '.join(parts))}", path)
         return StoredValue(types[ARRAY], Array(types[parts[0]], _elements(value, types[parts[0]], path, scalar)))
     parts = parts * len(value) if len(parts) == 1 else parts
     if len(parts) != len(value):
@@ -207,7 +207,7 @@ def _elements(value: Any, element: ValueType, path: str, scalar: Scalar) -> Any:
     """Returns the elements of an array as stored. Arrays of numpy and of a file are not copied."""
     if isinstance(value, np.ndarray):
         if value.ndim != 1 or (value.dtype == bool) != (element.name == "bool"):
-            raise FormatError(f"expected {element} in one dim, found {value.dtype} {list(value.shape)}", path)
+            raise FormatError(f"expected a one-dimensional array of {element}, found {value.dtype} {list(value.shape)}", path)
         return value.astype(np.uint8) if value.dtype == bool else value
     if isinstance(value, StoredStrings):
         return value

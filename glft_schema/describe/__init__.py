@@ -1,4 +1,5 @@
-"""Declarations as data, and their derivatives: byte maps, pages, references, other languages."""
+"""Declarations as data, and what is generated from them: byte maps, HTML pages, references,
+code in other languages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A schema as a C99 header: packed structs with checked layouts, constants, tables, payload sizes.
 
-A struct of constant size is one packed struct. In other structs, each run of fields of constant
-size is one, named for example ``glft_descriptor_after_dims``; a comment lists what is between the
-runs. A run with numbers whose width depends on a condition is written once for each outcome, named
-for example ``gguf_header_if_version_is_1``.
+A Struct of constant size becomes one packed C struct. In any other Struct, each run of fields of
+constant size becomes a packed C struct, such as ``glft_descriptor_after_dims``; a comment lists the
+fields between the runs. A run with numbers whose width depends on a condition is written once per
+outcome, such as ``gguf_header_if_version_is_1``.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ class _Header(NodeWords):
         elif isinstance(node, s.BlockArray):
             size, dims = f"sizeof(struct {self.name(node.block)})", ["out", f"in / {node.weights}"]
         else:
-            raise NotImplementedError(f"a payload's field is an array of numbers or blocks, not {type(node).__name__}")
+            raise NotImplementedError(f"expected a payload field of numbers or blocks, found {type(node).__name__}")
         for dim in dims:
             size = f"{self.prefix}_times({size}, {dim})" if size != "1" else dim
         return size

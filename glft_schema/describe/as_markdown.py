@@ -71,7 +71,7 @@ def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
     rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
     rows = [(f"`{rule.id}`", rule.field, rule.expected, held_by(rule)) for rule in rules]
-    return _table(("rule", "field", "expected", "held by"), rows, "::::")
+    return _table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
 def types_table(schema: s.Schema) -> str:

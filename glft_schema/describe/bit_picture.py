@@ -1,8 +1,7 @@
-"""Pictures of which bits of a payload belong to which weights.
-
-The declaration has the offsets of a block's fields; only the formula knows how codes are packed in
-them. So each bit of a row is flipped in turn, the row is dequantized, and the weights that change
-are those that the bit belongs to.
+"""Pictures that show which bits of a payload belong to which weights. The declaration has the
+offsets of a block's fields; only the formula knows how codes are packed into them. So each bit of a
+row is flipped in turn, the row is dequantized, and the weights that change are those that the bit
+belongs to.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
         for stretch in byte_map(file):
             print(stretch.start, stretch.path, stretch.type, stretch.value)
 
-Offsets are from a traced parse; their meaning is from the declaration. A long array or a payload is
-one stretch, which `ByteMap.inside` opens.
+Offsets come from a traced parse, meanings from the declaration. A long array or a payload is a
+single stretch, which `ByteMap.inside` expands.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ByteMap(Sequence[Stretch]):
     def at(self, offset: int) -> Stretch:
         """Returns the stretch at `offset`. Raises IndexError if the file has no such byte."""
         if not 0 <= offset < self.nbytes:
-            raise IndexError(f"byte {offset} is not one of the {self.nbytes} bytes of {self.source.name}")
+            raise IndexError(f"byte {offset} is out of range: {self.source.name} has {self.nbytes} bytes")
         return self._stretches[bisect_right(self._starts, offset) - 1]
 
     def between(self, start: int, end: int) -> Sequence[Stretch]:
@@ -213,7 +213,7 @@ def byte_map(file: File) -> ByteMap:
         ClosedError: if the file is closed.
     """
     if len(file.shards) > 1:
-        raise OptionError(f"expected one file, found a set of {len(file.shards)}: byte_map takes each of file.shards")
+        raise OptionError(f"expected one file, found a set of {len(file.shards)}: call byte_map on each of file.shards")
     file.source.check_open()
     return _mapped(file.format, file.source, trace_fields(file))
 

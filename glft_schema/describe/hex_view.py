@@ -1,4 +1,4 @@
-"""A byte map as lines for a terminal: each stretch in words, above its bytes in hex.
+"""A byte map as lines for a terminal: a description of each stretch, then its bytes in hex.
 
 header -> version: u32 = 3
   1, 2 or 3
@@ -105,7 +105,7 @@ class HexView:
     def _fold(self, stretch: Stretch, end: int) -> Iterator[str]:
         """Yields a line about the bytes from `end` on, which are omitted."""
         if end < stretch.end:
-            verb = "opens" if self._map.parts(stretch) else "shows"
+            verb = "expands" if self._map.parts(stretch) else "shows"
             text = f"... {stretch.end - end:,} more bytes: --range {end:#x}:{stretch.end:#x} {verb} them"
             yield INDENT + self._paint(text, "doc")
 

@@ -1,4 +1,4 @@
-"""Identifiers for generated code: legal in the language, unreserved and distinct."""
+"""Identifiers for generated code: valid in the language, not reserved, and distinct."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ def name_of(expression: Expression) -> str:
             return f"{name_of(expression.left)}_{SIGNS[expression.sign]}_{name_of(expression.right)}"
         case Length():
             return f"length_of_{name_of(expression.of)}"
-    raise NotImplementedError(f"no name can be made of the expression {expression}")
+    raise NotImplementedError(f"cannot derive a name from the expression {expression}")

@@ -68,7 +68,7 @@ def node_of(declared: Any, schema: Schema, name: str) -> Node:
         NotImplementedError: if the class of the construct is not registered.
     """
     kind = type(declared).__name__
-    raise NotImplementedError(f"{kind} has no node: teach it with @glft_schema.describe.node_of.register({kind})")
+    raise NotImplementedError(f"{kind} has no node: register a function with @glft_schema.describe.node_of.register({kind})")
 
 
 @cache
@@ -192,14 +192,14 @@ _register(TensorData,          lambda it, of: s.Payloads(it.table, read(it.padde
 @node_of.register(construct.Padded)
 def _(declared: construct.Padded, schema: Schema, name: str) -> Node:
     if declared.subcon is not construct.Pass:
-        raise NotImplementedError("of construct's Padded only Padding has a node")
+        raise NotImplementedError("construct's Padded is supported only as Padding")
     return wrapped(s.Bytes(known(declared.length)), options=(None,), is_closed=True)
 
 
 @node_of.register(construct.StringEncoded)
 def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
     if not isinstance(declared.subcon, construct.Prefixed):
-        raise NotImplementedError("only texts after their length have a node")
+        raise NotImplementedError("only length-prefixed strings are supported")
     encoding = codecs.lookup(declared.encoding).name
     return s.Text(node_of(declared.subcon.lengthfield, schema, name), encoding, is_strict=True)
 
@@ -207,7 +207,7 @@ def _(declared: construct.StringEncoded, schema: Schema, name: str) -> Node:
 @node_of.register(construct.FocusedSeq)
 def _(declared: construct.FocusedSeq, schema: Schema, name: str) -> Node:
     if [part.name for part in declared.subcons] != ["count", "items"]:
-        raise NotImplementedError("of construct's FocusedSeq only PrefixedArray has a node")
+        raise NotImplementedError("construct's FocusedSeq is supported only as PrefixedArray")
     count, items = declared.subcons
     return s.Counted(node_of(count, schema, name), node_of(items.subcon.subcon, schema, name), has_scope=True)
 

@@ -1,4 +1,5 @@
-"""Sentences that the writers share: nodes in words, rules, and where a text comes from."""
+"""Sentences shared by the writers: descriptions of nodes, rules, and the note that names the
+generator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread for torch's computations on small tensors."""
+"""Limits torch to one thread for small tensors."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Files for users: containers, open files, sets of files, and the layout of new ones."""
+"""The files that users work with: containers, open files, sets of files, and the layout of new
+files."""

@@ -36,13 +36,14 @@ def with_offsets(
     current().check("alignment", alignment, "alignment", " bytes")
     names = format.regions
     if unknown := [region for region in regions if region not in names]:
-        raise FormatError(f"expected the regions {', '.join(names)}, found {shown(unknown[0])}")
+        raise FormatError(f"expected only the regions {', '.join(names)}, found {shown(unknown[0])}")
     rows = [_checked(row, format, i) for i, row in enumerate(_sequence(regions.get(format.table, []), format.table))]
     with_offset = sum("offset" in row for row in rows)
     if with_offset == len(rows):
         return {"data": {}, **regions, format.table: rows}
     if with_offset:
-        raise FormatError(f"expected an offset in every row or in none, found {with_offset} in {len(rows)} rows", format.table)
+        problem = f"expected an offset in every row or in none, found one in {with_offset} of {len(rows)} rows"
+        raise FormatError(problem, format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
     stream = io.BytesIO()
     with our_errors():

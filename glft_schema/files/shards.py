@@ -30,6 +30,9 @@ class ShardInfo(NamedTuple):
     files: int
     tensors: int  # in all files
 
+    def __str__(self) -> str:
+        return f"file {self.number + 1} of {self.files} with {self.tensors} tensors in all"
+
 
 def shard_info(file: File) -> ShardInfo | None:
     """Returns the position of `file` in its set, or None if it is a single file.
@@ -110,7 +113,7 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
     match = NAME.fullmatch(str(first.name))
     if not match or (int(match["number"]), int(match["count"])) != (1, split.files):
         name = shard_path("NAME", 0, split.files)
-        raise FormatError(f"expected the first of {split.files} files to be called {name}", file=first.name)
+        raise FormatError(f"expected the first of {split.files} files to be named {name}", file=first.name)
     shards = [first]
     try:
         for number in range(1, split.files):
@@ -123,10 +126,10 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
                 raise FormatError(f"expected {expected}, found {found}", "metadata -> split", file=str(path))
         names = [name for shard in shards for name in shard.tensors]
         if duplicates := [name for name, count in Counter(names).items() if count > 1]:
-            problem = "expected each name once in all files, found it again"
+            problem = "expected unique tensor names across the files, found this name twice"
             raise FormatError(problem, first.format.table, tensor=duplicates[0], file=first.name)
         if len(names) != split.tensors:
-            problem = f"expected {split.tensors} tensors in all files, found {len(names)}"
+            problem = f"expected {split.tensors} tensors in the whole set, found {len(names)}"
             raise FormatError(problem, f"metadata -> {keys.tensors}", file=first.name)
     except BaseException:
         for shard in shards[1:]:

@@ -34,9 +34,9 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
     """
     keys = file.format.shards
     if keys is None or shard_info(file):
-        raise OptionError(f"expected a single GGUF file to split, found {shown(file.name)}")
+        raise OptionError(f"expected a GGUF file that is not part of a set, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
-        raise OptionError("expected max_tensors or max_bytes, found neither")
+        raise OptionError("expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
     groups: list[list[Tensor]] = [[]]
     used = 0
     for tensor in file.tensors.values():
@@ -48,7 +48,7 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
         used += tensor.nbytes
     paths = [str(shard_path(prefix, number, len(groups))) for number in range(len(groups))]
     if taken := [path for path in paths if os.path.lexists(path)]:
-        raise OptionError(f"expected unused file names, found a file {shown(os.path.basename(taken[0]))}")
+        raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
     rest = file.metadata.without(*(key for key in file.metadata if key != file.format.alignment_key))
     written: list[str] = []
     try:
@@ -73,7 +73,7 @@ def merge(file: File, path: StrPath) -> None:
     """
     keys = file.format.shards
     if keys is None or (len(file.shards) < 2 and file.metadata.get(keys.files) != 1):
-        raise OptionError(f"expected the first file of a set, found {shown(file.name)}")
+        raise OptionError(f"expected the first file of a split GGUF model, found {shown(file.name)}")
     metadata = file.metadata
     for shard in file.shards[1:]:
         metadata = metadata | shard.metadata.without(*(key for key in shard.metadata if key in metadata))

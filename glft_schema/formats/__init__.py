@@ -1,4 +1,4 @@
-"""The formats, a file each in the order of its specification, and the registry."""
+"""The formats, one module each, in the order of the specification, and the registry."""
 
 from glft_schema.formats.format import Format, ShardKeys
 from glft_schema.formats.registry import FORMATS, format_named

@@ -2,12 +2,13 @@
 
     HEADER | METADATA | TENSOR_INFOS | PADDING | DATA
 
-Regions follow one another without padding, except DATA, which begins at a multiple of the
-alignment, counted from the start of the file. Offsets count from there. All numbers are in the byte
-order of the version. Counts, lengths and dims are u32 in v1, u64 in v2 and v3.
+Regions follow one another without padding, except that DATA begins at a multiple of the alignment,
+counted from the start of the file. The offsets of tensors count from the start of DATA. All numbers
+have the byte order of the field `version`. Counts, lengths and dims are u32 in v1, u64 in v2 and
+v3.
 
-`spec` rules are the specification's, `ggml` rules those of llama.cpp's gguf.cpp. `both` are in
-both sets. Every reader enforces a `Rule`.
+`spec` rules come from the specification, `ggml` rules from llama.cpp's gguf.cpp; `both` rules are
+in both sets. A plain `Rule` is enforced by every reader.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def array(elements: Nested) -> construct.Construct:
     cases = {type_: Numbers(type_.field, this.n) for type_ in NUMBERS}
     cases |= {STRING: Strings(size, this.n), ARRAYS: Table(this.n, elements)}
     return TypedArray(Struct(
-        "type"     / TypeCode(u32, VALUE_TYPES) * "of every element",
+        "type"     / TypeCode(u32, VALUE_TYPES) * "type of every element",
         "n"        / Count(size, this.elements) * "number of elements",
         "elements" / Switch(this.type, cases)   * "one after another",
         title="array",
@@ -107,8 +108,8 @@ OF_ALIGNMENT = this.key == ALIGNMENT
 
 KeyValue = Struct(
     "key"   / string                     * "lower_snake_case segments joined by dots",
-    "type"  / TypeCode(u32, VALUE_TYPES) * "of the value",
-    "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "as its type is stored",
+    "type"  / TypeCode(u32, VALUE_TYPES) * "type of the value",
+    "value" / Switch(this.type, {type_: type_.field for type_ in VALUE_TYPES}) * "stored as its type requires",
     spec("gguf-key",             this.key,   pattern(SNAKE_CASE, "lower_snake_case segments joined by dots")),
     spec("gguf-key-length",      nbytes_(this.key), at_most(65535, "bytes")),
     both("gguf-key-empty",       len_(this.key),    at_least(1, "byte")),
@@ -126,11 +127,11 @@ KeyValue = Struct(
 )
 
 TensorInfo = Struct(
-    "name"   / string                     * "of the tensor; unique",
+    "name"   / string                     * "name of the tensor; unique",
     "dims"   / Sizes(u32, size, "dims")   * "sizes, the contiguous one first: a Linear's weight is [in, out]",
     "shape"  / Derived(reverse_(this.dims)) * "the sizes in torch's order: [out, in]",
     "dtype"  / TypeCode(u32, GGML_TYPES)  * "how the payload is stored; `type` in the specification",
-    "offset" / u64                        * "where the payload begins, in bytes into DATA",
+    "offset" / u64                        * "first byte of the payload, counted from the start of DATA",
     spec("gguf-name-64",   nbytes_(this.name), at_most(64, "bytes")),
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
@@ -144,11 +145,11 @@ TensorInfo = Struct(
 FIRST_SHARD = Lookup(this.metadata, SHARDS.number, 0) == 0
 
 GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
-    "header"       / Header                                                    * "what the file is, and how much of it",
+    "header"       / Header                                                    * "version, byte order and counts",
     "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, once="gguf-keys-once", keys=KEY_TYPES)
                                                                                * "typed values by key",
-    "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, 32))             * "of DATA and offsets: that key, or 32",
-    "tensor_infos" / Table(this.header.n_tensors, TensorInfo)                  * "one row a tensor",
+    "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, 32))             * "of DATA and of payloads: that key, or 32",
+    "tensor_infos" / Table(this.header.n_tensors, TensorInfo)                  * "one row per tensor",
     "padding"      / Padding(this.alignment, may_lack=this.header.n_tensors == 0) * "zeros up to the alignment",
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)      * "the payloads, each at its offset",
     NamesOnce("gguf-names-once",  "tensor_infos"),

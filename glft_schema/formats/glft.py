@@ -2,8 +2,8 @@
 
     HEADER | METADATA | DESCRIPTORS | DATA
 
-Regions follow one another without padding. DATA begins where the last descriptor ends. Offsets
-count from there.
+Regions follow one another without padding, so DATA begins where the last descriptor ends. The
+offsets of tensors count from the start of DATA.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Descriptor = Struct(
     "dims"   / Sizes(u8, u32, "dims")  * "sizes in torch's order, the slowest first: a Linear's weight is [out, in]",
     "dtype"  / TypeCode(u8, TYPES)     * "how the payload is stored",
     "shape"  / Derived(this.dims)      * "the same: torch's order",
-    "offset" / u64                     * "where the payload begins, in bytes into DATA",
+    "offset" / u64                     * "first byte of the payload, counted from the start of DATA",
     Rule("glft-name", len_(this.name), at_least(1, "character")),
     TensorFits("glft-dims-fit-type", "dims"),
     title="descriptor",

@@ -1,4 +1,4 @@
-"""Formats by name, by file ending and by magic.
+"""Formats by name, by file extension and by magic.
 
 `FORMATS` lists them all. safetensors is read and written, but not declared: see
 `glft_schema.weights.safetensors_files`.
@@ -24,7 +24,7 @@ SAFETENSORS_ENDING = ".safetensors"
 OTHER_FILES = {
     ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
     b"{": "a safetensors file: open_checkpoint and glft convert read it",  # after eight bytes of length
-    b"vers": "a pointer of Git LFS: the file itself is still to be fetched",
+    b"vers": "a Git LFS pointer: fetch the file with git lfs pull",
     b"<!DO": "a web page",
     b"<htm": "a web page",
 }
@@ -63,7 +63,7 @@ def format_for(path: StrPath, name: str | None) -> Format:
     """
     ending = _ending(path)
     if name is None and ending == SAFETENSORS_ENDING:
-        raise OptionError(f"expected a {_names()} file to write, found a safetensors file: glft_schema.convert writes those")
+        raise OptionError(f"expected a {_names()} file to write, found a safetensors file: use glft_schema.convert")
     return format_named(name) if name is not None else endings().get(ending, DEFAULT)
 
 
@@ -81,7 +81,7 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
     known = endings()
     if ending not in known:
         raise OptionError(
-            f"expected a format, or a file that ends in {', '.join([*known, SAFETENSORS_ENDING])}, found {str(path)!r}"
+            f"expected a format, or an output file that ends in {', '.join([*known, SAFETENSORS_ENDING])}, found {str(path)!r}"
         )
     return known[ending]
 

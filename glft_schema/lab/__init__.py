@@ -1,4 +1,5 @@
-"""The quantization lab that GLFT originates from: quantizers, file writer and reader, full run."""
+"""The quantization lab that GLFT comes from: quantizers, a file writer and reader, and the full
+run."""
 
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import (

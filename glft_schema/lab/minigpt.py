@@ -1,4 +1,4 @@
-"""MiniGPT: a byte-level GPT that trains in a minute and still learns."""
+"""MiniGPT: a byte-level GPT that is small enough to train in a minute."""
 
 from __future__ import annotations
 

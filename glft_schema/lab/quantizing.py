@@ -74,7 +74,7 @@ def _quantize(
     w: torch.Tensor, group: int | None, largest: int, scale_dtype: torch.dtype | None, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if not is_float(w.dtype):
-        raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert it", name)
+        raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert the tensor", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise OptionError(f"expected a scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
     if w.dim() < 2 or not w.numel():
@@ -82,7 +82,7 @@ def _quantize(
     rows, columns = matrix(w.shape)
     size = columns if group is None else group
     if size < 1 or columns % size:
-        raise TensorError(f"expected rows that are whole groups of {size}, found {columns} weights", name)
+        raise TensorError(f"expected a row length that is a multiple of {size}, found {columns}", name)
     codes = torch.empty(rows, columns, dtype=torch.int8, device=w.device)
     scales = torch.empty(rows, columns // size, dtype=scale_dtype or torch.float16, device=w.device)
     formula = _formula(size, largest, scales.dtype)

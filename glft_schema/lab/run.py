@@ -1,6 +1,5 @@
-"""The full run of the lab: train, fake-quantize, write, read back, compare, measure, report.
-
-Source of the task: the lab that GLFT originates from. docs/lab.md lists its requirements.
+"""Runs the whole lab: train, fake-quantize, write, read back, compare, measure, report. The
+exercise is the one that GLFT comes from. docs/lab.md lists its requirements.
 """
 
 from __future__ import annotations
@@ -197,7 +196,8 @@ def broken_promises(manifest: Mapping[str, Any]) -> list[str]:
                     failures.append(f"{scheme}: expected an error of at most {limit:g} in {kind} {name}, found {error:g}")
         if not measured["saving"] >= LEAST_SAVING[scheme]:
             least = LEAST_SAVING[scheme]
-            failures.append(f"{scheme}: expected a file at least {least:g} times smaller, found {measured['saving']:.2f}")
+            problem = f"expected to be {least:g} times smaller than the checkpoint, found {measured['saving']:.2f} times"
+            failures.append(f"{scheme}: {problem}")
     return failures
 
 

@@ -1,1 +1,1 @@
-"""Sources of bytes and atomic writes. Knows nothing of what the bytes mean."""
+"""Byte sources and atomic writes, independent of any file format."""

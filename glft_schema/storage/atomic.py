@@ -117,7 +117,7 @@ def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
         old = os.stat(name)
     if old and not stat.S_ISREG(old.st_mode):
         code = errno.EISDIR if stat.S_ISDIR(old.st_mode) else errno.EINVAL
-        raise OSError(code, "is not a regular file; left unchanged", name)
+        raise OSError(code, "not a regular file; left unchanged", name)
     return os.path.realpath(name, strict=old is not None), old
 
 

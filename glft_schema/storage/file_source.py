@@ -148,7 +148,7 @@ def open_regular(path: StrPath) -> int:
 def _check_regular(status: os.stat_result, path: StrPath) -> None:
     if not stat.S_ISREG(status.st_mode):
         code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.EINVAL
-        raise OSError(code, "it is not a regular file", os.fspath(path))
+        raise OSError(code, "not a regular file", os.fspath(path))
 
 
 def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int | None = None) -> FileSource:

@@ -1,4 +1,4 @@
-"""Byte sources: the base class, bytes in memory, and a wrapper that never touches a map.
+"""Byte sources: the base class, bytes in memory, and a wrapper that never accesses a memory map.
 
 A `Source` checks the bounds of each read before it allocates. Files are in `storage.file_source`,
 and `storage.cursor.Cursor` is the stream over a source that construct reads.
@@ -102,7 +102,7 @@ class Source:
         return self  # nothing in it changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError(f"a file over a {type(self).__name__} cannot be pickled")
+        raise TypeError(f"cannot pickle a file with a {type(self).__name__} as its source")
 
     def _view(self, start: int, nbytes: int) -> memoryview:
         raise NotImplementedError

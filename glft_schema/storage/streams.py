@@ -80,5 +80,5 @@ def _piece(stream: Readable, nbytes: int) -> bytes:
     if piece is None:
         raise BlockingIOError(errno.EAGAIN, "the stream is non-blocking and has no bytes yet")
     if not isinstance(piece, (bytes, bytearray, memoryview)):
-        raise TypeError(f"expected a stream of bytes, found one of {shown(piece, 40)}: open it in binary mode")
+        raise TypeError(f"expected a stream of bytes, found one that returns {shown(piece, 40)}: open the file in binary mode")
     return bytes(piece)

@@ -55,6 +55,6 @@ def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:
     while left:
         written = stream.write(left)
         if not written:
-            raise OSError("the stream takes no more bytes")
+            raise OSError("the stream accepts no more bytes")
         left = left[written:]
     return memoryview(data).nbytes

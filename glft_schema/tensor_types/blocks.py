@@ -1,5 +1,5 @@
-"""Types whose rows are sequences of blocks of equal size, each a small Struct: how ggml stores
-quantized tensors.
+"""Types whose rows are sequences of equally sized blocks, each a small Struct. ggml stores its
+quantized tensors this way.
 
 A block type is declared by the fields of its block. A formula sees many blocks at once, each field
 as one tensor.
@@ -46,7 +46,7 @@ def block_type(
                 yield True, "weights are too large for the scale of their block", beyond
 
     whole_blocks = FuncPath(lambda dims: _row(dims) % weights == 0)
-    rows = Predicate(f"rows that are a multiple of {weights} long", whole_blocks, show=lambda dims: str(_row(dims)))
+    rows = Predicate(f"a row length that is a multiple of {weights}", whole_blocks, show=lambda dims: str(_row(dims)))
     payload = Struct(
         Rule(f"{name.lower()}-rows", DIMS, rows),
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",

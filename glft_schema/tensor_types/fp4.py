@@ -1,5 +1,5 @@
-"""Types of four-bit floats: the OCP's MXFP4, NVIDIA's NVFP4, and ggml's IQ4, whose four bits index
-a table.
+"""Types of four-bit floats: the OCP's MXFP4, NVIDIA's NVFP4, and ggml's IQ4, whose four-bit codes
+index a table.
 
 Sources: the block structs and tables of ggml-common.h and the formulas of ggml-quants.c, both of
 llama.cpp; checked bit by bit against both. The encoders are in `encoders.fp4`, the scales (E8M0,

@@ -49,10 +49,10 @@ def register_type(
         ValueError: if the name or the code is in use, or the encoder has other parameters.
     """
     if not isinstance(code, int) or code < 0 or not isinstance(weights, int) or weights < 1:
-        raise ValueError(f"expected a code from 0 on and at least 1 weight in a block, found {code!r} and {weights!r}")
+        raise ValueError(f"expected a non-negative code and at least one weight per block, found {code!r} and {weights!r}")
     for known in GGML_TYPES:
         if code == known.code or name.lower() == known.scheme:
-            raise ValueError(f"expected a code and a name that are free, found those of {known.code} {known}")
+            raise ValueError(f"expected an unused code and an unused name, found those of {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
     GGML_TYPES.add(type_)
     return type_

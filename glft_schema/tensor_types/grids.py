@@ -1,5 +1,5 @@
-"""The fixed grids of ggml's i-quants: lists of short vectors, one of which replaces each vector of
-weights.
+"""The fixed grids of ggml's i-quants: codebooks of short vectors. Each vector of weights is
+replaced by an entry.
 
 The grids are stored in ``ggml_grids.bin``, declared by `Grids`. An entry is stored as indices into
 the list of its grid's values.

@@ -1,4 +1,5 @@
-"""Tensor types: a code on disk, a payload Struct, and the formulas between fields and numbers."""
+"""Tensor types: the code on disk, the payload's Struct, and the formulas that convert fields to
+weights and back."""
 
 from __future__ import annotations
 
@@ -122,7 +123,7 @@ class TensorType:
 
     def __post_init__(self) -> None:
         if self.name in _NAMES:
-            raise ValueError(f"expected a name that no other type has, found {self.name!r}")
+            raise ValueError(f"expected an unused type name, found {self.name!r}")
         if self.quantize and (parameter := _importance(self.quantize)):
             object.__setattr__(self, "takes_importance", True)
             object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
@@ -182,7 +183,7 @@ class TensorType:
     def dtype_refusal(self, dtype: torch.dtype) -> str:
         """Returns why `encode` does not accept tensors of `dtype`."""
         kind = "a signed integer dtype, uint8 or bool" if self.is_integer else "a float dtype"
-        return f"expected {kind}, found {dtype}: exclude or convert it"
+        return f"expected {kind}, found {dtype}: exclude or convert the tensor"
 
     @property
     def least_row(self) -> int:
@@ -266,9 +267,9 @@ class TensorType:
             device, rows = tensor.device, tensor if tensor.dim() > 1 else tensor.reshape(1, -1)
         self.nbytes(dims)
         if self.quantize is None:
-            raise TensorError(f"there is no encoder for {self}", name)
+            raise TensorError(f"{self} can only be read: it has no encoder", name)
         if importance is None and self.needs_importance:
-            raise TensorError(f"{self} needs the importance of its columns", name)
+            raise TensorError(f"{self} requires an importance matrix", name)
         spread = None if importance is None else spread_importance(importance, dims, name).to(device)
         fields = {
             key: torch.empty(matrix(dims)[0], pitch, dtype=part.number.dtype, device=device)
@@ -482,7 +483,7 @@ class OpaqueType(TensorType):
         return None
 
     def nbytes(self, dims: Sequence[int]) -> int:
-        raise FormatError(f"expected a type whose bytes can be counted, found {self}")
+        raise FormatError(f"expected a type of known size, found {self}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OpaqueType.of, (self.code,)

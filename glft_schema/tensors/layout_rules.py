@@ -1,4 +1,4 @@
-"""Rules on the positions of payloads that are stricter than `TensorData`."""
+"""Rules on the positions of payloads, stricter than those of `TensorData`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from glft_schema.tensors.region import TensorMap
 class Contiguous(Check):
     """The rule that each payload begins where the one before it in the table, padded, ends."""
 
-    expected = "where the payload before it, padded, ends: no gap, no other order, none shared"
+    expected = "the end of the previous payload, padded: no gaps, no other order, no shared payloads"
 
     def needs(self) -> set[str]:
         return {self.field}

@@ -1,4 +1,4 @@
-"""The region of payloads, and the rules that tie it to the table of tensors."""
+"""The data region, which holds the payloads, and the rules that connect it to the tensor table."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64
 class TensorFits(Check):
     """Rule: a row's type can hold its shape, and the size in bytes does not overflow 64 bits."""
 
-    expected = "sizes that the type can hold and whose bytes do not overflow 64 bits"
+    expected = "dims that the type can store, with a size in bytes that fits into 64 bits"
 
     def needs(self) -> set[str]:
         return {self.field, "dtype", "shape"}
@@ -41,7 +41,7 @@ class TensorFits(Check):
             return
         if not is_countable(shape):
             found = shown(list(context[self.field]))
-            self.broken(context, f"{self.field} {found} overflow 64 bits", f"{path} -> {self.field}")
+            self.broken(context, f"the size in bytes of {self.field} {found} overflows 64 bits", f"{path} -> {self.field}")
         if refusal := dtype.refusal(shape):
             self.broken(context, f"{dtype}: {refusal}", f"{path} -> {self.field}")
 
@@ -193,7 +193,7 @@ class TensorData(construct.Construct):
     def _past_end(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
         """Returns the error for a payload past the end, with its first field that does not fit."""
         if payload.offset > size:
-            problem = f"expected at most {size}, the bytes of the region, found {payload.offset}"
+            problem = f"expected at most {size} (the size of the region), found {payload.offset}"
             return TruncatedError(problem, self._offset_path(path, row))
         left = size - payload.offset
         spans = payload.dtype.field_spans(payload.shape).items()
@@ -207,7 +207,7 @@ class TensorData(construct.Construct):
             raise FormatError(f"expected a mapping of names to payloads, found {shown(obj)}", path)
         names = {row.name for row in rows}
         if unknown := [name for name in obj if name not in names]:
-            raise FormatError(f"expected payloads of tensors in the table, found {shown(unknown[0])}", path)
+            raise FormatError(f"expected payloads only for tensors in the table, found one for {shown(unknown[0])}", path)
         for row in rows:
             if row.name not in obj:
                 raise FormatError("expected a payload, found none", f"{path} -> {shown(row.name)}", tensor=row.name)

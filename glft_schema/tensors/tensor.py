@@ -1,4 +1,4 @@
-"""A tensor in a file. Reads only the bytes that a request needs."""
+"""A tensor in a file. Only the bytes needed for a request are read."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ class Tensor:
 
     def _check_known(self) -> None:
         if not self.dtype.is_known:
-            problem = f"type {self.dtype.code} is unknown; glft_schema.types.register_type adds types"
+            problem = f"type {self.dtype.code} is unknown; add it with glft_schema.types.register_type"
             raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
@@ -242,7 +242,7 @@ class Tensor:
             except TypeError:
                 at = None
             if at is None:
-                raise IndexError(f"expected integers, slices with a step above 0, and ..., found {shown(part)}")
+                raise IndexError(f"expected an integer, a slice with a positive step, or ..., found {shown(part)}")
             if not -size <= at < size:
                 raise IndexError(f"index {at} is out of bounds for dim {axis} of size {size}")
             ranges.append(range(at % size, at % size + 1))

@@ -1,8 +1,7 @@
-"""Uploads to a GPU through two pinned buffers, so that reading, copying and computing overlap.
-
-The driver copies pageable memory in small steps while the program waits. Here all threads copy a
-payload into pinned memory. The device fetches it on a separate stream while the next piece fills
-the other buffer and formulas of earlier tensors run on the main stream.
+"""Uploads to a GPU through two pinned buffers, so that reading, copying and computing overlap. From
+pageable memory, the driver would copy in small steps while the program waits. Instead, all threads
+copy a payload into pinned memory. The device fetches it on a separate stream while the next piece
+fills the other buffer and formulas of earlier tensors run on the main stream.
 """
 
 from __future__ import annotations

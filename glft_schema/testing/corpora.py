@@ -87,7 +87,7 @@ def read_corpus(manifest: str | os.PathLike[str]) -> list[Case]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, OptionError):
             raise
-        raise OptionError(f"expected a manifest of files to try, found {shown(str(path))}: {shown(error)}") from None
+        raise OptionError(f"expected a manifest of glft fuzz, found {shown(str(path))}: {shown(error)}") from None
 
 
 def format_of_corpus(manifest: str | os.PathLike[str]) -> Format:

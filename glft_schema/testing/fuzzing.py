@@ -227,7 +227,7 @@ def escaping(*known: type[Exception]) -> Iterator[None]:
         raise
     except Exception as error:
         raise PropertyError(
-            "escaped", f"expected a FormatError or none, found {type(error).__name__}: {one_line(str(error))}"
+            "escaped", f"expected a FormatError or no error, found {type(error).__name__}: {one_line(str(error))}"
         ) from error
 
 
@@ -238,9 +238,9 @@ def _parsed(case: Case) -> File | None:
             broken = check_rules(file, case.rules) if case.rules else ()
     except FormatError as error:
         if case.kind == VALID:
-            raise PropertyError("accepted", f"expected a valid file to be read, found {error.text}") from error
+            raise PropertyError("accepted", f"expected a valid file to be accepted, found {error.text}") from error
         if case.kind != CORRUPTED and (not error.path or error.offset is None or not 0 <= error.offset <= len(case.stored)):
-            raise PropertyError("escaped", f"expected a field and a byte of the file, found {error.text}") from error
+            raise PropertyError("escaped", f"expected an error with a field and a byte offset, found {error.text}") from error
         return None
     if broken:
         raise PropertyError("accepted", f"expected no finding of {case.rules}, found {broken[0].rule} at {broken[0].path}")
@@ -368,7 +368,7 @@ def fuzz(
         except KeyboardInterrupt:
             seconds, limit = time.monotonic() - started, TRIALS * (SECONDS[0] + SECONDS[1] * len(case.stored))
             if last is None and seconds > limit:
-                problem = f"expected at most {limit:.1f} s, found no end after {seconds:.1f} s"
+                problem = f"expected at most {limit:.1f} s, still running after {seconds:.1f} s"
                 last = Failure(case, PropertyError("bounded", problem))
             raise
         finally:

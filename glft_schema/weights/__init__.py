@@ -1,1 +1,1 @@
-"""From weights to a file: checkpoints, type schemes, importance, saving and conversion."""
+"""Writes weights to files: checkpoints, type schemes, importance, saving and conversion."""

@@ -88,7 +88,7 @@ def _open_folder(folder: Path) -> Mapping[str, Any]:
             raise FormatError(f"expected an index (*{INDEX_SUFFIX}) or one safetensors file, found {len(files)} files")
         return open_safetensors(files[0])[0]
     if len(indices) > 1:
-        raise FormatError(f"expected one index in the folder, found {', '.join(safe(index.name) for index in indices)}")
+        raise FormatError(f"expected one index in the directory, found {', '.join(safe(index.name) for index in indices)}")
     return _open_index(indices[0])
 
 
@@ -104,7 +104,7 @@ def _open_index(index: Path) -> Mapping[str, Any]:
     opened = {}
     for shard in sorted(shards, key=str):
         if not _is_file_name(shard):
-            raise FormatError(f"expected the name of a file in the folder, found {shown(shard)}", "weight_map")
+            raise FormatError(f"expected the name of a file in the directory, found {shown(shard)}", "weight_map")
         opened[shard] = open_safetensors(index.parent / shard)[0]
     missing = [name for name, shard in weight_map.items() if name not in opened[shard]]
     if missing:

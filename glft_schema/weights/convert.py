@@ -1,8 +1,8 @@
 """Converts weights files between safetensors, GLFT and GGUF, one tensor at a time.
 
 Payloads are copied bit for bit if the target has their type and no scheme selects another. GGUF
-metadata is typed. GLFT and safetensors hold only text, so each value is stored as its type and
-JSON, and the entry `MARKER` marks the file. Converting back restores the types.
+metadata is typed. GLFT and safetensors metadata is only text, so each value is stored there as its
+type followed by JSON, and an entry `MARKER` marks the file. Converting back restores the types.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def convert(
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
     if target is None:
         if header or alignment or rules or importance:
-            raise OptionError("a safetensors file takes no header, alignment, rules or importance")
+            raise OptionError("header, version, byte order, alignment, rules and importance do not apply to a safetensors file")
         texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
         return save_safetensors(tensors, out, texts, schemes=schemes, progress=progress, measure=True)
     typed = target.has_typed_metadata

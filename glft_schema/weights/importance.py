@@ -1,8 +1,8 @@
-"""Importance matrices of llama.cpp's ``llama-imatrix``: weights of errors per column.
+"""Importance matrices from llama.cpp's ``llama-imatrix``: a weight for the errors of each column.
 
-An error in a weight matters in proportion to the squared activation it is multiplied by.
-``llama-imatrix`` runs a model on a text and averages these squares for each column of each matrix.
-Encoders that search for scales weight errors with the averages.
+The effect of an error in a weight is proportional to the square of the activation that the weight
+is multiplied by. ``llama-imatrix`` runs a model on a text and averages these squares for each
+column of each matrix. Encoders that search for scales weight errors with the averages.
 
 Two formats are read: GGUF files of type ``imatrix``, with two tensors for each matrix, and the
 older format declared by `LegacyMatrix`. Source: tools/imatrix and tools/quantize of llama.cpp.
@@ -84,7 +84,7 @@ def _read_legacy(source: Source) -> dict[str, torch.Tensor]:
     means: dict[str, torch.Tensor] = {}
     for number, entry in enumerate(entries):
         if entry.name in means:
-            raise FormatError(f"expected each name once, found {shown(entry.name)} twice", f"entries -> {number} -> name")
+            raise FormatError(f"expected unique names, found {shown(entry.name)} twice", f"entries -> {number} -> name")
         sums = entry.sums.array() if isinstance(entry.sums, StoredNumbers) else entry.sums
         means[entry.name] = _mean(torch.from_numpy(np.array(sums, np.float32)), torch.tensor([float(entry.calls)]))
     return means
@@ -105,7 +105,7 @@ def _read_gguf(path: StrPath) -> dict[str, torch.Tensor]:
                 raise FormatError(f"expected a matching tensor {shown(matrix + COUNTS)}, found none", tensor=name)
             sums, counts = (tensors[matrix + suffix].dequantize().flatten() for suffix in (SUMS, COUNTS))
             if not counts.numel() or sums.numel() % counts.numel():
-                problem = f"expected a multiple of {counts.numel()} sums, the number of matrices, found {sums.numel()}"
+                problem = f"expected a multiple of {counts.numel()} sums (the number of matrices), found {sums.numel()}"
                 raise FormatError(problem, tensor=name)
             means[matrix] = _mean(sums, counts)
         return means
@@ -126,9 +126,9 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
         TensorError: if an importance does not fit its tensor.
     """
     if not isinstance(importance, Mapping):
-        raise OptionError(f"expected a mapping of names to importance, found {shown(importance)}")
+        raise OptionError(f"expected a mapping of tensor names to importance tensors, found {shown(importance)}")
     if importance and not importance.keys() & tensors.keys():
-        others = f"it has {len(importance)} others, e.g. {shown(next(iter(importance)))}"
+        others = f"it has {len(importance)} other tensors, such as {shown(next(iter(importance)))}"
         raise OptionError(f"the importance matrix covers none of these tensors ({others})")
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():

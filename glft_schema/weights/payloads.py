@@ -1,4 +1,5 @@
-"""Payloads to be written: planned with type and size, encoded on writing, and reported."""
+"""Payloads to be written: planned with type and size, encoded when written, and listed in the
+report."""
 
 from __future__ import annotations
 

@@ -95,11 +95,11 @@ def save_safetensors(
         header[tensor.name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     for text in (*payloads, *(metadata or {}), *(metadata or {}).values()):
         if not isinstance(text, str) or not is_utf8(text):
-            raise FormatError(f"expected text that UTF-8 can hold, found {shown(text)}", "header")
+            raise FormatError(f"expected text that can be encoded as UTF-8, found {shown(text)}", "header")
     stored_header = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     stored_header += b" " * (-len(stored_header) % 8)
     if len(stored_header) > MAX_HEADER:
-        raise LimitError(f"expected a header of at most {MAX_HEADER} bytes, a limit of safetensors, found {len(stored_header)}")
+        raise LimitError(f"expected at most {MAX_HEADER} bytes of header (a limit of safetensors), found {len(stored_header)}")
     with atomic_write(path) as stream:
         write_all(stream, len(stored_header).to_bytes(8, "little") + stored_header)
         for tensor in ordered:

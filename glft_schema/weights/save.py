@@ -116,7 +116,7 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
             continue
         if earlier:
             difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
-            note = f"tied to {shown(earlier[0])}, which gets another {difference}: stored separately"
+            note = f"tied to {shown(earlier[0])}, which has a different {difference}, so it is stored separately"
             choices[name] = Choice(choices[name].type, "; ".join(filter(None, (choices[name].note, note))))
             warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
         earlier.append(name)

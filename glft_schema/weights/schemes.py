@@ -1,4 +1,4 @@
-"""Choice of a type for each tensor, by name, schemes and the limits of the types."""
+"""Chooses a type for each tensor, from its name, the schemes, and what each type can store."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def choose_types(
     for key, scheme in schemes.items():
         type_, names = _type(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
-            raise SchemeError(f"{type_.scheme} needs an importance matrix, found none for {shown(key)}")
+            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}")
         for name in names:
             requests.setdefault(name, []).append((key, type_))
     return {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
@@ -65,7 +65,7 @@ def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
                 raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
     names = ", ".join(type_.scheme for type_ in types if type_.has_encoder)
-    raise SchemeError(f"expected one of {names}, found {scheme!r}")
+    raise SchemeError(f"expected a tensor type ({names}), found {scheme!r}")
 
 
 def _choose(
@@ -86,11 +86,11 @@ def _choose(
         if refusal is None and type_.needs_importance and tensor.importance is None:
             refusal = "it has no importance matrix"
         if refusal is None and keep_vectors and key != name and len(tensor.shape) < 2:
-            refusal = "it has fewer than two dims and no scheme by name"
+            refusal = "it has fewer than two dims, and no scheme selects it by its full name"
         if refusal is None:
             return Choice(type_, "; ".join(refusals))
         if key == name:
-            raise TensorError(f"{type_.scheme} cannot hold it: {refusal}", name)
+            raise TensorError(f"cannot be stored as {type_.scheme}: {refusal}", name)
         refusals.append(f"not {type_.scheme}: {refusal}")
     if stored_type is not None and stored_type in types:
         return Choice(stored_type, "; ".join(refusals))
@@ -104,9 +104,9 @@ def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], not
         if type_.exact == str(tensor.dtype).removeprefix("torch."):
             return type_, "; ".join(notes)
     if tensor.dtype == torch.float64:
-        raise TensorError("no type holds float64 exactly; select a type by scheme, such as f32, to round it", name)
+        raise TensorError("no type stores float64 exactly; to round it, select a type such as f32 by a scheme", name)
     if is_float(tensor.dtype):
-        return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32, exactly"])
+        return types["F32"], "; ".join([*notes, f"{tensor.dtype} widened to F32 (lossless)"])
     for type_ in types if tensor.dtype in (torch.bool, torch.uint8) else ():
         if type_.is_integer and torch.promote_types(type_.dtype, tensor.dtype) == type_.dtype:
             return type_, "; ".join([*notes, f"{tensor.dtype} widened to {type_}, exactly"])

@@ -1,4 +1,4 @@
-"""Tensors to be written: shape and dtype are known, values are loaded when needed."""
+"""Tensors to be written, with known shape and dtype; values are loaded when needed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if not isinstance(name, str):
-        raise TensorError("expected a string as name", str(name))
+        raise TensorError("expected a string as the name of a tensor", str(name))
     if isinstance(tensor, StoredTensor):
         return tensor
     check_dense(name, tensor)
@@ -67,7 +67,7 @@ def check_dense(name: str, tensor: Any) -> None:
         raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
-        raise TensorError(f"expected a dense tensor with numbers in memory, found a {type(tensor).__name__} ({kind})", name)
+        raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -49,7 +49,7 @@ def load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
         if isinstance(tensor, torch.Tensor) and is_dense(tensor):
             stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
             if whole > max(stored, MAX_REPEATED):
-                problem = f"expected {whole} bytes of values, found {stored} that are repeated: save a contiguous tensor"
+                problem = f"expected {whole} bytes of values, found {stored}, repeated by strides: save tensor.contiguous()"
                 raise TensorError(problem, str(name))
     return dict(loaded)
 

@@ -82,7 +82,7 @@ class Expressions:
         if isinstance(expression, ValueOfKey):
             return self._value_of_key(expression, at)
         if not isinstance(expression, Reference):
-            raise UnsupportedError(f"Kaitai Struct has no expression {expression}")
+            raise UnsupportedError(f"Kaitai Struct cannot express {expression}")
         if (param := self.param(expression, at)) is not None:
             return param
         path, part, _ = self.find(expression, at)
@@ -132,7 +132,7 @@ class Expressions:
             return f"{path}.length"
         if isinstance(part.node, (s.List, s.Counted)):
             return f"{path}.size"
-        raise UnsupportedError(f"Kaitai Struct has no length of {of}")
+        raise UnsupportedError(f"Kaitai Struct cannot express the length of {of}")
 
     def element(self, expression: Expression, index: str, at: Location) -> str:
         """Returns an element of a list. Raises UnsupportedError for other expressions."""
@@ -143,7 +143,7 @@ class Expressions:
             return self.element(part.node.value, index, at)
         if isinstance(part.node, (s.List, s.Counted)) and isinstance(part.node.item, (s.Number, s.Either)):
             return f"{path}[{index}]"
-        raise UnsupportedError(f"Kaitai Struct has no elements of {expression}")
+        raise UnsupportedError(f"Kaitai Struct cannot index {expression}")
 
     def _value_of_key(self, expression: ValueOfKey, at: Location) -> str:
         path, table, struct = self.find(expression.mapping, at)

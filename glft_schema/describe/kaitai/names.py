@@ -1,4 +1,5 @@
-"""Names for Kaitai Struct: lower-case identifiers that are reserved in none of its languages."""
+"""Names for Kaitai Struct: lower-case identifiers that are not reserved in any of its target
+languages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Instances of table rows in Kaitai Struct: a tensor's payload, and the value of a key.
+"""Kaitai Struct instances that depend on table rows: a tensor's payload, and the value of a
+metadata key.
 
-Kaitai Struct has neither loops nor searches. Instead each row receives the result of the rows
-before it as a parameter. Rows are evaluated one by one, so calls do not nest.
+Kaitai Struct has neither loops nor searches. Instead, each row gets the result of the previous rows
+as a parameter. Rows are evaluated in order, so the recursion stays shallow.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _nbytes(types: Types, type_: s.TypeOf, params: dict[str, str]) -> str:
         item = part.node.number if isinstance(part.node, s.Numbers) else part.node
         size = types.schema.structs[part.node.block].size if isinstance(part.node, s.BlockArray) else types.schema.size(item)
         if size is None:
-            raise UnsupportedError(f"no expression has the size of {type_.type} {part.name}")
+            raise UnsupportedError(f"Kaitai Struct cannot express the size of {type_.type} {part.name}")
         count = types.count(part.node, at) if isinstance(part.node, (s.Numbers, s.BlockArray)) else "1"
         sizes.append(" * ".join([*([count] if count != "1" else []), *([str(size)] if size != 1 or count == "1" else [])]))
     return " + ".join(sizes) or "0"
@@ -94,7 +95,7 @@ def with_lookup(types: Types, specs: dict[str, Attr], search: KeySearch) -> None
     attr["type"] = f"{attr['type'].removesuffix(')')}{', ' if '(' in attr['type'] else '('}{before})"
     key, key_field, _ = types.expressions.find(Reference((str(node.key),)), Location(row))
     if not isinstance(key_field.node, s.Text):
-        raise UnsupportedError(f"the keys of {search.table.name} are not texts")
+        raise UnsupportedError(f"the keys of {search.table.name} are not strings")
     doc = f"The value of {lookup.key} in the rows before, or {lookup.default}."
     specs[row].setdefault("params", []).append({"id": search.before, "doc": doc, "type": "u8"})
     is_key = f"{key}.bytes == [{', '.join(map(str, lookup.key.encode()))}]"
@@ -107,7 +108,7 @@ def _integer(types: Types, row: str, value: str) -> list[str]:
     """Returns the start of a conditional: a field's value if it is an integer, else ..."""
     path, part, _ = types.expressions.find(Reference((value,)), Location(row))
     if not isinstance(part.node, s.Switch):
-        raise UnsupportedError(f"{value} does not depend on a field before")
+        raise UnsupportedError(f"{value} does not depend on an earlier field")
     on, code, _ = types.expressions.find(part.node.on, Location(row))
     if not isinstance(code.node, s.Code):
         raise UnsupportedError(f"{on} is not the code of a type")

@@ -81,7 +81,7 @@ class Types:
             case s.Code():
                 number = self.typed(node.number, at)
                 if isinstance(number["type"], dict):
-                    raise UnsupportedError("a list of codes whose number varies has no enum")
+                    raise UnsupportedError("a type code whose integer width varies cannot have an enum")
                 valid = {"valid": {"in-enum": True}} if node.table.unknown is None else {}
                 return number | {"enum": self.enum(node.table)} | valid
             case s.Ref():

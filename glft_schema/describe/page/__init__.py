@@ -1,1 +1,1 @@
-"""A file as one self-contained page of HTML; see `render`."""
+"""A file as a self-contained HTML page; see `render`."""

@@ -1,4 +1,4 @@
-"""The fields of a file as a tree, and their bytes, within the limits of a page."""
+"""The fields of a file as a tree, with their bytes, as far as they fit on a page."""
 
 from __future__ import annotations
 

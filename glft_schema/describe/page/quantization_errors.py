@@ -1,4 +1,4 @@
-"""Quantization errors: the numbers of a tensor compared with its source."""
+"""Quantization errors: the values of a tensor compared with those of its source."""
 
 from __future__ import annotations
 

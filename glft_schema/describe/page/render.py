@@ -1,7 +1,7 @@
-"""A file as a self-contained page of HTML, which opens from disk and loads nothing.
+"""A file as a self-contained HTML page, which can be opened from disk and loads no other resources.
 
-`page.html.jinja` is the structure, `page.css` the style. Content of the file enters the page as
-escaped text, or as JSON that the scripts insert as text.
+`page.html.jinja` is the structure, `page.css` the style. The file's content is inserted as escaped
+text, or as JSON that the scripts insert as text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Searches that end with single codes: each is changed if that leaves less error, by the scale that
-fits its whole group.
+"""Searches that finish code by code: a code is changed if that reduces the error of its group, with
+the scale refitted to the group.
 
-Tensors are those of `scale_searches`: x and counts [n, groups], and one number per group, [groups].
+Tensors have the shapes of `scale_searches`: x and counts are [n, groups], numbers per group are
+[groups].
 
 Source: ggml-quants.c of llama.cpp; the encoders that use these are checked against it bit by bit.
 """

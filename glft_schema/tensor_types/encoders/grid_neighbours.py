@@ -5,9 +5,9 @@ points of four numbers from 0 to 7, 256 to 2048 of the 6561 points of eight numb
 candidates of a point off the grid are all entries nearly as close to it as the closest one. Which
 one is best depends on the weights around the point and on their counts.
 
-Points have 1 to 292 candidates, most of them few. So vectors are sorted by the number of candidates
-of their points: the first candidates of all vectors are tried at once, then the second ones of the
-vectors that have two, and so on, each time a shorter prefix.
+A point has 1 to 292 candidates, most points only a few. So vectors are sorted by their number of
+candidates, the largest first. The first candidates of all vectors are tried at once, then the
+second candidates of the vectors that have at least two, and so on, each time on a shorter prefix.
 
 Source: the tables and searches of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """

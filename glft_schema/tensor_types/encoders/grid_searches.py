@@ -3,12 +3,12 @@
 The search minimizes the sum of ``count * (weight - scale * value) ** 2`` over a group. Given
 entries, the best scale follows by least squares, see `trials.by_fit`. Given a scale, so do good
 entries: weights are divided by it and rounded, and points off the grid move to a neighbour on it.
-So scales are tried that bring the largest weight near the grid's largest value; their entries give
-better scales, and the best one is kept. Last, some entries, depending on the type, are chosen again
-for that scale.
+So the search tries scales that bring the largest weight near the grid's largest value. The entries
+for each of them give a better scale, and the best scale is kept. Finally, depending on the type,
+some entries are chosen again for that scale.
 
-All groups are searched at once: one number per group, [groups], where C has a variable. Weights are
-[values, vectors, groups], so that the sum over a vector adds up whole rows in order, as C does.
+All groups are searched at once: each scalar variable of the C code is a tensor [groups]. Weights
+are [values, vectors, groups], so that the sum over a vector adds up whole rows in order, as C does.
 
 Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit.
 """

@@ -2,12 +2,12 @@
 1/8 up or down.
 
 The search minimizes the same as `grid_searches`. With three values, weights in ascending order are
-best split in three: the first part becomes -1, the middle 0, the last 1. So all splits are tried,
-561 of 32 weights and 153 of 16, each with all shifts. Each has a best scale, see `trials.by_fit`; a
-negative scale mirrors the values. Only then do vectors off the grid move to it.
+best split into three parts: the first becomes -1, the middle 0, the last 1. So all splits are tried
+(561 for 32 weights, 153 for 16), each with every shift. Each has a best scale, see `trials.by_fit`;
+a negative scale mirrors the values. Only then do vectors off the grid move to it.
 
-C keeps a running best with rounded comparisons. We take the argmin, and replay C's loop only for
-groups with a near-tie.
+The C code keeps a running best with rounded comparisons. This module takes the argmin, and replays
+C's loop only for groups with a near-tie.
 
 Source: the quantize functions of ggml-quants.c of llama.cpp; checked against them bit by bit. C
 sorts equal weights in the order of the library's qsort. Here the sort is stable, like glibc's merge

@@ -3,9 +3,9 @@
 Source: ggml-quants.c of llama.cpp; checked against it bit by bit.
 
 The encoders compute in float32 with the scale before it is rounded to float16, like llama.cpp.
-Numbers become codes by conversion to int8, which truncates: in torch many times faster than
-`trunc`. If all weights of a block are so small that 1 / d is infinite, d is stored as 0, and the
-codes mean nothing.
+Numbers become codes by conversion to int8, which truncates: in torch, this is many times faster
+than `trunc`. If all weights of a block are so small that 1 / d is infinite, d is stored as 0 and
+the codes are meaningless.
 
 With an importance, scales are searched for. An `importance` is [rows, in] of the tensor, because
 the mean of a row enters the counts; `weights` are the same numbers as blocks.

@@ -1,17 +1,17 @@
 """Searches for the scale of a group of weights, or its scale and minimum, shared by the encoders of
 several types.
 
-Any scale gives codes, by division and rounding, and any codes give a scale that fits them best, by
-least squares. The best pair cannot be computed. So a few scales are tried: their codes give better
-scales, and the one that leaves the least error is kept, see `trials`. Some searches then change
-single codes, see `code_searches`.
+A scale determines codes, by division and rounding, and codes determine the best scale, by least
+squares. There is no closed form for the best pair. So a few scales are tried: the codes of each
+give a better scale, and the one with the smallest error is kept; see `trials`. Some searches then
+change single codes, see `code_searches`.
 
 All groups are searched at once. Weights are columns x [n, groups]: row i holds weight i of every
 group, so that a sum over a group adds up rows in order, as C does; float32 sums depend on their
-order. One number per group is [groups]. Counts [n, groups] are the weights of errors.
+order. Numbers per group are [groups]. Counts [n, groups] weight the errors.
 
-Source: ggml-quants.c of llama.cpp, whose functions (named at each search) these follow operation by
-operation; the encoders that use them are checked against it bit by bit.
+Source: ggml-quants.c of llama.cpp, whose functions (named in each search) the searches follow
+operation by operation; the encoders that use the searches are checked against it bit by bit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encoders of GLFT's quantized types, each a single graph for torch.compile."""
+"""Encoders of GLFT's quantized types. torch.compile compiles each as a single graph."""
 
 from __future__ import annotations
 

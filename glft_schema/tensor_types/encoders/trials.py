@@ -1,4 +1,4 @@
-"""The loop of every search: try scales or codes in turn, and keep the better trial of each group.
+"""The loop of every search: tries scales or codes in turn, and keeps the best trial of each group.
 
 A group of weights x is stored as small integers, its codes, and a scale. What a search minimizes is
 the sum of ``count * (x - scale * code) ** 2`` over the group, where the counts weight the errors. C

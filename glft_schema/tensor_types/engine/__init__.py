@@ -1,1 +1,1 @@
-"""Runs the formulas of tensor types: in chunks, compiled, on packed bits."""
+"""Runs the formulas of tensor types: chunking, compilation, bit unpacking."""

@@ -1,4 +1,5 @@
-"""float32 arithmetic bit for bit as in C, in the fastest form that torch has.
+"""float32 arithmetic with the same results as C, bit for bit, in the fastest form that torch
+offers.
 
 Masks are int32 with all bits set or none, for `pick`.
 """

@@ -1,8 +1,8 @@
 """Packing, unpacking and table lookups of numbers of one to eight bits. Lower bits come first.
 
 Most functions have two implementations with equal results. Uncompiled on a CPU, moving several
-bytes as one word is fastest (`by_words`). For torch.compile, every number must be the same
-expression, in one shape, so that the compiler generates one loop; reinterpreted words and
+bytes as one word is fastest (`by_words`). For torch.compile, all numbers must come from one
+expression of one shape, so that the compiler generates a single loop; reinterpreted words and
 concatenated parts prevent that.
 """
 

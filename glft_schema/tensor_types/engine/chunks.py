@@ -1,8 +1,8 @@
 """Runs a type's formula over a matrix in chunks of rows, which on a CPU fit into its cache.
 
-A formula makes several passes over its data. The passes over a chunk run in cache, so that the
-matrix is read and written once; docs/design.md has measurements. Compiled, a formula is a single
-pass, see `compiled`.
+A formula makes several passes over its data. The passes over a chunk stay in the cache, so memory
+is read and written once; docs/speed.md has measurements. A compiled formula is a single pass; see
+`compiled`.
 """
 
 from __future__ import annotations
@@ -83,16 +83,16 @@ def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) 
         TensorError: if the importance is invalid.
     """
     if not isinstance(importance, torch.Tensor) or importance.is_complex():
-        raise TensorError(f"expected its importance as a torch.Tensor of real numbers, found {shown(importance)}", name)
+        raise TensorError(f"expected the importance as a torch.Tensor of real numbers, found {shown(importance)}", name)
     columns, stacks = dims[-1] if dims else 1, dims[0] if len(dims) > 2 else 1
     numbers = importance.detach().to(torch.float32).flatten()
     if numbers.numel() not in (columns, stacks * columns):
         either = f"{columns} or {stacks * columns}" if stacks > 1 else f"{columns}"
-        raise TensorError(f"expected the importance of {either} columns, found {numbers.numel()} numbers", name)
+        raise TensorError(f"expected {either} importance values, one per column, found {numbers.numel()}", name)
     invalid = ((numbers >= 0) & numbers.isfinite()).logical_not_().nonzero()
     if len(invalid):
         column = int(invalid[0])
-        problem = f"expected an importance that float32 holds and that is not below 0, found {importance.flatten()[column]:g}"
+        problem = f"expected importance values that are finite and not negative, found {importance.flatten()[column]:g}"
         raise TensorError(f"{problem} for column {column}", name)
     out, width = matrix(dims)
     spread = numbers.view(stacks if numbers.numel() > columns else 1, 1, columns)

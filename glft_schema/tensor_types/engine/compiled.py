@@ -1,18 +1,19 @@
-"""Formulas compiled by torch.compile: always on a GPU, on a CPU after `compile_formulas`.
+"""Compiles formulas with torch.compile: always on a GPU, and on a CPU only if `compile_formulas`
+was called.
 
 Uncompiled, each operation of a formula is a pass over a GPU's memory or a CPU's cache. Compiled,
 the formula is one pass.
 
 A function compiled for one shape is several times faster than one for any shape. So a matrix is
-processed in chunks of few fixed sizes, the last of which may overlap the one before it. Smaller
-matrices are not compiled, nor are formulas of more than `OPERATIONS` operations, as searches are:
-compiling them would take minutes.
+processed in chunks of a few fixed sizes; the last chunk may overlap the previous one. Formulas are
+not compiled for smaller matrices, nor if they have more than `OPERATIONS` operations, as searches
+do: compiling them would take minutes.
 
 Compiling takes seconds, once per process for each formula, dtype and shape of a chunk; block types
 have two shapes. The logger ``glft_schema`` reports the time. torch starts processes for it and
-caches the result in a folder, see its documentation. If compiling fails, as without Triton, a
-`RuntimeWarning` says so once, and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1`` turns
-compiling off.
+caches the result in a folder, see its documentation. If compilation fails, for example without
+Triton, a `RuntimeWarning` is issued once and formulas run uncompiled; ``TORCH_COMPILE_DISABLE=1``
+turns compiling off.
 
 Decoded weights are bit for bit the same on a GPU and a CPU: products of codes and scales are exact,
 so that a fused multiply-add rounds like two operations. Encoded codes may differ by one if a
@@ -134,7 +135,7 @@ def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
     except Exception as error:  # from torch, the code generator, or the compilers that it starts
         _FAILED[next(iter(out.values())).device.type] = error
         reason = " ".join(str(error).split("\n")[:2])  # torch's message and the code generator's
-        warnings.warn(f"formulas are not compiled, and slower for it: {reason}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"torch.compile failed, so formulas run uncompiled and slower: {reason}", RuntimeWarning, stacklevel=3)
         return step
     shapes = {name: list(tensor.shape) for name, tensor in {**given, **out}.items()}
     LOG.info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)

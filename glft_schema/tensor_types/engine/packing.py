@@ -1,4 +1,4 @@
-"""Layouts of codes in bytes: unpacking for the formulas, packing for the encoders."""
+"""How codes are packed into bytes: unpacking for the formulas, packing for the encoders."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def pack_neighbours(codes: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def planes(qs: torch.Tensor, width: int) -> torch.Tensor:
-    """Unpacks bytes whose fields of `width` bits belong to weights 32 apart: u8 [blocks, 32 k] ->
-    [blocks, 32 k f].
+    """Unpacks bytes whose `width`-bit fields belong to weights that are 32 apart: u8 [blocks, 32 k]
+    -> [blocks, 32 k f].
 
     With f = 8 / `width` fields in a byte, weight 32 (f j + s) + l of a block is field s of byte 32
     j + l.

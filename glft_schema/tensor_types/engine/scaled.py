@@ -1,4 +1,4 @@
-"""The results of formulas of quantized types: codes and their scales."""
+"""The result of a quantized type's formula: codes, scales and additive offsets."""
 
 from __future__ import annotations
 

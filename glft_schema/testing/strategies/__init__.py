@@ -4,7 +4,7 @@
     containers("gguf")           whole files, valid by construction
     corruptions(file)            files that break one rule or field, each with the expected error
 
-``glft fuzz`` runs on them. Use them to test other readers, and formats of your own.
+``glft fuzz`` uses them. Use them to test other readers and your own formats.
 """
 
 from __future__ import annotations

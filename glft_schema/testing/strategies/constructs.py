@@ -1,4 +1,4 @@
-"""Values that a construct can build, drawn by its node."""
+"""Values that a construct can build, drawn according to its node."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Corruption:
         except FormatError as error:
             return self._other_error(error)
         if self.error is not None:
-            return f"expected {self.expected}, found a file that is read"
+            return f"expected {self.expected}, found no error"
         findings = check_rules(file, self.sets)
         found = [(finding.rule, finding.path) for finding in findings]
         if Counter(found) != Counter(self.findings):

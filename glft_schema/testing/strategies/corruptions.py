@@ -54,7 +54,7 @@ def corruptions(file: File | bytes, rule: str | None = None, *, aspect: str | No
         raise OptionError(f"expected a rule of {parsed.format.name}, {', '.join(rule_ids(parsed.format))}, found {shown(rule)}")
 
     if not (locations := [location for location in locations if can_be_broken(location)]):
-        raise OptionError(f"no values are known that break {shown(rule)}: its predicate can give some, `broken_by`")
+        raise OptionError(f"no values are known that break {shown(rule)}: declare some as `broken_by` of its predicate")
     rules: dict[str, dict[str, list[RuleLocation]]] = {name: {} for name in WEIGHTS}
     for location in locations:
         rules[aspect_of_rule(parsed.format, location)].setdefault(location.check.id, []).append(location)

@@ -1,7 +1,7 @@
 """Files before building: regions that may break rules, and the payloads as bytes.
 
-A `Draft` is built without checking the rules, and its fields may be `Forged`: built by another
-construct than their own. So it can become a file that no writer would make.
+A `Draft` is built without checking rules, and its fields may be `Forged`: built by a construct
+other than their own. So it can become a file that no writer would produce.
 """
 
 from __future__ import annotations
