@@ -90,7 +90,7 @@ def test_a_tensor_says_where_its_fields_are() -> None:
         "  type     Q8_per_channel",
         "  shape    [2, 3], 6 numbers",
         "  dims     [2, 3], as stored",
-        "  bytes    10, 13.3333 bits a number",
+        "  bytes    10, 13.3333 bits per weight",
         "  at byte  124",
         "  scales   4 bytes at 124",
         "  codes    6 bytes at 128",

@@ -86,10 +86,10 @@ def test_a_limit_holds_and_can_be_lowered_and_raised(case: str) -> None:
             Container.parse(made(6))
     error = caught.value
     assert (error.limit, error.path, error.offset) == (name, path, offset)
-    assert f"{path}: expected at most 5{of}, a limit of this reader, found 6 (" in str(error)
+    assert f"{path}: expected at most 5{of} (a limit of glft_schema), found 6 (" in str(error)
     assert f"limit {name}, at byte {offset})" in str(error)
     file = Container.parse(made(6))
-    with Limits(**{name: 5}), pytest.raises(LimitError, match=f"expected at most 5{of}, a limit of this reader, found 6"):
+    with Limits(**{name: 5}), pytest.raises(LimitError, match=rf"expected at most 5{of} \(a limit of glft_schema\), found 6"):
         Container.build({"format": file.format.name, **file.regions})
     assert Container.build(file) == made(6)  # with the limits it was opened with
 
@@ -100,7 +100,7 @@ def test_what_holds_unless_told_otherwise(case: str) -> None:
     most, more = DEFAULTS[name], DEFAULTS[name] + 1
     if most < 100 or name == "alignment":  # longer tables are read by the memory tests
         assert Container.parse(made(most)).nbytes == len(made(most))
-    with pytest.raises(LimitError, match=rf"expected at most {most}.*, a limit of this reader, found {more} "):
+    with pytest.raises(LimitError, match=rf"expected at most {most}.* \(a limit of glft_schema\), found {more} "):
         Container.parse(made(more))
 
 
@@ -188,12 +188,12 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
 
     code, said = glft("inspect", str(path))
     assert code == 2
-    assert "expected at most 16 levels of arrays, a limit of this reader, found 17 (key 'k', limit nesting," in said
+    assert "expected at most 16 levels of arrays (a limit of glft_schema), found 17 (key 'k', limit nesting," in said
     assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
-    expected = f"expected NAME=NUMBER with one of {', '.join(DEFAULTS)}, found"
+    expected = f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found"
     for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
         assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
-    twice = "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"
+    twice = "glft: --limit: expected unique names, found 'nesting' twice: '17' and '16'\n"
     assert glft("--limit", "nesting=17", "--limit", "nesting=16", "inspect", str(path)) == (2, twice)
 
 

@@ -23,7 +23,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
     with Container.parse_file(tmp_path / "f") as file:
         found = {result.name: (result.error, result.problem) for result in compare(file, source)}
     assert found == {
-        "int": (INF, "expected a float dtype, found torch.int64: exclude or convert it"),
+        "int": (INF, "expected a float dtype, found torch.int64: exclude or convert the tensor"),
         "q": (INF, "NaN and infinities cannot be quantized"),
         "f": (0.0, ""),
         "shape": (INF, "[3] in the source, [2] in the file"),

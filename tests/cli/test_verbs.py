@@ -128,7 +128,7 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
         (["verify", four_types, "--against", tmp_path / "missing.safetensors"], f"missing.safetensors: {no_file}"),
         (["convert", tmp_path / "missing", out], f"missing: {no_file}"),
         (["convert", source, tmp_path / "no" / "out.glft"], no_file),
-        (["convert", source, "/dev/full", "--format", "glft"], "glft: /dev/full: is not a regular file; left unchanged"),
+        (["convert", source, "/dev/full", "--format", "glft"], "glft: /dev/full: not a regular file; left unchanged"),
         (["convert", source, out, "--scheme", "fc.wieght=f16"], "did you mean 'fc.weight'"),
         (["convert", source, out, "--scheme", "fc.*=q5"], "glft: expected one of f32, f16"),
         (["convert", source, out, "--metadata", "novalue"], "glft: expected KEY=VALUE, found 'novalue'"),
@@ -173,7 +173,7 @@ def test_closed_output_changes_no_verdict(four_types: Path, tmp_path: Path, clos
 @pytest.mark.slow
 def test_a_manifest_from_closed_input(four_types: Path) -> None:
     done = glft_without(0, "verify", four_types, "--manifest", "-")
-    assert (done.returncode, done.stderr) == (2, "glft: standard input: it is closed\n")
+    assert (done.returncode, done.stderr) == (2, "glft: standard input: is closed\n")
 
 
 WITHOUT_TORCH = f"import sys; sys.modules['torch'] = None; {MAIN}"
@@ -244,7 +244,7 @@ def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     code = f"from glft_schema.lab import run; run.LEAST_SAVING['q8_per_channel'] = 5.0; {MAIN}"
     done = python(code, "lab", "--out", tmp_path, "--steps", "1")
     assert done.returncode == 1
-    assert done.stderr.startswith("glft: q8_per_channel: expected a file at least 5 times smaller, found 3.")
+    assert done.stderr.startswith("glft: q8_per_channel: expected a file at least 5 times smaller than the checkpoint, found 3. times")
 
 
 @pytest.mark.slow

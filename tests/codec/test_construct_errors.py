@@ -23,7 +23,7 @@ def raised(action: Callable[[], object]) -> FormatError:
     return caught.value
 
 
-NOT_UTF8 = "expected UTF-8 text, found bytes or characters that are not"
+NOT_UTF8 = "expected UTF-8 text, found bytes or characters that are not UTF-8"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_parsed_metadata_keep_types_and_order() -> None:
 
 def test_a_duplicate_key() -> None:
     error = parse_error(File, "02 0161 00 07 0161 00 08")
-    assert str(error) == "metadata -> 1 -> key: expected each key once, found that of row 0 again"
+    assert str(error) == "metadata -> 1 -> key: expected unique keys, found that of row 0 again"
     assert error.rule == "once"
 
 
@@ -53,7 +53,7 @@ def test_a_key_that_stays_keeps_its_type() -> None:
     changed = parsed() | {"a": 8, "c": 8}
     assert typed(changed) == {"a": (8, "uint8"), "b": ("xü", "string"), "c": (8, "uint32")}
     assert typed(parsed() | {"a": Typed(8, "float32")})["a"] == (8.0, "float32")
-    with pytest.raises(FormatError, match=r"^a: expected a number that u8 can hold, found 256$"):
+    with pytest.raises(FormatError, match=r"^a: expected a number in the range of u8, found 256$"):
         parsed() | {"a": 256}
 
 

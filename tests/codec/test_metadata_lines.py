@@ -40,7 +40,7 @@ def test_a_newline_at_the_end_is_kept() -> None:
     [
         (b"=1", "metadata -> line 1: expected key=value, found b'=1' (at byte 1)"),
         (b"a=1\n\n", "metadata -> line 2: expected key=value, found b'' (at byte 5)"),
-        (b"a=1\na=2", "metadata -> line 2: expected each key once, found 'a' again (key 'a', at byte 5)"),
+        (b"a=1\na=2", "metadata -> line 2: expected unique keys, found 'a' again (key 'a', at byte 5)"),
         (b"a=1\nb=x\xff", "metadata -> line 2: expected UTF-8, found b'\\xff' (key 'b', at byte 8)"),
         (b"\xff=1", "metadata -> line 1: expected UTF-8, found b'\\xff=1' (at byte 1)"),
     ],
@@ -58,10 +58,10 @@ def test_truncated_lines() -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"": "1"}, "expected a key without '=' and newline, not empty, found ''"),
-        ({"a": "1\n"}, "expected a value without newline for 'a', found '1\\n'"),
+        ({"": "1"}, "expected a non-empty key without '=' or newline, found ''"),
+        ({"a": "1\n"}, "expected a value without newlines for 'a', found '1\\n'"),
         ({"a": 1}, "expected text for key and value, found 'a': 1"),
-        ({"a": "\udcff"}, "expected text that UTF-8 can hold, found 'a': '\\udcff'"),
+        ({"a": "\udcff"}, "expected text that can be encoded as UTF-8, found 'a': '\\udcff'"),
         ([("a", "1")], "expected a mapping of text to text, found [('a', '1')]"),
     ],
 )

@@ -66,7 +66,7 @@ def test_a_limit_is_a_rule_of_the_callers() -> None:
     assert_stored(row, "FF", {"n": 255}, limits=Limits(dims=255))
     for limits, stored, most in ((Limits(), "41", 64), (Limits(dims=2), "03", 2)):
         error = parse_error(row, stored, limits=limits)
-        message = f"n: expected at most {most} dims, a limit of this reader, found {int(stored, 16)} (limit dims)"
+        message = f"n: expected at most {most} dims (a limit of glft_schema), found {int(stored, 16)} (limit dims)"
         assert (type(error), error.rule, str(error)) == (LimitError, "limit-n", message)
 
 

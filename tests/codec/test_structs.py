@@ -105,7 +105,7 @@ def test_a_check_has_to_say_what_it_checks() -> None:
     ("write", "message"),
     [
         (Mock(side_effect=OSError(28, "No space left on device")), "No space left on device"),
-        (Mock(return_value=0), "the stream takes no more bytes"),
+        (Mock(return_value=0), "the stream accepts no more bytes"),
     ],
 )
 def test_a_stream_that_cannot_be_written(write: Mock, message: str) -> None:

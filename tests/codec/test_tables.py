@@ -28,14 +28,14 @@ def test_errors_name_the_row() -> None:
     error = parse_error(Sheet, "02 0161 0100 0162 02")
     assert (type(error), str(error)) == (TruncatedError, "rows -> 1 -> rank: expected 2 bytes, found 1 (at byte 7)")
     error = build_error(Sheet, {"rows": [{"name": "a", "rank": 1}, {"name": "b", "rank": -1}]})
-    assert str(error) == "rows -> 1 -> rank: expected a number that u16 can hold, found -1"
+    assert str(error) == "rows -> 1 -> rank: expected a number in the range of u16, found -1"
 
 
 def test_a_count_that_is_too_large_for_the_bytes_left() -> None:
     """A row takes at least three bytes: an empty name and a rank."""
     error = parse_error(Sheet, "FF 0161 0100 0162 02")
     assert type(error) is TruncatedError
-    assert str(error) == "n: expected at most 2 (bytes left: 7, at least 3 each), found 255"
+    assert str(error) == "n: expected at most 2 (bytes left: 7 (at least 3 each)), found 255"
 
 
 def test_the_limit_on_objects() -> None:
@@ -46,7 +46,7 @@ def test_the_limit_on_objects() -> None:
     assert_stored(two, stored, value, limits=Limits(objects=2))
     for error in (parse_error(two, stored, limits=Limits(objects=1)), build_error(two, value, limits=Limits(objects=1))):
         assert type(error) is LimitError
-        problem = "expected at most 1 tensors, entries and arrays, a limit of this reader, found 2"
+        problem = "expected at most 1 tensors (entries and arrays, a limit of glft_schema), found 2"
         assert str(error) == f"second -> rows: {problem} (limit objects)"
 
 
@@ -67,12 +67,12 @@ def test_nested_arrays() -> None:
     assert_stored(tree, "00", LEAF)
     assert_stored(tree, "02 00 01 00", {"of": [LEAF, {"of": [LEAF]}]})
     error = parse_error(tree, "02 00 02 00")
-    assert str(error) == "of -> 1 -> n: expected at most 1 (bytes left: 1, at least 1 each), found 2"
+    assert str(error) == "of -> 1 -> n: expected at most 1 (bytes left: 1 (at least 1 each)), found 2"
 
 
 def test_nesting_over_the_limit() -> None:
     assert_stored(tree, "01 00", {"of": [LEAF]}, limits=Limits(nesting=2))
-    problem = "of -> 0 -> of -> 0: expected at most 2 levels of arrays, a limit of this reader, found 3"
+    problem = "of -> 0 -> of -> 0: expected at most 2 levels of arrays (a limit of glft_schema), found 3"
     error = parse_error(tree, "01 01 00", limits=Limits(nesting=2))
     assert (type(error), str(error)) == (LimitError, f"{problem} (limit nesting, at byte 2)")
     error = build_error(tree, {"of": [{"of": [LEAF]}]}, limits=Limits(nesting=2))

@@ -31,10 +31,10 @@ def test_strict_text() -> None:
     row = Struct("n" / u8, "name" / strict)
     assert_stored(row, "07 0300 C3BC62", {"n": 7, "name": "üb"})
     error = parse_error(row, "07 0200 62FF")
-    assert str(error) == "name: expected UTF-8 text, found bytes or characters that are not"
+    assert str(error) == "name: expected UTF-8 text, found bytes or characters that are not UTF-8"
     assert str(parse_error(row, "07 0300 6162")) == "name: expected 3 bytes, found 2 (at byte 3)"
     error = build_error(row, {"n": 7, "name": "\udcff"})
-    assert str(error) == "name: expected text that UTF-8 can hold, found '\\udcff'"
+    assert str(error) == "name: expected text that can be encoded as UTF-8, found '\\udcff'"
 
 
 def test_text_without_surrogates_is_utf8() -> None:
@@ -48,8 +48,8 @@ def test_text_without_surrogates_is_utf8() -> None:
     [
         (b"ab", "name: expected text, found b'ab'"),
         (None, "name: expected text, found None"),
-        ("\ud800", "name: expected text that UTF-8 can hold, found '\\ud800'"),
-        ("a" * 256, "name: expected a number that u8 can hold, found 256"),
+        ("\ud800", "name: expected text that can be encoded as UTF-8, found '\\ud800'"),
+        ("a" * 256, "name: expected a number in the range of u8, found 256"),
     ],
 )
 def test_values_that_cannot_be_built(value: object, message: str) -> None:
@@ -72,5 +72,5 @@ def test_the_limit_on_text() -> None:
     assert_stored(short, "02 6162", "ab", limits=limits)
     for error in (parse_error(short, "03 616263", limits=limits), build_error(short, "abc", limits=limits)):
         assert type(error) is LimitError
-        assert str(error) == "expected at most 2 bytes, a limit of this reader, found 3 (limit text)"
+        assert str(error) == "expected at most 2 bytes (a limit of glft_schema), found 3 (limit text)"
     assert type(parse_error(short, "04 616263", limits=limits)) is TruncatedError  # whatever the limit

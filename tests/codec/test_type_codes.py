@@ -35,7 +35,7 @@ def test_types_by_code_name_and_themselves() -> None:
 
 def test_a_code_or_name_that_is_taken() -> None:
     for name, code, taken in (("NEW", 7, "7"), ("BYTE", 9, "'BYTE'"), ("Byte", 9, "'byte'")):
-        with pytest.raises(ValueError, match=f"^expected a code and a name that are free, found {taken} of (BYTE|WORD)$"):
+        with pytest.raises(ValueError, match=f"^expected an unused code and an unused name, found {taken}, used by (BYTE|WORD)$"):
             TYPES.add(ValueType(name, code, u8))
     assert list(TYPES) == [BYTE, WORD]
 
@@ -64,5 +64,5 @@ def test_a_code_or_name_of_no_type() -> None:
 def test_pickles_are_the_same_types_again() -> None:
     for type_ in (WORD, TYPES, OPEN):
         assert pickle.loads(pickle.dumps(type_)) is type_
-    with pytest.raises(TypeError, match=r"^the type OTHER is in no table, so it cannot be pickled$"):
+    with pytest.raises(TypeError, match=r"^cannot pickle the type OTHER: it is not in any table of types$"):
         pickle.dumps(OTHER)

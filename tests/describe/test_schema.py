@@ -131,9 +131,9 @@ def test_a_struct_of_a_users_own() -> None:
         (construct.Check(this.a > 1), "Check has no node"),
         (construct.StopIf(this.a == 0), "StopIf has no node"),
         (construct.Array(lambda at: 2, Int16ub), "expected an expression such as this.count, found the function"),
-        (construct.CString("utf8"), "only texts after their length have a node"),
-        (construct.FocusedSeq("a", "a" / Int16ub), "of construct's FocusedSeq only PrefixedArray has a node"),
-        (construct.Padded(4, Int16ub), "of construct's Padded only Padding has a node"),
+        (construct.CString("utf8"), "only length-prefixed strings are supported"),
+        (construct.FocusedSeq("a", "a" / Int16ub), "construct's FocusedSeq is supported only as PrefixedArray"),
+        (construct.Padded(4, Int16ub), "construct's Padded is supported only as Padding"),
     ],
 )
 def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
@@ -247,6 +247,6 @@ def test_the_verb() -> None:
 
 
 def test_a_language_that_there_is_not() -> None:
-    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, found 'rust'"):
+    with pytest.raises(OptionError, match="expected a tensor type (markdown, json, kaitai, c), found 'rust'"):
         write(schema_of(GLFT), "rust")
     assert write(schema_of(GLFT), "json").startswith("{")

@@ -89,7 +89,7 @@ VERSION = "version" / u32 * "small"
 CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
 CUTS = TypeTable[Any]("made up", CUT)
 ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
-ONE_NUMBER = "expected one number at a fixed offset to determine the byte order"
+ONE_NUMBER = "expected the byte order to be determined by one number at a fixed offset"
 
 
 def format_of(*fields: Any, types: Any = GLFT.types) -> Format:
@@ -120,25 +120,25 @@ def bytes_of(size: Any, *before: Any) -> Format:
 
 # fmt: off
 UNSUPPORTED: list[tuple[str, str, Format | TensorType]] = [
-    ("c", "a payload's field is an array of numbers or blocks, not Bytes", CUT),
+    ("c", "expected a payload field of numbers or blocks, found Bytes", CUT),
     ("c", "expected an expression on out, in and dims, found (in - 1)", ONE_LESS),
-    ("c", 'no name can be made of the expression matches(n, "a")', format_of(N, "x" / PICKED * "a number")),
+    ("c", 'cannot derive a name from the expression matches(n, "a")', format_of(N, "x" / PICKED * "a number")),
     ("kaitai", ONE_NUMBER, format_of("title" / Text(u8) * "x", ORDER, VERSION)),
     ("kaitai", ONE_NUMBER, format_of(ORDER, VERSION, "again" / ORDER)),
     ("kaitai", "there is no field nothing", bytes_of(this.nothing, N)),
-    ("kaitai", 'Kaitai Struct has no expression matches(n, "a")', bytes_of(matches("a")(this.n), N)),
+    ("kaitai", 'Kaitai Struct cannot express matches(n, "a")', bytes_of(matches("a")(this.n), N)),
     ("kaitai", "Kaitai Struct cannot compare order", bytes_of(this.order + 1, ORDER, VERSION)),
     ("kaitai", "Kaitai Struct has no path to (n + 1)", bytes_of(len_(this.n + 1), N)),
-    ("kaitai", "Kaitai Struct has no length of n", bytes_of(len_(this.n), N)),
+    ("kaitai", "Kaitai Struct cannot express the length of n", bytes_of(len_(this.n), N)),
     ("kaitai", "n has no keys", bytes_of(Lookup(this.n, "k", 3), N)),
-    ("kaitai", "a list of codes whose number varies has no enum",
+    ("kaitai", "a type code whose integer width varies cannot have an enum",
      format_of(N, "codes" / Array(3, CODE) * "three")),
     ("kaitai", "the rows of rows are not structs", format_of(*fields(rows=Array(3, u8), data=TensorData("rows")))),
     ("kaitai", "dtype is not the code of a type", tensors(dtype=u8)),
-    ("kaitai", "Kaitai Struct has no elements of shape", tensors(shape=Text(u8))),
-    ("kaitai", "no expression has the size of CUT codes", replace(tensors(dtype=TypeCode(u8, CUTS)), types=CUTS)),
-    ("kaitai", "the keys of metadata are not texts", keys(key=u8)),
-    ("kaitai", "value does not depend on a field before", keys(value=u8)),
+    ("kaitai", "Kaitai Struct cannot index shape", tensors(shape=Text(u8))),
+    ("kaitai", "Kaitai Struct cannot express the size of CUT codes", replace(tensors(dtype=TypeCode(u8, CUTS)), types=CUTS)),
+    ("kaitai", "the keys of metadata are not strings", keys(key=u8)),
+    ("kaitai", "value does not depend on an earlier field", keys(value=u8)),
     ("kaitai", "type is not the code of a type", keys(type=u8, value=Switch(this.type, {0: u8}))),
 ]
 # fmt: on

@@ -147,14 +147,14 @@ def test_slice_reads_only_its_bytes() -> None:
         ((2,), "index 2 is out of bounds for dim 0 of size 2"),
         ((0, -4), "index -4 is out of bounds for dim 1 of size 3"),
         ((..., ...), "an index can have a single ellipsis ('...')"),
-        *((part, f"expected integers, slices with a step above 0, and ..., found {part}") for part in (True, [0])),
+        *((part, f"expected an integer, a slice with a positive step, or ..., found {part}") for part in (True, [0])),
         *(
             (index, "new axes (None) are not supported in slices: index with integers, slices and ...")
             for index in (None, (..., None), (None, 0, 0), (0, None, 0, None))
         ),
-        (slice(None, None, -1), "expected integers, slices with a step above 0, and ..., found slice(None, None, -1)"),
-        ("a", "expected integers, slices with a step above 0, and ..., found 'a'"),
-        (np.array([0, 1]), "expected integers, slices with a step above 0, and ..., found array([0, 1])"),
+        (slice(None, None, -1), "expected an integer, a slice with a positive step, or ..., found slice(None, None, -1)"),
+        ("a", "expected an integer, a slice with a positive step, or ..., found 'a'"),
+        (np.array([0, 1]), "expected an integer, a slice with a positive step, or ..., found array([0, 1])"),
     ],
 )
 def test_indices_that_are_refused(index: object, problem: str) -> None:
@@ -208,6 +208,6 @@ def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
 
     file = parse_source(Other("elsewhere", len(FOUR_TYPES)))
     assert file.get_tensor("a").item() == -1.5
-    with pytest.raises(TypeError, match="a file over a Other cannot be pickled"):
+    with pytest.raises(TypeError, match="cannot pickle a file with a Other as its source"):
         pickle.dumps(file)
     assert copy.deepcopy(file) is copy.copy(file) is file

@@ -111,7 +111,7 @@ def test_a_missing_file(first: Path, second: Path) -> None:
 @pytest.mark.parametrize("name", ["other.gguf", "part-00002-of-00003.gguf", "part-00001-of-00004.gguf"])
 def test_a_wrong_name(first: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     path = shutil.copy(first, tmp_path_factory.mktemp("other") / name)
-    with pytest.raises(FormatError, match=r"expected the first of 3 files to be called NAME-00001-of-00003\.gguf"):
+    with pytest.raises(FormatError, match=r"expected the first of 3 files to be named NAME-00001-of-00003\.gguf"):
         glft_schema.open(path)
 
 
@@ -142,7 +142,7 @@ def test_files_that_do_not_belong_together(first: Path, second: Path, changes: d
 def test_wrong_numbers_of_tensors(first: Path) -> None:
     for path in first.parent.glob("part*"):
         rewritten(path, {"split.tensors.count": 6})
-    with pytest.raises(FormatError, match=r"metadata -> split.tensors.count: expected 6 tensors in all files, found 5"):
+    with pytest.raises(FormatError, match=r"metadata -> split.tensors.count: expected 6 tensors in the whole set, found 5"):
         glft_schema.open(first)
 
 
@@ -189,7 +189,7 @@ def test_a_tensor_twice(first: Path, second: Path) -> None:
     file = Container.parse(second.read_bytes())
     rows = [{**file.tensor_infos[0], "name": "t.0"}, file.tensor_infos[1]]
     rewritten(second, {}, tensor_infos=rows, data={"t.0": file.tensors["t.2"], "t.3": file.tensors["t.3"]})
-    with pytest.raises(FormatError, match="expected each name once in all files, found it again") as caught:
+    with pytest.raises(FormatError, match="expected unique tensor names across the files, found this name twice") as caught:
         glft_schema.open(first)
     assert caught.value.tensor == "t.0"
 
@@ -203,7 +203,7 @@ def test_a_broken_file_of_a_set_is_blamed_itself(first: Path, second: Path) -> N
 
 def test_what_cannot_be_split_or_merged(whole: Path, first: Path, tmp_path: Path) -> None:
     with glft_schema.open(whole) as file, glft_schema.open(first) as parts, Container.parse(golden("four_types")) as glft:
-        with pytest.raises(OptionError, match="expected max_tensors or max_bytes, found neither"):
+        with pytest.raises(OptionError, match="expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither"):
             split(file, tmp_path / "x")
         for other in (parts, glft):
             with pytest.raises(OptionError, match="expected a single GGUF file to split"):

@@ -281,7 +281,7 @@ def test_an_endless_stream_ends_at_the_limit(most: int) -> None:
     """Also at a limit below the number of bytes that are checked first."""
     stored = golden("four_types")
     endless = Endless(stored)
-    problem = f"expected at most {most} bytes in a stream, a limit of this reader"
+    problem = f"expected at most {most} bytes in a stream, a limit of glft_schema"
     with Limits(stream=most), pytest.raises(LimitError, match=problem) as caught:
         Container.parse_stream(endless)
     assert caught.value.limit == "stream"
@@ -301,7 +301,7 @@ def test_a_stream_as_long_as_the_limit() -> None:
 
 def test_streams_that_give_no_bytes(tmp_path: Path) -> None:
     path = written(golden("four_types"), tmp_path)
-    problem = "expected a stream of bytes, found one of .*: open it in binary mode"
+    problem = "expected a stream of bytes, found one that returns .*: open the file in binary mode"
     with path.open("r", encoding="latin-1") as text, pytest.raises(TypeError, match=problem):
         Container.parse_stream(text)
     with pytest.raises(TypeError, match=problem):

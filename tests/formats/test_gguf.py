@@ -141,7 +141,7 @@ def test_save_and_load(tmp_path: Path, order: str, version: int) -> None:
     written = save_file(tensors, path, metadata, schemes={"*weight": "q8_0"}, format="gguf", header=header)
     assert [tensor.type.name for tensor in written] == ["Q8_0", "F16", "BF16", "F64", "I64", "F32", "I16", "I8"]
     assert {tensor.name: tensor.note for tensor in written if tensor.note} == {
-        "n.weight": "not q8_0: it has fewer than two dims and no scheme by name",
+        "n.weight": "not q8_0: it has fewer than two dims, and no scheme selects it by its full name",
         "u": "torch.uint8 widened to I16, exactly",
         "f": "torch.bool widened to I8, exactly",
     }
@@ -214,7 +214,7 @@ def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
     for tensors, metadata, message in (
         ({"n" * 64: torch.zeros(1)}, {}, "tensor_infos -> 0 -> name: expected at most 63 bytes"),
         ({"w": torch.zeros(1, 1, 1, 1, 1)}, {}, "tensor_infos -> 0 -> dims: expected at most 4"),
-        ({}, {"k": [[1]]}, "metadata -> 0 -> value: expected no array in an array"),
+        ({}, {"k": [[1]]}, "metadata -> 0 -> value: expected no nested arrays"),
         ({}, {"No": 1}, "metadata -> 0 -> key: expected lower_snake_case segments joined by dots"),
     ):
         with pytest.raises(FormatError) as caught:
@@ -223,7 +223,7 @@ def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
         assert not path.exists()
         save_file(tensors, path, metadata, format="gguf", rules=["required"])
         path.unlink()
-    with pytest.raises(OptionError, match=r"found a safetensors file: glft_schema.convert writes those"):
+    with pytest.raises(OptionError, match=r"found a safetensors file: use glft_schema.convert"):
         save_file({}, path.with_suffix(".safetensors"))
 
 
@@ -245,13 +245,13 @@ def test_a_tensor_of_an_unknown_type_keeps_its_bytes() -> None:
     a, b, c = file.tensors.values()
     assert (a.dtype.name, a.dtype.code, a.nbytes, bytes(a.raw)) == ("type 200", 200, 32, b"abcde".ljust(32, b"\1"))
     assert (b.dequantize().tolist(), c.nbytes, bytes(c.raw)) == ([120, 121], 1, b"z")
-    problem = r"tensor 'a': type 200 is unknown; glft_schema.types.register_type adds types"
+    problem = r"tensor 'a': type 200 is unknown; add it with glft_schema.types.register_type"
     for access in (a.dequantize, lambda: a.payload, lambda: a[0], lambda: list(a.pieces("big"))):
         with pytest.raises(TensorError, match=problem):
             access()
     assert Container.build(file) == UNKNOWN
     assert pickle.loads(pickle.dumps(a.dtype)) == a.dtype != c.dtype
-    with pytest.raises(FormatError, match="expected a type whose bytes can be counted, found type 200"):
+    with pytest.raises(FormatError, match="expected a type of known size, found type 200"):
         a.dtype.nbytes([1])
 
 
@@ -303,19 +303,19 @@ def test_values_that_are_not_a_file() -> None:
         ({"metadata": [1]}, "metadata: expected a mapping of keys to values, found [1]"),
         ({"header": {"byte_order": "middle"}}, "header -> byte_order: expected 'little' or 'big', found 'middle'"),
         ({"header": {"version": 4}}, "header -> version: expected 1, 2 or 3, found 4"),
-        ({"header": {"n_kv": 3}}, "header -> n_kv: expected 0, computed from the other fields, found 3"),
+        ({"header": {"n_kv": 3}}, "header -> n_kv: expected 0 (computed from the other fields), found 3"),
         ({"tensor_infos": [{"name": "a", "dims": [1], "dtype": 77}], "data": None}, "data -> 'a': expected a payload of bytes"),
         ({"padding": 3}, "padding: expected bytes, found 3"),
         (
             {"tensor_infos": [{"name": "a", "dims": [1, 2], "dtype": 0, "shape": [1, 2]}], "data": {"a": bytes(8)}},
-            "shape: expected [2, 1], computed from the other fields, found [1, 2]",
+            "shape: expected [2, 1] (computed from the other fields), found [1, 2]",
         ),
-        ({"alignment": 64}, "expected the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
-        ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64, a limit of this reader"),
+        ({"alignment": 64}, "expected only the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
+        ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64, a limit of glft_schema"),
         ({"tensor_infos": [{"name": 3, "dims": [1], "dtype": 0}]}, "tensor_infos -> 0 -> name: expected text, found 3"),
         (
             {"header": {"version": 1}, "tensor_infos": [{"name": "a", "dims": [1 << 32, 0], "dtype": 0}]},
-            "tensor_infos -> 0 -> dims: expected a number that u32 can hold, found 4294967296",
+            "tensor_infos -> 0 -> dims: expected a number in the range of u32, found 4294967296",
         ),
     ):
         with pytest.raises(FormatError) as caught:

@@ -1,4 +1,4 @@
-"""Formats by name, by file ending and by magic."""
+"""Formats by name, by file extension and by magic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_formats_by_magic() -> None:
     ("start", "found"),
     [
         (b"PK\x03\x04\x14\0\0\0\0", "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it"),
-        (b"version https://git-lfs", "a pointer of Git LFS: the file itself is still to be fetched"),
+        (b"version https://git-lfs", "a Git LFS pointer: fetch the file with git lfs pull"),
         (b"<!DOCTYPE html>", "a web page"),
         (b"<html>", "a web page"),
         (b'\x50\0\0\0\0\0\0\0{"a":{}}', "a safetensors file: open_checkpoint and glft convert read it"),

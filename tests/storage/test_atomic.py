@@ -79,8 +79,8 @@ def test_an_error_of_a_source_is_raised_unchanged(path: Path, error: BaseExcepti
         (torch.ones(5), r"expected torch.float32 \[4\] as planned, found torch.float32 \[5\]"),
         (torch.ones(4, dtype=torch.float64), r"expected torch.float32 \[4\] as planned, found torch.float64 \[4\]"),
         ([1.0] * 4, r"expected a torch.Tensor, found \[1.0, 1.0, 1.0, 1.0\]"),
-        (torch.ones(4, device="meta"), r"expected a dense tensor with numbers in memory, found a Tensor \(meta\)"),
-        (torch.ones(4).to_sparse(), r"expected a dense tensor with numbers in memory, found a Tensor \(torch.sparse_coo\)"),
+        (torch.ones(4, device="meta"), r"expected a dense tensor with values in memory, found a Tensor \(meta\)"),
+        (torch.ones(4).to_sparse(), r"expected a dense tensor with values in memory, found a Tensor \(torch.sparse_coo\)"),
     ],
 )
 def test_a_source_that_does_not_match_the_plan(path: Path, loaded: object, problem: str) -> None:
@@ -185,7 +185,7 @@ def test_mode_follows_the_umask(tmp_path: Path, name: str, umask: int, mode: int
     assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
-NOT_REGULAR = "is not a regular file; left unchanged"
+NOT_REGULAR = "not a regular file; left unchanged"
 # Paths that cannot be written, relative to a folder or absolute: errno and message.
 REFUSED = {
     **dict.fromkeys(("pipe", "socket", "/dev/null", "link to a device"), (errno.EINVAL, NOT_REGULAR)),
@@ -431,5 +431,5 @@ def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatc
         assert (caught.value.exit_code, capsys.readouterr().err) == (2, f"glft: {out}: No such file or directory\n")
     monkeypatch.setattr(run, "train", work)
     (path.parent / "manifest.json").mkdir()
-    with pytest.raises(IsADirectoryError, match="is not a regular file; left unchanged"):
+    with pytest.raises(IsADirectoryError, match="not a regular file; left unchanged"):
         run.run_lab(path.parent, MiniGPTConfig(), 1, 0)

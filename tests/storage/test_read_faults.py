@@ -231,7 +231,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, kind: str, monkeypat
             read(path)
         assert (caught.value.errno, caught.value.filename) == (number, "odd")
         if number in (errno.EINVAL, errno.EISDIR):
-            assert "it is not a regular file" in str(caught.value)
+            assert "not a regular file" in str(caught.value)
 
 
 @LINUX
@@ -325,7 +325,7 @@ LARGE_CLAIMS = {
     "strings": (
         Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29),
         5,
-        "metadata -> 0 -> value -> elements: expected at most 16777216, a limit of this reader",
+        "metadata -> 0 -> value -> elements: expected at most 16777216, a limit of glft_schema",
     ),
 }
 
@@ -617,4 +617,4 @@ def test_fuzzing_does_not_wait_on_a_pipe(tmp_path: Path) -> None:
     for name in ("pipe", "manifest.json"):
         command = [sys.executable, "-m", "glft_schema", "fuzz", name]
         refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-        assert (refused.returncode, refused.stderr) == (2, f"glft: {name}: it is not a regular file\n")
+        assert (refused.returncode, refused.stderr) == (2, f"glft: {name}: not a regular file\n")

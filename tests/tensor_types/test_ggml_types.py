@@ -122,7 +122,7 @@ def test_slices_read_whole_blocks_and_no_more(type_: TensorType) -> None:
     assert type_.nbytes(dims) == 12 * size
     assert type_.unit(dims) == weights
     assert type_.refusal([weights]) is None
-    assert type_.refusal([2, weights + 1]) == f"expected rows that are a multiple of {weights} long, found {weights + 1}"
+    assert type_.refusal([2, weights + 1]) == f"expected a row length that is a multiple of {weights}, found {weights + 1}"
     fields = type_.cut(BytesSource(blocks.tobytes()), 0, dims, range(1, 3), range(weights, 3 * weights))
     expected = type_.dequantize(blocks=torch.from_numpy(blocks)).reshape(dims)[1:3, weights:]
     assert_bit_equal(type_.decode(fields, 2 * weights), expected.numpy())
@@ -372,7 +372,7 @@ def test_the_encoders_are_all_there_are() -> None:
         if type_.name in ENCODERS + ON_GRIDS:
             assert not type_.round_trip(row, "w").any()
         else:
-            with pytest.raises(TensorError, match=f"tensor 'w': {type_} needs the importance of its columns"):
+            with pytest.raises(TensorError, match=f"tensor 'w': {type_} requires an importance matrix"):
                 type_.encode(row, "w")
 
 
@@ -479,10 +479,10 @@ def test_integers_are_kept_or_refused() -> None:
         with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for torch.int"):
             GGML_TYPES[name].encode(torch.tensor([0, greatest + 1]), "w")
         with pytest.raises(
-            TensorError, match=r"expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert it"
+            TensorError, match=r"expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert the tensor"
         ):
             GGML_TYPES[name].encode(torch.ones(1), "w")
-    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert it"):
+    with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert the tensor"):
         GGML_TYPES["Q8_0"].encode(torch.ones(1, 32).long(), "w")
 
 
@@ -515,7 +515,7 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
     try:
         register_type(name, code, weights=16, block=block, dequantize=dequantize)
     except ValueError as error:
-        assert str(error) == "expected a code and a name that are free, found those of 200 Q8_X", error
+        assert str(error) == "expected an unused code and an unused name, found those, used by 200 Q8_X", error
     else:
         raise AssertionError(name)
 """
@@ -526,12 +526,12 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
 @pytest.mark.parametrize(
     ("name", "code", "weights", "problem"),
     [
-        ("q4_0", 201, 16, "expected a code and a name that are free, found those of 2 Q4_0"),
-        ("Q8_Y", 2, 16, "expected a code and a name that are free, found those of 2 Q4_0"),
-        ("Q8_per_channel", 201, 16, "expected a name that no other type has, found 'Q8_per_channel'"),
-        ("Q8_Y", -3, 16, "expected a code from 0 on and at least 1 weight in a block, found -3 and 16"),
-        ("Q8_Y", "3", 16, "expected a code from 0 on and at least 1 weight in a block, found '3' and 16"),
-        ("Q8_Y", 201, 0, "expected a code from 0 on and at least 1 weight in a block, found 201 and 0"),
+        ("q4_0", 201, 16, "expected an unused code and an unused name, found those, used by 2 Q4_0"),
+        ("Q8_Y", 2, 16, "expected an unused code and an unused name, found those, used by 2 Q4_0"),
+        ("Q8_per_channel", 201, 16, "expected an unused type name, found 'Q8_per_channel'"),
+        ("Q8_Y", -3, 16, "expected a non-negative code and at least one weight per block, found -3 and 16"),
+        ("Q8_Y", "3", 16, "expected a non-negative code and at least one weight per block, found '3' and 16"),
+        ("Q8_Y", 201, 0, "expected a non-negative code and at least one weight per block, found 201 and 0"),
     ],
 )
 def test_types_that_are_not_registered(name: str, code: Any, weights: int, problem: str) -> None:

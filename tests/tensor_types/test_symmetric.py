@@ -163,7 +163,7 @@ def test_nibbles_pack_low_first_in_twos_complement() -> None:
         (torch.ones(4), r"expected float weights \[out, in\], found torch.float32 \[4\]"),
         (torch.ones(2, 4, dtype=torch.int32), r"expected a float dtype, found torch.int32"),
         (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
-        (torch.ones(2, 66), "expected rows that are whole groups of 64, found 66 weights"),
+        (torch.ones(2, 66), "expected a row length that is a multiple of 64, found 66"),
     ],
 )
 def test_tensors_that_cannot_be_quantized(w: torch.Tensor, message: str) -> None:
@@ -176,7 +176,7 @@ def test_fake_quantize_knows_the_schemes() -> None:
     assert torch.equal(fake_quantize(w, "f32"), w)
     assert torch.equal(fake_quantize(w, "f16"), w.half().float())
     for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
-        with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
+        with pytest.raises(SchemeError, match=rf"expected a tensor type \(f32, f16, .*, q4_per_group_N\), found '{scheme}'"):
             fake_quantize(w, scheme)
     with pytest.raises(SchemeError, match="expected the name of a scheme, found None"):
         fake_quantize(w, None)
@@ -187,7 +187,7 @@ def test_fake_quantize_knows_the_schemes() -> None:
     with pytest.raises(TensorError, match="a finite number is too large"):
         fake_quantize(torch.tensor([[7e4]]), "f16")
     for group in (0, -4):
-        with pytest.raises(TensorError, match=f"expected rows that are whole groups of {group}, found 64 weights"):
+        with pytest.raises(TensorError, match=f"expected a row length that is a multiple of {group}, found 64"):
             quantize_symmetric_per_group(torch.ones(1, 64), group)
 
 

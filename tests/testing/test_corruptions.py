@@ -246,7 +246,7 @@ def test_differences_are_reported() -> None:
     stored = GGUF_FILE.bytes()
     made, found = (find(corruptions(stored, rule), lambda made: True) for rule in ("gguf-version", "gguf-bool"))
     for other, problem in (
-        (replace(made, stored=stored), "expected FormatError of gguf-version at header -> version, found a file that is read"),
+        (replace(made, stored=stored), "expected FormatError of gguf-version at header -> version, found no error"),
         (replace(made, reported="gguf-magic"), "expected FormatError of gguf-magic"),
         (replace(made, path="header -> magic"), "expected FormatError of gguf-version at header -> magic"),
         (replace(made, offset=5), "at byte 5, found FormatError"),

@@ -193,7 +193,7 @@ def test_knobs() -> None:
 def test_bad_requests() -> None:
     with pytest.raises(OptionError, match="expected GLFT or GGUF, found 'ggml'"):
         containers("ggml")
-    with pytest.raises(SchemeError, match="expected one of f32, f16, q8_per_channel, q4_per_group_64, found 'q4_0'"):
+    with pytest.raises(SchemeError, match=r"expected a tensor type \(f32, f16, q8_per_channel, q4_per_group_64\), found 'q4_0'"):
         containers("glft", types=["q4_0"])
     with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
         containers("glft", rules="strict")

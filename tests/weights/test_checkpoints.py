@@ -94,7 +94,7 @@ def test_sharded_folder(tmp_path: Path) -> None:
         ({"weight_map": {}}, "expected at least one tensor in the weight_map, found none"),
         ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
         *(
-            ({"weight_map": {"a": name}}, f"expected the name of a file in the folder, found {name!r}")
+            ({"weight_map": {"a": name}}, f"expected the name of a file in the directory, found {name!r}")
             for name in ("../x", "/etc/passwd", "..", ".", "", "a/../b", "a\0b", "\ud800", "a/b", 3, None)
         ),
         ({"weight_map": {"a": ["x"]}}, "expected JSON with a weight_map"),
@@ -113,7 +113,7 @@ def test_folders_without_one_checkpoint(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
     for name in ("a.safetensors.index.json", "b.safetensors.index.json"):
         (tmp_path / name).write_text("{}")
-    with pytest.raises(FormatError, match=r"expected one index in the folder, found a\.\S+, b\.\S+"):
+    with pytest.raises(FormatError, match=r"expected one index in the directory, found a\.\S+, b\.\S+"):
         open_checkpoint(tmp_path)
 
 

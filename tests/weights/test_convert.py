@@ -100,7 +100,7 @@ def test_types_that_are_asked_for_are_computed(source: Path, tmp_path: Path) -> 
     assert written["a.weight"].error == float((expected - numbers["a.weight"]).abs().max()) > 0
     assert not written["a.weight"].copied
     assert (written["b.weight"].copied, written["norm"].copied) == (True, True)
-    assert written["h"].note == "not q8_0: expected rows that are a multiple of 32 long, found 5"
+    assert written["h"].note == "not q8_0: expected a row length that is a multiple of 32, found 5"
 
 
 def test_types_that_are_not_there_are_dequantized(source: Path, tmp_path: Path) -> None:
@@ -199,14 +199,14 @@ def test_from_a_set_of_files(source: Path, tmp_path: Path) -> None:
 def test_what_safetensors_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.safetensors"
     (tmp_path / "in.gguf").write_bytes(READ["a name that is not UTF-8"].stored)
-    with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+    with pytest.raises(FormatError, match="header: expected text that can be encoded as UTF-8, found"):
         convert(tmp_path / "in.gguf", out)
     save_file({}, tmp_path / "in.glft", {"k": "v"})
     for value in (3, Typed(3, "uint8"), "\udcff"):
-        with pytest.raises(FormatError, match="header: expected text that UTF-8 can hold, found"):
+        with pytest.raises(FormatError, match="header: expected text that can be encoded as UTF-8, found"):
             convert(tmp_path / "in.glft", out, metadata={"n": value})
     monkeypatch.setattr("glft_schema.weights.safetensors_files.MAX_HEADER", 20)
-    with pytest.raises(LimitError, match="expected a header of at most 20 bytes, a limit of safetensors, found 40"):
+    with pytest.raises(LimitError, match=r"expected a header of at most 20 bytes \(a limit of safetensors\), found 40"):
         convert(tmp_path / "in.glft", out)
     assert not out.exists()
 
@@ -233,11 +233,11 @@ def test_tied_tensors_stay_so_between_gguf_files(tmp_path: Path) -> None:
             (text, f"expected a type and its value, such as uint32 5, found {text!r}")
             for text in ("no value", "uint8", "uint8 x")
         ),
-        ("uint8 256", "expected a number that u8 can hold, found 256"),
-        ('float32 "0x12"', "expected the bits of a float32, found '0x12'"),
+        ("uint8 256", "expected a number in the range of u8, found 256"),
+        ('float32 "0x12"', "expected a float32, as a number or as its bits in hex, found '0x12'"),
         ("array[int8] 3", "expected a list, found 3"),
-        ('float32 "zz"', "expected the bits of a float32, found 'zz'"),
-        ('float32 "0x7fa000017fa00001"', "expected the bits of a float32, found '0x7fa000017fa00001'"),
+        ('float32 "zz"', "expected a float32, as a number or as its bits in hex, found 'zz'"),
+        ('float32 "0x7fa000017fa00001"', "expected a float32, as a number or as its bits in hex, found '0x7fa000017fa00001'"),
     ],
 )
 def test_marked_text_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
@@ -261,7 +261,7 @@ def test_formats_by_name_and_by_ending(tmp_path: Path) -> None:
     save_file({"a": torch.ones(1)}, tmp_path / "in.glft")
     convert(tmp_path / "in.glft", tmp_path / "out.bin", format="GGUF")
     assert (tmp_path / "out.bin").read_bytes()[:4] == b"GGUF"
-    for format, message in ((None, "expected a format, or a file that ends in .*found '.*out.bin'"), ("onnx", "found 'onnx'")):
+    for format, message in ((None, "expected a format, or an output file that ends in .*found '.*out.bin'"), ("onnx", "found 'onnx'")):
         with pytest.raises(OptionError, match=message):
             convert(tmp_path / "in.glft", tmp_path / "out.bin", format=format)
 

@@ -79,7 +79,7 @@ REFUSED = [
     (
         "imatrix",
         {"a.in_sum2": SUMS, "a.counts": np.ones(3)},
-        "expected a multiple of 3 sums, the number of matrices, found 512 (tensor 'a.in_sum2')",
+        "expected a number of sums that is a multiple of 3 (the number of matrices), found 512 (tensor 'a.in_sum2')",
     ),
 ]
 
@@ -109,14 +109,14 @@ def test_old_files_of_nonsense(tmp_path: Path) -> None:
     path = tmp_path / "m.dat"
     for stored, text in (
         (bytes(4), "expected the importance of at least one matrix, found none"),
-        (b"\xff\xff\xff\xff then 18 more bytes.", "n: expected at most 1 (bytes left: 20, at least 12 each), found 4294967295"),
+        (b"\xff\xff\xff\xff then 18 more bytes.", "n: expected at most 1 (bytes left: 20 (at least 12 each)), found 4294967295"),
         (b"\x01\0\0\0\xff\xff\xff\xff not much more", "entries -> 0 -> name: expected 4294967295 bytes, found 14"),
     ):
         path.write_bytes(stored)
         with pytest.raises(FormatError) as caught:
             read_importance(path)
         assert caught.value.text == text
-    with pytest.raises(FormatError, match="entries -> 1 -> name: expected each name once, found 'a' twice"):
+    with pytest.raises(FormatError, match="entries -> 1 -> name: expected unique names, found 'a' twice"):
         read_importance(old_file(path, (b"a", 4, SUMS[:5]), (b"a", 1, SUMS[:2])))
 
 
@@ -163,19 +163,19 @@ def test_an_importance_that_is_none() -> None:
     low[7], wide[9] = -1, 1e300
     held = "expected an importance that float32 holds and that is not below 0"
     for importance, text in (
-        (importance_of(500), "expected the importance of 512 columns, found 500 numbers"),
+        (importance_of(500), "expected 512 importance values, one per column, found 500"),
         (torch.full((512,), float("nan")), f"{held}, found nan for column 0"),
         (low, f"{held}, found -1 for column 7"),
         (wide, rf"{held}, found 1e\+300 for column 9"),
-        ([1.0] * 512, "expected its importance as a torch.Tensor of real numbers, found "),
-        (torch.ones(512, dtype=torch.complex64), "expected its importance as a torch.Tensor of real numbers, found "),
+        ([1.0] * 512, "expected the importance as a torch.Tensor of real numbers, found "),
+        (torch.ones(512, dtype=torch.complex64), "expected the importance as a torch.Tensor of real numbers, found "),
     ):
         for name in ("Q4_K", "Q8_0"):  # ignores it, but checks it
             with pytest.raises(TensorError, match=text):
                 GGML_TYPES[name].encode(weights, "w", importance=importance)
-    with pytest.raises(TensorError, match="expected the importance of 512 or 1024 columns, found 500 numbers"):
+    with pytest.raises(TensorError, match="expected 512 or 1024 importance values, one per column, found 500"):
         type_.encode(WEIGHTS, "w", importance=importance_of(500))
-    with pytest.raises(TensorError, match="IQ2_XXS needs the importance of its columns"):
+    with pytest.raises(TensorError, match="IQ2_XXS requires an importance matrix"):
         GGML_TYPES["IQ2_XXS"].encode(weights, "w")
 
 
@@ -210,21 +210,21 @@ def test_what_needs_it_says_so(tmp_path: Path) -> None:
     tensors, path = {"a": WEIGHTS[0].clone(), "b": WEIGHTS[1].clone()}, tmp_path / "m.gguf"
     given = {"a": importance_of(512)}
     for schemes, importance, text in (
-        ({"*": "iq1_s"}, None, "iq1_s needs an importance matrix, found none for '*'"),
-        ({"b": "iq1_s"}, given, "iq1_s needs an importance matrix, found none for 'b'"),
+        ({"*": "iq1_s"}, None, "iq1_s requires an importance matrix, found none for '*'"),
+        ({"b": "iq1_s"}, given, "iq1_s requires an importance matrix, found none for 'b'"),
         (
             {"*": "q8_0"},
             {"c": importance_of(512)},
-            "the importance matrix covers none of these tensors (it has 1 others, e.g. 'c')",
+            "the importance matrix covers none of these tensors (it has 1 other tensors, such as 'c')",
         ),
-        ({"*": "q8_0"}, importance_of(512), "expected a mapping of names to importance, found tensor"),
+        ({"*": "q8_0"}, importance_of(512), "expected a mapping of tensor names to importance tensors, found tensor"),
     ):
         with pytest.raises(OptionError, match=re.escape(text)):
             save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
-    with pytest.raises(TensorError, match="tensor 'a': expected the importance of 512 columns, found 3 numbers"):
+    with pytest.raises(TensorError, match="tensor 'a': expected 512 importance values, one per column, found 3"):
         save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
     save_file(tensors, path, rules=[])
-    with pytest.raises(OptionError, match="a safetensors file takes no header, alignment, rules or importance"):
+    with pytest.raises(OptionError, match=r"--gguf-version, --big-endian, --alignment, --rules and --imatrix do not apply to a safetensors file \(in Python: header, alignment, rules, importance\)"):
         convert(path, tmp_path / "m.safetensors", importance=given)
 
 
@@ -255,8 +255,8 @@ def test_the_command_line_takes_one(tmp_path: Path) -> None:
     for name, stored, problem in (
         ("m.safetensors", b"GGUF", "i.dat: header"),
         ("m.safetensors", b"PK", "i.dat: n: expected 4 bytes, found 2"),
-        ("m.safetensors", short, "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers"),
-        ("m.glft", short, "i.dat: tensor 'a': expected the importance of 512 columns, found 5 numbers"),
+        ("m.safetensors", short, "i.dat: tensor 'a': expected 512 importance values, one per column, found 5"),
+        ("m.glft", short, "i.dat: tensor 'a': expected 512 importance values, one per column, found 5"),
     ):
         imatrix.write_bytes(stored)
         done = glft("convert", str(tmp_path / name), str(tmp_path / "m.gguf"), *options)
