@@ -6,8 +6,8 @@
      │    └── LimitError        a limit of this reader, not a rule of the format
      ├── TensorError            a tensor that the requested type cannot hold
      ├── OptionError            an invalid argument or option
-     │    └── SchemeError       an invalid scheme or pattern, or a missing importance matrix that a
-     scheme requires └── ClosedError            access to a closed file
+     │    └── SchemeError       an invalid scheme or pattern, or a missing importance matrix
+     └── ClosedError            access to a closed file
 
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero

@@ -35,8 +35,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help, wrapped at the terminal's width
 )
-for verb in (convert, explain, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
-    app.command()(verb)
+for command in (convert, explain, fuzz, get_tensor, hash, inspect, lab, merge, schema, split, verify, view):
+    app.command()(command)
 
 
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
@@ -83,13 +83,13 @@ def main() -> None:
             app()
         finally:
             sys.stdout.flush()
-    except ModuleNotFoundError as error:  # mostly torch, which only some verbs need
+    except ModuleNotFoundError as error:  # mostly torch, which only some commands need
         echo(f"glft: the package {error.name} is required but not installed", error=True)
         sys.exit(REFUSED)
     except BrokenPipeError:  # the reader of our output has closed it
         _discard_output()
         sys.exit(FAILED)
-    except OSError as error:  # such as a full disk; verbs report errors of other files themselves
+    except OSError as error:  # such as a full disk; commands report errors of other files themselves
         _discard_output()
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)
         sys.exit(REFUSED)

@@ -1,4 +1,4 @@
-"""Output, error lines, progress bars and options that the verbs share."""
+"""Output, error lines, progress bars and options that the commands share."""
 
 from __future__ import annotations
 

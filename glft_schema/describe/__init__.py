@@ -3,6 +3,7 @@ code in other languages."""
 
 from __future__ import annotations
 
+from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
@@ -23,6 +24,7 @@ __all__ = [
     "byte_map",
     "byte_map_of",
     "node_of",
+    "nodes",
     "page",
     "schema_of",
     "write",

@@ -81,7 +81,7 @@ def types_table(schema: s.Schema) -> str:
         bits = 8 * type_.nbytes / type_.weights
         encoder = "by importance" if type_.type.needs_importance else "yes" if type_.type.has_encoder else ""
         rows.append((f"{type_.type.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
-    return _table(("code", "name", "weights", "bytes", "bits a weight", "encoder"), rows, "-:---:")
+    return _table(("code", "name", "weights", "bytes", "bits per weight", "encoder"), rows, "-:---:")
 
 
 def types_reference(schema: s.Schema) -> str:

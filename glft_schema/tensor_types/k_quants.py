@@ -22,14 +22,14 @@ from glft_schema.tensor_types.tensor_type import formula_of
 # fmt: off
 Q2_K = block_type("Q2_K", 10, 256, Struct(
     "scales" / u8[16]  * "scale (low nibble) and minimum (high nibble) of 16 weights each",
-    "qs"     / u8[64]  * "two bits a weight",
+    "qs"     / u8[64]  * "two bits per weight",
     "d"      / f16[1]  * "scale of the scales",
     "dmin"   / f16[1]  * "scale of the minima",
 ), quantize=to_q2_k)
 
 Q3_K = block_type("Q3_K", 11, 256, Struct(
     "hmask"  / u8[32]  * "the third bit of each weight",
-    "qs"     / u8[64]  * "two bits a weight",
+    "qs"     / u8[64]  * "two bits per weight",
     "scales" / u8[12]  * "sixteen 6-bit scales of 16 weights each; scale - 32",
     "d"      / f16[1]  * "scale of the scales",
 ), quantize=to_q3_k)
@@ -38,7 +38,7 @@ Q4_K = block_type("Q4_K", 12, 256, Struct(
     "d"      / f16[1]  * "scale of the scales",
     "dmin"   / f16[1]  * "scale of the minima",
     "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
-    "qs"     / u8[128] * "four bits a weight",
+    "qs"     / u8[128] * "four bits per weight",
 ), quantize=to_q4_k)
 
 Q5_K = block_type("Q5_K", 13, 256, Struct(
@@ -46,7 +46,7 @@ Q5_K = block_type("Q5_K", 13, 256, Struct(
     "dmin"   / f16[1]  * "scale of the minima",
     "scales" / u8[12]  * "eight 6-bit scales and eight 6-bit minima of 32 weights each",
     "qh"     / u8[32]  * "the fifth bit of each weight",
-    "qs"     / u8[128] * "four bits a weight",
+    "qs"     / u8[128] * "four bits per weight",
 ), quantize=to_q5_k)
 
 Q6_K = block_type("Q6_K", 14, 256, Struct(

@@ -19,12 +19,12 @@ from glft_schema.tensor_types.tensor_type import formula_of
 # fmt: off
 Q1_0 = block_type("Q1_0", 41, 128, Struct(
     "d"  / f16[1]  * "scale",
-    "qs" / u8[16]  * "a bit a weight, the lowest first",
+    "qs" / u8[16]  * "one bit per weight, the lowest first",
 ), quantize=to_q1_0)
 
 Q2_0 = block_type("Q2_0", 42, 64, Struct(
     "d"  / f16[1]  * "scale",
-    "qs" / u8[16]  * "two bits a weight, the lowest first; code - 1",
+    "qs" / u8[16]  * "two bits per weight, the lowest first; code - 1",
 ), quantize=to_q2_0)
 
 Q4_0 = block_type("Q4_0", 2, 32, Struct(

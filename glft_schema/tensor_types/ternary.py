@@ -27,7 +27,7 @@ TQ1_0 = block_type("TQ1_0", 34, 256, Struct(
 ])
 
 TQ2_0 = block_type("TQ2_0", 35, 256, Struct(
-    "qs" / u8[64]  * "two bits a weight; code - 1",
+    "qs" / u8[64]  * "two bits per weight; code - 1",
     "d"  / f16[1]  * "scale",
 ), quantize=to_tq2_0, reserved=[Reserved("qs", "code 3, which is no digit", lambda qs: (qs & qs >> 1 & 0x55) != 0)])
 # fmt: on

@@ -128,7 +128,8 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
     if not isinstance(importance, Mapping):
         raise OptionError(f"expected a mapping of tensor names to importance tensors, found {shown(importance)}")
     if importance and not importance.keys() & tensors.keys():
-        others = f"it has {len(importance)} other tensors, such as {shown(next(iter(importance)))}"
+        tensors_in_it = "1 other tensor" if len(importance) == 1 else f"{len(importance)} other tensors"
+        others = f"it has {tensors_in_it}, such as {shown(next(iter(importance)))}"
         raise OptionError(f"the importance matrix covers none of these tensors ({others})")
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():

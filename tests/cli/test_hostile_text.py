@@ -134,7 +134,7 @@ def test_texts_of_the_library_are_harmless() -> None:
             assert harmless(text, 500)
     for name in NAMES:
         bad = File([], [w(name, (1 << 62,))]).bytes()
-        with pytest.raises(FormatError, match="overflow 64 bits") as caught:
+        with pytest.raises(FormatError, match=r"the size in bytes of dims \[.*\] overflows 64 bits") as caught:
             Container.parse(bad)
         assert harmless(str(caught.value), 500)
         with pytest.raises(TensorError, match="is unknown") as unknown:
@@ -150,7 +150,7 @@ def test_an_error_with_the_name_of_a_file_is_harmless(tmp_path: Path) -> None:
     assert str(path) == caught.value.file
     assert harmless(str(caught.value), 1500)
     os.mkfifo(tmp_path / "\x1b[2J")
-    with pytest.raises(OSError, match="is not a regular file") as refused:
+    with pytest.raises(OSError, match="not a regular file") as refused:
         Container.parse_file(tmp_path / "\x1b[2J")
     assert harmless(str(refused.value))
 

@@ -177,7 +177,7 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
     assert glft("convert", gguf, typed, "--exclude", "i", "--metadata", "t.more:uint8=7").returncode == 0
     assert Container.parse_file(typed).metadata["t.more"] == "uint8 7"
     refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
-    assert_refused(refused, "--gguf-version, --big-endian, --alignment, --rules and --imatrix do not apply to a safetensors file (in Python: header, alignment, rules, importance)")
+    assert_refused(refused, "header, version, byte order, alignment, rules and importance do not apply to a safetensors file")
     assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': GLFT has no type for torch.int64:")
 
 
@@ -202,8 +202,9 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     done = glft("merge", first, tmp_path / "merged.gguf")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "merged.gguf").read_bytes() == gguf.read_bytes()
-    assert_refused(glft("split", gguf, tmp_path / "part"), "expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
-    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a set")
+    limits = "expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither"
+    assert_refused(glft("split", gguf, tmp_path / "part"), limits)
+    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a split GGUF model, found")
     second.unlink()
     assert_refused(glft("inspect", first), "part-00002-of-00002.gguf: file 2 of 2 is missing")
 
@@ -242,7 +243,7 @@ def test_get_tensor(gguf: Path, tmp_path: Path) -> None:
     assert np.load(out).tolist() == [0, 1, 2]
     assert_refused(glft("get-tensor", gguf, "*.weight", out), "expected one tensor that matches '*.weight', found 2")
     assert_refused(glft("get-tensor", gguf, "w.wieght", out), "did you mean 'w.weight'?")
-    dtypes = "expected a tensor type (float16, float32, float64), found 'int8'"
+    dtypes = "expected one of float16, float32, float64, found 'int8'"
     assert_refused(glft("get-tensor", gguf, "i", out, "--dtype", "int8"), dtypes)
     (tmp_path / "four.glft").write_bytes(golden("four_types"))
     assert glft("get-tensor", tmp_path / "four.glft", "fc1", out).returncode == 0
@@ -277,7 +278,8 @@ def test_unsigned_integers_have_no_type(tmp_path: Path, dtype: torch.dtype) -> N
     for out, kind, dtypes in (("out.gguf", "ggml", exact), ("out.glft", "GLFT", "float32, float16")):
         problem = f"{kind} has no type for {dtype}: exclude the tensor, or convert it to one of {dtypes}"
         assert_refused(glft("convert", source, tmp_path / out), f"glft: {source}: tensor 'w': {problem}\n")
-    problem = cannot be stored as f"i32: expected a signed integer dtype, uint8 or bool, found {dtype}: exclude or convert the tensor"
+    expected = "expected a signed integer dtype, uint8 or bool"
+    problem = f"cannot be stored as i32: {expected}, found {dtype}: exclude or convert the tensor"
     done = glft("convert", source, tmp_path / "out.gguf", "--scheme", "w=i32")
     assert_refused(done, f"glft: {source}: tensor 'w': {problem}\n")
     assert glft("convert", source, tmp_path / "out.safetensors").returncode == 0

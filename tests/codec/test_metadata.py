@@ -45,7 +45,7 @@ def test_parsed_metadata_keep_types_and_order() -> None:
 
 def test_a_duplicate_key() -> None:
     error = parse_error(File, "02 0161 00 07 0161 00 08")
-    assert str(error) == "metadata -> 1 -> key: expected unique keys, found that of row 0 again"
+    assert str(error) == "metadata -> 1 -> key: expected each key once, found the key of row 0 again"
     assert error.rule == "once"
 
 

@@ -77,7 +77,7 @@ def test_sizes_after_their_count() -> None:
     assert_stored(sizes, "02 00000003 00000005", [3, 5], byte_order="big")
     error = parse_error(Struct("dims" / sizes), "03 03000000 0500")
     assert type(error) is TruncatedError
-    assert str(error) == "dims: expected at most 1 (bytes left: 6 (at least 4 each)), found 3"
+    assert str(error) == "dims: expected at most 1 (bytes left: 6, at least 4 each), found 3"
     one = Limits(dims=1)
     for error in (parse_error(sizes, "02 03000000 05000000", limits=one), build_error(sizes, [3, 5], limits=one)):
         assert (type(error), str(error)) == (LimitError, "expected at most 1 (a limit of glft_schema), found 2 (limit dims)")

@@ -44,7 +44,8 @@ def test_records_are_equal_to_mappings_with_equal_items() -> None:
 
 def test_records_are_read_only() -> None:
     record = row()
-    with pytest.raises(AttributeError, match=r"^a parsed record is read-only; to change 'name'$, build from a mapping with the new value"):
+    problem = "a parsed record is read-only; to change 'name', build from a mapping with the new value"
+    with pytest.raises(AttributeError, match=f"^{problem}$"):
         record.name = "v"
     with pytest.raises(TypeError):
         record["name"] = "v"

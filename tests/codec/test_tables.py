@@ -35,7 +35,7 @@ def test_a_count_that_is_too_large_for_the_bytes_left() -> None:
     """A row takes at least three bytes: an empty name and a rank."""
     error = parse_error(Sheet, "FF 0161 0100 0162 02")
     assert type(error) is TruncatedError
-    assert str(error) == "n: expected at most 2 (bytes left: 7 (at least 3 each)), found 255"
+    assert str(error) == "n: expected at most 2 (bytes left: 7, at least 3 each), found 255"
 
 
 def test_the_limit_on_objects() -> None:
@@ -46,12 +46,12 @@ def test_the_limit_on_objects() -> None:
     assert_stored(two, stored, value, limits=Limits(objects=2))
     for error in (parse_error(two, stored, limits=Limits(objects=1)), build_error(two, value, limits=Limits(objects=1))):
         assert type(error) is LimitError
-        problem = "expected at most 1 tensors (entries and arrays, a limit of glft_schema), found 2"
+        problem = "expected at most 1 tensors, entries and arrays (a limit of glft_schema), found 2"
         assert str(error) == f"second -> rows: {problem} (limit objects)"
 
 
 def test_duplicate_names() -> None:
-    message = "rows -> 2 -> name: expected each name once, found that of row 0 again"
+    message = "rows -> 2 -> name: expected each name once, found the name of row 0 again"
     rows = [{"name": "a", "rank": 1}, {"name": "b", "rank": 1}, {"name": "a", "rank": 2}]
     for error in (parse_error(Sheet, "03 0161 0100 0162 0100 0161 0200"), build_error(Sheet, {"rows": rows})):
         assert (error.rule, str(error)) == ("names-once", message)
@@ -60,14 +60,14 @@ def test_duplicate_names() -> None:
 def test_another_key_than_the_name() -> None:
     ranks = Struct("rows" / Table(2, Row), NamesOnce("ranks-once", "rows", key="rank"))
     error = parse_error(ranks, "0161 0100 0162 0100")
-    assert str(error) == "rows -> 1 -> rank: expected each rank once, found that of row 0 again"
+    assert str(error) == "rows -> 1 -> rank: expected each rank once, found the rank of row 0 again"
 
 
 def test_nested_arrays() -> None:
     assert_stored(tree, "00", LEAF)
     assert_stored(tree, "02 00 01 00", {"of": [LEAF, {"of": [LEAF]}]})
     error = parse_error(tree, "02 00 02 00")
-    assert str(error) == "of -> 1 -> n: expected at most 1 (bytes left: 1 (at least 1 each)), found 2"
+    assert str(error) == "of -> 1 -> n: expected at most 1 (bytes left: 1, at least 1 each), found 2"
 
 
 def test_nesting_over_the_limit() -> None:

@@ -35,7 +35,8 @@ def test_types_by_code_name_and_themselves() -> None:
 
 def test_a_code_or_name_that_is_taken() -> None:
     for name, code, taken in (("NEW", 7, "7"), ("BYTE", 9, "'BYTE'"), ("Byte", 9, "'byte'")):
-        with pytest.raises(ValueError, match=f"^expected an unused code and an unused name, found {taken}, used by (BYTE|WORD)$"):
+        problem = f"expected an unused code and an unused name, found {taken}, used by (BYTE|WORD)"
+        with pytest.raises(ValueError, match=f"^{problem}$"):
             TYPES.add(ValueType(name, code, u8))
     assert list(TYPES) == [BYTE, WORD]
 

@@ -258,7 +258,7 @@ def test_at_and_between() -> None:
     assert list(found.between(4, 8)) == list(found[1:2])
     assert list(found.between(4, 4)) == []
     for offset in (-1, found.nbytes):
-        with pytest.raises(IndexError, match=f"byte {offset} is not one of the {found.nbytes} bytes"):
+        with pytest.raises(IndexError, match=f"byte {offset} is out of range: <bytes> has {found.nbytes} bytes"):
             found.at(offset)
     with pytest.raises(KeyError):
         found.of_tensor("no such tensor")
@@ -382,7 +382,7 @@ def test_a_tensor_type_that_is_added_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 def test_sets_have_a_map_for_each_file(tmp_path: Path) -> None:
     with glft_schema.open(write_set(tmp_path)) as file:
-        with pytest.raises(OptionError, match=r"expected one file, found a set of 2: byte_map takes each of file\.shards"):
+        with pytest.raises(OptionError, match=r"expected one file, found a set of 2: call byte_map on each of file\.shards"):
             byte_map(file)
         maps = [byte_map(shard) for shard in file.shards]
         assert [found.of_tensor(f"t{i}")[-1].nbytes for i, found in enumerate(maps)] == [4, 4]

@@ -80,7 +80,7 @@ def test_what_is_long_is_folded_and_says_how_to_open_it(tmp_path: Path) -> None:
     assert sum(left) + len(dumped(lines)) == len(stored)
     opened = dumped(lines)
     for fold in folds:
-        part = re.search(r"--range (\S+) opens them", fold)
+        part = re.search(r"--range (\S+) expands them", fold)
         assert part
         opened |= dumped(run(path, "--range", part[1])[1].splitlines())
     assert opened == dict(enumerate(stored))

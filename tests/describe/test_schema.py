@@ -127,7 +127,7 @@ def test_a_struct_of_a_users_own() -> None:
 @pytest.mark.parametrize(
     ("declared", "problem"),
     [
-        (construct.VarInt, r"VarInt has no node: teach it with @glft_schema.describe.node_of.register\(VarInt\)"),
+        (construct.VarInt, r"VarInt has no node: register a function with @glft_schema.describe.node_of.register\(VarInt\)"),
         (construct.Check(this.a > 1), "Check has no node"),
         (construct.StopIf(this.a == 0), "StopIf has no node"),
         (construct.Array(lambda at: 2, Int16ub), "expected an expression such as this.count, found the function"),
@@ -247,6 +247,6 @@ def test_the_verb() -> None:
 
 
 def test_a_language_that_there_is_not() -> None:
-    with pytest.raises(OptionError, match="expected a tensor type (markdown, json, kaitai, c), found 'rust'"):
+    with pytest.raises(OptionError, match="expected one of markdown, json, kaitai, c, found 'rust'"):
         write(schema_of(GLFT), "rust")
     assert write(schema_of(GLFT), "json").startswith("{")

@@ -89,7 +89,7 @@ VERSION = "version" / u32 * "small"
 CUT = TensorType("CUT", 77, Struct("codes" / Bytes(OUT) * "made-up codes"), lambda codes: codes, None)
 CUTS = TypeTable[Any]("made up", CUT)
 ONE_LESS = TensorType("ONE_LESS", 78, Struct("codes" / u8[OUT, IN - 1] * "made-up codes"), lambda codes: codes, None)
-ONE_NUMBER = "expected the byte order to be determined by one number at a fixed offset"
+ONE_NUMBER = "expected one number at a fixed offset to determine the byte order"
 
 
 def format_of(*fields: Any, types: Any = GLFT.types) -> Format:

@@ -281,7 +281,7 @@ def test_an_endless_stream_ends_at_the_limit(most: int) -> None:
     """Also at a limit below the number of bytes that are checked first."""
     stored = golden("four_types")
     endless = Endless(stored)
-    problem = f"expected at most {most} bytes in a stream, a limit of glft_schema"
+    problem = rf"expected at most {most} bytes in a stream \(a limit of glft_schema\)"
     with Limits(stream=most), pytest.raises(LimitError, match=problem) as caught:
         Container.parse_stream(endless)
     assert caught.value.limit == "stream"

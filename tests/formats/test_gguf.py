@@ -311,7 +311,7 @@ def test_values_that_are_not_a_file() -> None:
             "shape: expected [2, 1] (computed from the other fields), found [1, 2]",
         ),
         ({"alignment": 64}, "expected only the regions header, metadata, tensor_infos, padding, data, found 'alignment'"),
-        ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64, a limit of glft_schema"),
+        ({"tensor_infos": [{"name": "a", "dims": [1] * 65, "dtype": 0}]}, "dims: expected at most 64 (a limit of glft_schema)"),
         ({"tensor_infos": [{"name": 3, "dims": [1], "dtype": 0}]}, "tensor_infos -> 0 -> name: expected text, found 3"),
         (
             {"header": {"version": 1}, "tensor_infos": [{"name": "a", "dims": [1 << 32, 0], "dtype": 0}]},

@@ -64,7 +64,9 @@ def test_formats_by_ending() -> None:
     assert format_for("out.bin", "gguf") is GGUF
     assert format_for("out.gguf", "glft") is GLFT
     assert format_for("out.safetensors", "gguf") is GGUF
-    with pytest.raises(OptionError, match=r"^expected a GLFT or GGUF file to write, found a safetensors file: glft_schema"):
+    with pytest.raises(
+        OptionError, match=r"^expected a GLFT or GGUF file to write, found a safetensors file: use glft_schema.convert$"
+    ):
         format_for("out.safetensors", None)
 
 

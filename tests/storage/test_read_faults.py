@@ -325,7 +325,7 @@ LARGE_CLAIMS = {
     "strings": (
         Written([(b"k", 9, (8, []))]).head()[:-8] + struct.pack("<Q", 1 << 29),
         5,
-        "metadata -> 0 -> value -> elements: expected at most 16777216, a limit of glft_schema",
+        "metadata -> 0 -> value -> elements: expected at most 16777216 (a limit of glft_schema)",
     ),
 }
 

@@ -162,7 +162,9 @@ def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiled, "_COMPILED", {})
     monkeypatch.setattr(compiled, "_FAILED", {})
     fields, out = fields_of(Q4_PER_GROUP_64, 4, 64), torch.empty(4, 64)
-    with pytest.warns(RuntimeWarning, match="not compiled, and slower for it: .* Cannot find a working triton"):
+    with pytest.warns(
+        RuntimeWarning, match="torch.compile failed, so formulas run uncompiled and slower: .* Cannot find a working triton"
+    ):
         compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
     assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
     fields, out = fields_of(Q4_PER_GROUP_64, 5, 64), torch.empty(5, 64)

@@ -217,7 +217,7 @@ def test_a_type_of_ones_own_is_one_declaration() -> None:
         assert own.nbytes([1, 4]) == 8
         assert (own.has_encoder, own.takes_importance, own.needs_importance) == (bool(encoder), takes, encoder is required)
         if encoder is None or encoder is required:
-            problem = "needs the importance of its columns" if encoder else "there is no encoder for"
+            problem = "requires an importance matrix" if encoder else "can only be read: it has no encoder"
             with pytest.raises(TensorError, match=f"tensor 'w': .*{problem}"):
                 own.encode(w, "w")
         else:
@@ -478,9 +478,8 @@ def test_integers_are_kept_or_refused() -> None:
         assert torch.equal(GGML_TYPES[name].round_trip(numbers, "w").long(), numbers)
         with pytest.raises(TensorError, match=r"tensor 'w' at \[1\]: an integer is too large for torch.int"):
             GGML_TYPES[name].encode(torch.tensor([0, greatest + 1]), "w")
-        with pytest.raises(
-            TensorError, match=r"expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert the tensor"
-        ):
+        problem = "expected a signed integer dtype, uint8 or bool, found torch.float32: exclude or convert the tensor"
+        with pytest.raises(TensorError, match=problem):
             GGML_TYPES[name].encode(torch.ones(1), "w")
     with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64: exclude or convert the tensor"):
         GGML_TYPES["Q8_0"].encode(torch.ones(1, 32).long(), "w")
@@ -515,7 +514,7 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
     try:
         register_type(name, code, weights=16, block=block, dequantize=dequantize)
     except ValueError as error:
-        assert str(error) == "expected an unused code and an unused name, found those, used by 200 Q8_X", error
+        assert str(error) == "expected an unused code and an unused name, found those of 200 Q8_X", error
     else:
         raise AssertionError(name)
 """
@@ -526,8 +525,8 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
 @pytest.mark.parametrize(
     ("name", "code", "weights", "problem"),
     [
-        ("q4_0", 201, 16, "expected an unused code and an unused name, found those, used by 2 Q4_0"),
-        ("Q8_Y", 2, 16, "expected an unused code and an unused name, found those, used by 2 Q4_0"),
+        ("q4_0", 201, 16, "expected an unused code and an unused name, found those of 2 Q4_0"),
+        ("Q8_Y", 2, 16, "expected an unused code and an unused name, found those of 2 Q4_0"),
         ("Q8_per_channel", 201, 16, "expected an unused type name, found 'Q8_per_channel'"),
         ("Q8_Y", -3, 16, "expected a non-negative code and at least one weight per block, found -3 and 16"),
         ("Q8_Y", "3", 16, "expected a non-negative code and at least one weight per block, found '3' and 16"),

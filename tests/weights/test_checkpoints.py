@@ -62,7 +62,7 @@ def test_text_of_a_file_is_shown_in_one_line(tmp_path: Path) -> None:
 
 def test_pipes_for_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors.index.json")
-    with pytest.raises(OSError, match="is not a regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         open_checkpoint(tmp_path)
 
 
@@ -178,7 +178,8 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
 def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
     path = tmp_path / "large.pt"
     torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
-    with pytest.raises(TensorError, match="tensor 'a': expected 67108864 bytes of values, found 4 that are repeated"):
+    problem = r"tensor 'a': expected 67108864 bytes of values, found 4, repeated by strides: save tensor.contiguous\(\)"
+    with pytest.raises(TensorError, match=problem):
         open_checkpoint(path)
     torch.save({"a": torch.ones(1).expand(8, 8)}, path)
     assert open_checkpoint(path)["a"].load().shape == (8, 8)
