@@ -3,7 +3,7 @@
     ValueError
      ├── FormatError            bytes, or a value to write, that break a rule of the format
      │    ├── TruncatedError    fewer bytes than the file declares, as in an incomplete download
-     │    └── LimitError        a limit of this reader, not a rule of the format
+     │    └── LimitError        a limit of glft_schema, not a rule of the format
      ├── TensorError            a tensor that the requested type cannot hold
      ├── OptionError            an invalid argument or option
      │    └── SchemeError       an invalid scheme or pattern, or a missing importance matrix
@@ -119,7 +119,7 @@ class TruncatedError(FormatError):
 
 
 class LimitError(FormatError):
-    """The file exceeds a limit of this reader. It may be valid; see `glft_schema.Limits`."""
+    """The file exceeds a limit of glft_schema. It may be valid; see `glft_schema.Limits`."""
 
 
 class TensorError(ValueError):

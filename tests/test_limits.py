@@ -193,7 +193,7 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
     expected = f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found"
     for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
         assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
-    twice = "glft: --limit: expected unique names, found 'nesting' twice: '17' and '16'\n"
+    twice = "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"
     assert glft("--limit", "nesting=17", "--limit", "nesting=16", "inspect", str(path)) == (2, twice)
 
 

@@ -123,7 +123,7 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
             shards.append(open_one(path))
             found, expected = shard_info(shards[-1]), ShardInfo(number, split.files, split.tensors)
             if found != expected:
-                raise FormatError(f"expected {expected}, found {found}", "metadata -> split", file=str(path))
+                raise FormatError(f"expected {expected}, found {found or 'a single file'}", "metadata -> split", file=str(path))
         names = [name for shard in shards for name in shard.tensors]
         if duplicates := [name for name, count in Counter(names).items() if count > 1]:
             problem = "expected unique tensor names across the files, found this name twice"

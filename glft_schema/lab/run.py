@@ -196,8 +196,8 @@ def broken_promises(manifest: Mapping[str, Any]) -> list[str]:
                     failures.append(f"{scheme}: expected an error of at most {limit:g} in {kind} {name}, found {error:g}")
         if not measured["saving"] >= LEAST_SAVING[scheme]:
             least = LEAST_SAVING[scheme]
-            problem = f"expected to be {least:g} times smaller than the checkpoint, found {measured['saving']:.2f} times"
-            failures.append(f"{scheme}: {problem}")
+            problem = f"expected a file at least {least:g} times smaller than the checkpoint"
+            failures.append(f"{scheme}: {problem}, found {measured['saving']:.2f} times")
     return failures
 
 

@@ -250,7 +250,9 @@ def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     code = f"from glft_schema.lab import run; run.LEAST_SAVING['q8_per_channel'] = 5.0; {MAIN}"
     done = python(code, "lab", "--out", tmp_path, "--steps", "1")
     assert done.returncode == 1
-    assert done.stderr.startswith("glft: q8_per_channel: expected to be 5 times smaller than the checkpoint, found 3.")
+    assert done.stderr.startswith(
+        "glft: q8_per_channel: expected a file at least 5 times smaller than the checkpoint, found 3."
+    )
     assert done.stderr.endswith(" times\n")
 
 

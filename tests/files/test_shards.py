@@ -125,7 +125,7 @@ def rewritten(path: Path, changes: dict[str, object], **regions: object) -> None
     [
         ({"split.no": 2}, "-> split: expected file 2 of 3 with 5 tensors in all, found file 3 of 3 with 5 tensors in all"),
         ({"split.count": 4}, "found file 2 of 4 with 5 tensors in all"),
-        ({"split.count": 1}, "found None"),
+        ({"split.count": 1}, "found a single file"),
         ({"split.tensors.count": 6}, "found file 2 of 3 with 6 tensors in all"),
         ({"split.no": Typed("1", "string")}, "metadata -> split.no: expected a non-negative integer, found '1'"),
         ({"split.count": Typed(-3, "int16")}, "metadata -> split.count: expected a non-negative integer, found -3"),

@@ -132,7 +132,7 @@ def test_results_outside_their_limits(manifest: dict[str, Any]) -> None:
     assert broken_promises(broken) == [
         "q8_per_channel: expected an error of at most 1e-06 in tensor head.weight, found 2e-06",
         "q4_per_group_64: expected an error of at most 0.001 in layer layers.1, found nan",
-        "q4_per_group_64: expected to be 6 times smaller than the checkpoint, found 5.99 times",
+        "q4_per_group_64: expected a file at least 6 times smaller than the checkpoint, found 5.99 times",
     ]
 
 

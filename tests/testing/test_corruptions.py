@@ -255,7 +255,9 @@ def test_differences_are_reported() -> None:
         (replace(found, offset=3), "at byte 3, found it at"),
     ):
         assert problem in str(other.problem())
-    assert re.fullmatch(r"<\d+ bytes, value is not bools of 0 or 1; expected the findings of spec: gguf-.*>", repr(found))
+    assert re.fullmatch(
+        r"<\d+ bytes, value is not bool values that are 0 or 1; expected the findings of spec: gguf-.*>", repr(found)
+    )
 
 
 @pytest.mark.slow
