@@ -1,7 +1,7 @@
 """Checks of tensor values: NaN, infinities, reserved codes, subnormal scales and all-zero tensors.
 
-The declaration of a type determines what is checked: float fields, integer fields that its `scales`
-decode to floats, and fields with `reserved` codes. Payloads are read in chunks.
+The declaration of a type determines what is checked: float fields, integer fields that encode
+floats (its `scales`), and fields with `reserved` codes. Payloads are read in chunks.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def has_key(key: str) -> HasKey:
 
 
 def each(name: str, must: Predicate) -> Predicate:
-    """Returns the predicate of entries whose values of a type, also in arrays, meet another one."""
+    """Returns the predicate of entries whose values of type `name`, also in arrays, meet `must`."""
     holds = compiled(must.on(this))
 
     def within(value: Any, type_: ValueType) -> bool:
@@ -57,7 +57,8 @@ def each(name: str, must: Predicate) -> Predicate:
 
 
 def lengths(must: Predicate) -> Predicate:
-    """Returns the predicate of entries whose strings (bytes) and arrays (elements) are as long."""
+    """Returns the predicate of entries with string lengths (bytes) and array lengths that meet
+    `must`."""
     holds = compiled(must.on(this))
 
     def within(value: Any, type_: ValueType) -> bool:
@@ -76,7 +77,7 @@ def _of_values(text: str, within: Callable[[Any, ValueType], bool], broken_by: t
 
 
 def an_integer(must: Predicate) -> Predicate:
-    """Returns the predicate of integers, of any type except bool, that are as required."""
+    """Returns the predicate of integers, of any type except bool, that meet `must`."""
 
     def on(of: Any) -> Callable[[Any], bool]:
         holds = compiled(must.on(of))
@@ -104,7 +105,7 @@ class KeyType(Check):
         keys: the well-known keys.
     """
 
-    expected = "a type of the kind that the key requires"
+    expected = "a type that suits the well-known key"
 
     def __init__(self, id: str, keys: KeyTypes, sets: tuple[str, ...]) -> None:
         super().__init__(id, "type", sets)

@@ -1,8 +1,8 @@
 """Validation rules as data, and which readers enforce each.
 
 A rule names its rule sets. Parsing raises an error if a `REQUIRED` rule is broken, because such a
-file has no meaning. The other rules are checked by `check_rules`, which returns findings, and when
-a file is built for their rule sets.
+file has no meaning. The other rules are checked by `check_rules`, which returns findings, and by
+building a file for their rule sets.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class TypeTable(Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _TABLES[self.kind] is not self:
-            raise TypeError(f"cannot pickle a second table of {self.kind} types")
+            raise TypeError(f"cannot pickle this table: it is not the first of {self.kind} types")
         return _table, (self.kind,)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads the values and parts of a file that has the nodes of `glft_schema.describe.schema`.
+"""Reads the values and parts of a file, by the nodes that `glft_schema.describe.schema` returns.
 
 A node may depend on earlier fields; a `Scope` has their values. Only the requested bytes are read.
 Elements of different sizes, such as texts, are all located at the first request.

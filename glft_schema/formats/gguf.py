@@ -4,8 +4,8 @@
 
 Regions follow one another without padding, except that DATA begins at a multiple of the alignment,
 counted from the start of the file. The offsets of tensors count from the start of DATA. All numbers
-have the byte order of the field `version`. Counts, lengths and dims are u32 in v1, u64 in v2 and
-v3.
+have the byte order of the field `version`. Counts (but not of dims), lengths and dims are u32 in
+v1, u64 in v2 and v3.
 
 `spec` rules come from the specification, `ggml` rules from llama.cpp's gguf.cpp; `both` rules are
 in both sets. A plain `Rule` is enforced by every reader.
@@ -62,7 +62,7 @@ string         = Text(size)
 
 Header = Struct(
     "magic"      / Default(Bytes(4), MAGIC)                   * "47 47 55 46 in either byte order: 'GGUF'",
-    "byte_order" / ByteOrderOf(u32)                           * "little, or big if the low half of version reads as 0",
+    "byte_order" / ByteOrderOf(u32)                           * "little, or big if the first two bytes of version are 0",
     "version"    / Default(u32, 3)                            * "1, 2 or 3",
     "n_tensors"  / Count(size_in_header, this._.tensor_infos) * "number of tensor infos",
     "n_kv"       / Count(size_in_header, this._.metadata)     * "number of key-values",
@@ -135,7 +135,7 @@ TensorInfo = Struct(
     spec("gguf-name-64",   nbytes_(this.name), at_most(64, "bytes")),
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
-    both("gguf-dims-4",    len_(this.dims),    at_most(4)),
+    both("gguf-dims-4",    len_(this.dims),    at_most(4, "dims")),
     both("gguf-type",      this.dtype,         contained_in(BUILT_IN_TYPES, "a type of ggml")),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
@@ -148,7 +148,7 @@ GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
     "header"       / Header                                                    * "version, byte order and counts",
     "metadata"     / KeyValues(Table(this.header.n_kv, KeyValue), VALUE_TYPES, once="gguf-keys-once", keys=KEY_TYPES)
                                                                                * "typed values by key",
-    "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, 32))             * "of DATA and of payloads: that key, or 32",
+    "alignment"    / Derived(Lookup(this.metadata, ALIGNMENT, 32))             * "general.alignment, or 32 if that is absent",
     "tensor_infos" / Table(this.header.n_tensors, TensorInfo)                  * "one row per tensor",
     "padding"      / Padding(this.alignment, may_lack=this.header.n_tensors == 0) * "zeros up to the alignment",
     "data"         / TensorData("tensor_infos", padded_to=this.alignment)      * "the payloads, each at its offset",

@@ -2,7 +2,7 @@
 
 Sources: ggml's docs/gguf.md, and gguf-py 0.19 (`GGUFWriter.add_*`). The types are those that
 gguf-py writes. docs/gguf.md calls most counts uint64, but llama.cpp's model loader reads only
-uint32. Keys that were written with different kinds of type are left out:
+uint32. Keys that some tools write with another kind of type are left out:
 ``attention.sliding_window_pattern`` (a number or bools), ``attention.shared_kv_layers`` (an integer
 or a float), ``swiglu_clamp_exp`` and ``swiglu_clamp_shexp`` (a float or an array of floats).
 """

@@ -30,21 +30,21 @@ in_hex = "0x{:08X}".format
 
 # fmt: off
 Header = Struct(
-    "magic"        / Default(u32, MAGIC)                            * "0x474C4654, 'GLFT' read from the highest byte down",
+    "magic"        / Default(u32, MAGIC)                            * "0x474C4654: stored as 54 46 4C 47, 'GLFT' reversed",
     "version"      / Default(u32, 1)                                * "1; a file with another number is another format",
     "n_tensors"    / Count(u32, this._.descriptors)                 * "number of descriptors",
     "metadata_len" / Count(u32, nbytes_of_lines(this._.metadata))   * "bytes of METADATA",
-    Rule("glft-byte-order", this.magic,   differs_from(SWAPPED, "little-endian, not byte-swapped", show=in_hex)),
+    Rule("glft-byte-order", this.magic,   differs_from(SWAPPED, "a little-endian magic, not byte-swapped", show=in_hex)),
     Rule("glft-magic",      this.magic,   equals(MAGIC, show=in_hex)),
     Rule("glft-version",    this.version, equals(1)),
     title="header",
 )
 
 Descriptor = Struct(
-    "name"   / Text(u16, strict=True)  * "of the tensor; unique, any characters",
+    "name"   / Text(u16, strict=True)  * "name of the tensor; unique, any characters",
     "dims"   / Sizes(u8, u32, "dims")  * "sizes in torch's order, the slowest first: a Linear's weight is [out, in]",
     "dtype"  / TypeCode(u8, TYPES)     * "how the payload is stored",
-    "shape"  / Derived(this.dims)      * "the same: torch's order",
+    "shape"  / Derived(this.dims)      * "the same sizes as dims",
     "offset" / u64                     * "first byte of the payload, counted from the start of DATA",
     Rule("glft-name", len_(this.name), at_least(1, "character")),
     TensorFits("glft-dims-fit-type", "dims"),
@@ -52,9 +52,9 @@ Descriptor = Struct(
 )
 
 GLFT = Format("GLFT", tuple(magic.to_bytes(4, "little") for magic in (MAGIC, SWAPPED)), TYPES, Struct(
-    "header"      / Header                                    * "what the file is, and how much of it",
+    "header"      / Header                                    * "magic, version and counts",
     "metadata"    / KeyValueLines(this.header.metadata_len)   * "key=value lines",
-    "descriptors" / Table(this.header.n_tensors, Descriptor)  * "one row a tensor",
+    "descriptors" / Table(this.header.n_tensors, Descriptor)  * "one row per tensor",
     "data"        / TensorData("descriptors")                 * "the payloads, each at its offset",
     NamesOnce("glft-names-once", "descriptors"),
 ), endings=(".glft", ".gguf-lite"))

@@ -76,9 +76,9 @@ def _quantize(
     if not is_float(w.dtype):
         raise TensorError(f"expected a float dtype, found {w.dtype}: exclude or convert the tensor", name)
     if scale_dtype not in (None, torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        raise OptionError(f"expected a scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
+        raise OptionError(f"expected a float scale_dtype of at least 16 bits, found {shown(scale_dtype)}")
     if w.dim() < 2 or not w.numel():
-        raise TensorError(f"expected float weights [out, in], found {w.dtype} {list(w.shape)}", name)
+        raise TensorError(f"expected at least 2 dims and 1 weight, found {w.dtype} {list(w.shape)}", name)
     rows, columns = matrix(w.shape)
     size = columns if group is None else group
     if size < 1 or columns % size:

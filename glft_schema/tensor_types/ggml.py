@@ -52,7 +52,7 @@ def register_type(
         raise ValueError(f"expected a non-negative code and at least one weight per block, found {code!r} and {weights!r}")
     for known in GGML_TYPES:
         if code == known.code or name.lower() == known.scheme:
-            raise ValueError(f"expected an unused code and an unused name, found those of {known.code} {known}")
+            raise ValueError(f"expected an unused code and an unused name, found one used by {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
     GGML_TYPES.add(type_)
     return type_

@@ -17,7 +17,7 @@ from glft_schema.tensors.region import TensorMap
 class Contiguous(Check):
     """The rule that each payload begins where the one before it in the table, padded, ends."""
 
-    expected = "the end of the previous payload, padded: no gaps, no other order, no shared payloads"
+    expected = "offsets at the padded end of the previous payload: no gaps, no other order, no sharing"
 
     def needs(self) -> set[str]:
         return {self.field}

@@ -226,7 +226,7 @@ class Tensor:
             raise IndexError("new axes (None) are not supported in slices: index with integers, slices and ...")
         ellipses = [at for at, part in enumerate(indices) if part is ...] or [len(indices)]
         if len(ellipses) > 1:
-            raise IndexError("an index can have a single ellipsis ('...')")
+            raise IndexError("an index can have at most one ellipsis ('...')")
         missing = len(self.shape) - sum(part is not ... for part in indices)
         if missing < 0:
             raise IndexError(f"too many indices for tensor {shown(self.name)} of {len(self.shape)} dims")

@@ -45,7 +45,7 @@ REFUSED = {
         error=TruncatedError),
     "another magic": Refused(HEADER, b"GGML" + bytes(12), "header -> magic", 0, "found b'GGML'", shows="HEADER_BAD_MAGIC"),
     "another magic by one bit": Refused(HEADER, b"TFLF" + bytes(12), "header -> magic", 0, "found b'TFLF'", shows="HEADER_BAD_MAGIC"),
-    "byte-swapped": Refused(HEADER, b"GLFT" + bytes(12), "header -> magic", 0, "expected little-endian, not byte-swapped, found 0x54464C47",
+    "byte-swapped": Refused(HEADER, b"GLFT" + bytes(12), "header -> magic", 0, "expected a little-endian magic, not byte-swapped, found 0x54464C47",
         rule="byte-order"),
     "a PDF before it": Refused(HEADER, PDF + lines(b""), "header -> magic", 0, "found b'%PDF'"),
     "a ZIP before it": Refused(HEADER, ZIP + lines(b""), "header -> magic", 0,

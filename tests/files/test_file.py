@@ -146,7 +146,7 @@ def test_slice_reads_only_its_bytes() -> None:
         ((0, 0, 0), "too many indices for tensor 'fc1' of 2 dims"),
         ((2,), "index 2 is out of bounds for dim 0 of size 2"),
         ((0, -4), "index -4 is out of bounds for dim 1 of size 3"),
-        ((..., ...), "an index can have a single ellipsis ('...')"),
+        ((..., ...), "an index can have at most one ellipsis ('...')"),
         *((part, f"expected an integer, a slice with a positive step, or ..., found {part}") for part in (True, [0])),
         *(
             (index, "new axes (None) are not supported in slices: index with integers, slices and ...")

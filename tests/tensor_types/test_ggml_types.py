@@ -514,7 +514,7 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
     try:
         register_type(name, code, weights=16, block=block, dequantize=dequantize)
     except ValueError as error:
-        assert str(error) == "expected an unused code and an unused name, found those of 200 Q8_X", error
+        assert str(error) == "expected an unused code and an unused name, found one used by 200 Q8_X", error
     else:
         raise AssertionError(name)
 """
@@ -525,8 +525,8 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
 @pytest.mark.parametrize(
     ("name", "code", "weights", "problem"),
     [
-        ("q4_0", 201, 16, "expected an unused code and an unused name, found those of 2 Q4_0"),
-        ("Q8_Y", 2, 16, "expected an unused code and an unused name, found those of 2 Q4_0"),
+        ("q4_0", 201, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
+        ("Q8_Y", 2, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
         ("Q8_per_channel", 201, 16, "expected an unused type name, found 'Q8_per_channel'"),
         ("Q8_Y", -3, 16, "expected a non-negative code and at least one weight per block, found -3 and 16"),
         ("Q8_Y", "3", 16, "expected a non-negative code and at least one weight per block, found '3' and 16"),

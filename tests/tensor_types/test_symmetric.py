@@ -160,7 +160,7 @@ def test_nibbles_pack_low_first_in_twos_complement() -> None:
 @pytest.mark.parametrize(
     ("w", "message"),
     [
-        (torch.ones(4), r"expected float weights \[out, in\], found torch.float32 \[4\]"),
+        (torch.ones(4), r"expected at least 2 dims and 1 weight, found torch.float32 \[4\]"),
         (torch.ones(2, 4, dtype=torch.int32), r"expected a float dtype, found torch.int32"),
         (torch.ones(0, 4), r"found torch.float32 \[0, 4\]"),
         (torch.ones(2, 66), "expected a row length that is a multiple of 64, found 66"),
@@ -180,7 +180,7 @@ def test_fake_quantize_knows_the_schemes() -> None:
             fake_quantize(w, scheme)
     with pytest.raises(SchemeError, match="expected the name of a scheme, found None"):
         fake_quantize(w, None)
-    with pytest.raises(OptionError, match=r"expected a scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
+    with pytest.raises(OptionError, match=r"expected a float scale_dtype of at least 16 bits, found torch.float8_e4m3fn"):
         fake_quantize(w, "q8_per_channel", scale_dtype=torch.float8_e4m3fn)
     with pytest.raises(TensorError, match=r"expected a float dtype, found torch.int64"):
         fake_quantize(torch.ones(3, dtype=torch.int64), "f32")

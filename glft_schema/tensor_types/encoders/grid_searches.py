@@ -1,8 +1,8 @@
 """Searches for scales and grid entries of groups of 16 or 32 weights.
 
 The search minimizes the sum of ``count * (weight - scale * value) ** 2`` over a group. Given
-entries, the best scale follows by least squares, see `trials.by_fit`. Given a scale, so do good
-entries: weights are divided by it and rounded, and points off the grid move to a neighbour on it.
+entries, the best scale follows by least squares, see `trials.by_fit`. Given a scale,
+weights are divided by it and rounded, and points off the grid move to a neighbour on it.
 So the search tries scales that bring the largest weight near the grid's largest value. The entries
 for each of them give a better scale, and the best scale is kept. Finally, depending on the type,
 some entries are chosen again for that scale.

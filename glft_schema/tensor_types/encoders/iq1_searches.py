@@ -1,7 +1,8 @@
 """Searches for scales and grid entries of i1-quants, whose values are -1, 0 and 1, all shifted by
 1/8 up or down.
 
-The search minimizes the same as `grid_searches`. With three values, weights in ascending order are
+The search minimizes the same sum as `grid_searches`. With three values, weights in ascending order
+are
 best split into three parts: the first becomes -1, the middle 0, the last 1. So all splits are tried
 (561 for 32 weights, 153 for 16), each with every shift. Each has a best scale, see `trials.by_fit`;
 a negative scale mirrors the values. Only then do vectors off the grid move to it.

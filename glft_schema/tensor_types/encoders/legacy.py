@@ -8,7 +8,7 @@ than `trunc`. If all weights of a block are so small that 1 / d is infinite, d i
 the codes are meaningless.
 
 With an importance, scales are searched for. An `importance` is [rows, in] of the tensor, because
-the mean of a row enters the counts; `weights` are the same numbers as blocks.
+the mean of a row enters the counts; `weights` are split into blocks.
 """
 
 from __future__ import annotations

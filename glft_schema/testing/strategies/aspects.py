@@ -1,6 +1,6 @@
 """Six aspects of a file, and the probability of corruptions and damage in each.
 
-The aspect of a rule or byte follows from the node of its region.
+The aspect of a rule or byte follows from the schema node of its region.
 """
 
 from __future__ import annotations
