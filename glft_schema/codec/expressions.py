@@ -11,6 +11,7 @@ import json
 import operator
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from keyword import iskeyword
 from typing import Any
@@ -21,20 +22,21 @@ from glft_schema.codec.context import Context, limits_of
 from glft_schema.limits import DEFAULTS
 
 SIGNS = ("+", "-", "*", "//", "%", "<<", ">>", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=")
-OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand")  # attributes of construct's classes
+OPERANDS = ("lhs", "rhs", "operand", "_FuncPath__operand", "mapping")  # attributes of construct's classes
 PARENT, ROOT = "_parent", "_root"  # in the text of an expression; Kaitai Struct has the first
 
 
 class Lookup(ExprMixin):
-    """The value of a key in a parsed mapping, or a default."""
+    """The integer of a key in a parsed mapping, or a default if there is none."""
 
     def __init__(self, mapping: Any, key: str, default: int) -> None:
         self.mapping = mapping
         self.key = key
         self.default = default
 
-    def __call__(self, context: Context, *args: Any) -> Any:
-        return self.mapping(context).get(self.key, self.default)
+    def __call__(self, context: Context, *args: Any) -> int:
+        value = self.mapping(context).get(self.key, self.default)
+        return value if isinstance(value, int) else self.default
 
 
 class Allowed(ExprMixin):
@@ -186,22 +188,20 @@ def read(expression: Any) -> Expression | None:
 
 def field_of(expression: Any) -> str:
     """Returns the name of the first field in an expression. Raises ValueError if there is none."""
-    if isinstance(expression, Path) and (found := _reference(expression)):
+    if isinstance(expression, Path) and (found := _reference(expression)) and not (found.up or found.of_root):
         return found.names[0]
     parts = vars(expression) if isinstance(expression, ExprMixin) and not isinstance(expression, Path) else {}
-    operand = next((parts[name] for name in OPERANDS if name in parts), None)
-    if operand is None:
-        raise ValueError(f"expected an expression on a field, such as this.version, found {expression!r}")
-    return field_of(operand)
+    for operand in (parts[name] for name in OPERANDS if name in parts):
+        with suppress(ValueError):
+            return field_of(operand)
+    raise ValueError(f"expected an expression on a field of the Struct, such as this.version, found {expression!r}")
 
 
 def fields_in(expression: Any) -> set[str] | None:
     """Returns the first names of an expression's fields; None if it has an unknown function."""
     if isinstance(expression, Path):
         found = _reference(expression)
-        return {found.names[0]} if found else set()
-    if isinstance(expression, Lookup):
-        return fields_in(expression.mapping)
+        return {found.names[0]} if found else None
     if isinstance(expression, Allowed) or not callable(expression):
         return set()
     given = vars(expression) if isinstance(expression, ExprMixin) else {}

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,8 @@ def each(name: str, must: Predicate) -> Predicate:
         if not isinstance(value, Array) or value.type.name != name:
             return True
         if isinstance(value.values, StoredNumbers):
-            return all(holds(numbers).all() for numbers in value.values.pieces())
+            with suppress(AttributeError, OverflowError, TypeError):  # a condition that numpy cannot evaluate
+                return all(holds(numbers).all() for numbers in value.values.pieces())
         return all(map(holds, value.values))
 
     return _of_values(f"{name} values that are {must.text}", within, must.broken_by)

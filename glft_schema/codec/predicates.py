@@ -67,7 +67,7 @@ def multiple_of(step: Any, text: str = "") -> Predicate:
     return Predicate(f"a multiple of {text or step}", lambda of: of % step == 0, broken_by)
 
 
-power_of_two = Predicate("a power of two", lambda of: of & (of - 1) == 0, (3, 24))
+power_of_two = Predicate("a power of two", lambda of: (of > 0) & (of & (of - 1) == 0), (0, 3, 24))
 utf8 = Predicate("UTF-8", FuncPath(is_utf8), ("\udcff",))
 
 

@@ -49,13 +49,13 @@ class Check(construct.Construct):
 
     expected = ""
 
-    def __init__(self, id: str, field: str, sets: tuple[str, ...] = RULE_SETS, building: bool = True) -> None:
+    def __init__(self, id: str, field: str, sets: str | Iterable[str] = RULE_SETS, building: bool = True) -> None:
         super().__init__()
         self.building = building
         self.id = id
         self.field = field
-        self.sets = sets
-        self.is_required = REQUIRED in sets
+        self.sets = rule_sets(sets)
+        self.is_required = REQUIRED in self.sets
         self.flagbuildnone = True
 
     def check(self, context: Context, path: str) -> None:
@@ -147,7 +147,7 @@ class Rule(Check):
         must: Predicate,
         *,
         when: Any = None,
-        sets: tuple[str, ...] = RULE_SETS,
+        sets: str | Iterable[str] = RULE_SETS,
         building: bool = True,
         field: str | None = None,
     ) -> None:
@@ -217,5 +217,5 @@ def _in_words(when: Any) -> str:
     """Returns the end of a rule's sentence; empty unless `when` is ``field == constant``."""
     if (equal := equality(when)) is None:
         return ""
-    field, value = equal
+    field, value = equal[0].rpartition(".")[2], equal[1]
     return f" for {value}" if field in LABELS else f" if {field} is {value}"

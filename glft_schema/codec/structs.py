@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from types import NoneType
-from typing import Any
+from typing import Any, SupportsIndex
 
 import construct
 from construct.core import evaluate
@@ -175,18 +176,18 @@ class Struct(Interpreted, construct.Struct):
 
 
 def _in_order_of_checks(fields: list[construct.Construct]) -> list[construct.Construct]:
-    """Moves each check up to the last field that it needs."""
+    """Moves each check up to the last field that it needs, but not over checks of these fields."""
     numbers = {field.name: i for i, field in enumerate(fields) if field.name}
-
-    def after(i: int) -> int:
-        """Returns the number of the field after which field `i` comes."""
-        if not isinstance(fields[i], Check):
-            return i
-        before = max((number for number in numbers.values() if number < i), default=-1)
-        needed = [numbers[name] for name in fields[i].needs() or () if name in numbers]
-        return min(before, max(needed)) if needed else before
-
-    return [fields[i] for i in sorted(range(len(fields)), key=after)]
+    positions, checked = [], dict[str, int]()
+    for i, field in enumerate(fields):
+        position = i
+        if isinstance(field, Check):
+            needed = [name for name in field.needs() or () if name in numbers]
+            if needed:
+                position = min(i, max(max(numbers[name], checked.get(name, -1)) for name in needed))
+            checked[field.field] = max(position, checked.get(field.field, -1))
+        positions.append(position)
+    return [fields[i] for i in sorted(range(len(fields)), key=positions.__getitem__)]
 
 
 def _parse_of(field: construct.Construct) -> Any:
@@ -216,7 +217,8 @@ class Count(Interpreted, construct.Rebuild):
 
     Args:
         integer: the declaration of the number.
-        of: the context -> the counted field, or the number; 0 if a field it needs is not given.
+        of: the context -> the counted field, or the number. A field that is not given, or has no
+            length, counts as 0; that field's own error is more specific.
     """
 
     def __init__(self, integer: construct.Construct, of: Callable[[Any], Any]) -> None:
@@ -230,11 +232,11 @@ class Count(Interpreted, construct.Rebuild):
             counted = evaluate(self.func, context)
         except KeyError:
             return 0
-        return counted if isinstance(counted, int) else len(counted) if isinstance(counted, Sized) else 0
+        return len(counted) if isinstance(counted, Sized) else index(counted) if isinstance(counted, SupportsIndex) else 0
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         counted = self.counted(context)
-        if obj is not None and not (isinstance(obj, int) and obj == counted):
+        if obj is not None and not (isinstance(obj, SupportsIndex) and obj == counted):
             raise FormatError(f"expected {counted} (computed from the other fields), found {shown(obj)}", path)
         return self.subcon._build(counted, stream, context, path)
 

@@ -62,7 +62,7 @@ class Format:
         """The rule sets that apply to its files, besides `REQUIRED`."""
         return self.keeps_to or (SPEC,)
 
-    @property
+    @cached_property
     def head(self) -> Struct:
         """The regions before the payloads."""
         fields = self.struct.subcons

@@ -401,6 +401,8 @@ def _importance(encoder: Encoder) -> Parameter | None:
     """Returns the parameter `importance` or None. Raises ValueError for other parameters."""
     declared = signature(encoder)
     parameter = declared.parameters.get("importance")
+    if parameter is not None and parameter.kind is parameter.VAR_KEYWORD:
+        parameter = None
     try:
         declared.bind("weights", **{"importance": None} if parameter else {})
     except TypeError:

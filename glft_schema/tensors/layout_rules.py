@@ -20,7 +20,7 @@ class Contiguous(Check):
     expected = "offsets at the padded end of the previous payload: no gaps, no other order, no sharing"
 
     def needs(self) -> set[str]:
-        return {self.field}
+        return {self.field, "alignment"}
 
     def check(self, context: Context, path: str) -> None:
         end = 0

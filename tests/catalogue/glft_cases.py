@@ -205,7 +205,7 @@ LARGE = {
     "tensors whose last is cut off": Large(lambda n: descriptors(n, 4, data=4 * n - 1), 5_000, TruncatedError, "expected 4 bytes, found 3"),
     "tensors with the longest names": Large(lambda n: named(n, b"n" * 65527), 64),
     "keys without values": Large(lambda n: lines(b"".join(b"%x=\n" % i for i in range(n))), 1 << 17),
-    "a key twice after many": Large(lambda n: lines(b"".join(b"%x=\n" % i for i in range(n)) + b"0=\n"), 1 << 16, FormatError, "each key once"),
+    "a key twice after many": Large(lambda n: lines(b"".join(b"%x=\n" % i for i in range(n)) + b"0=\n"), 1 << 16, FormatError, "expected unique keys"),
     "empty lines": Large(lambda n: lines(b"\n" * n), 1 << 17, FormatError, "line 1: expected key=value, found b''"),
     "one tensor too many": Large(lambda n: descriptors(n, 0, (0,)), DEFAULTS["objects"] + 1, LimitError, "descriptors: expected at most 200000 tensors"),
     "one key too many": Large(lambda n: lines(b"k=\n" * n), DEFAULTS["objects"] + 1, LimitError, "metadata: expected at most 200000 tensors"),

@@ -8,12 +8,13 @@ import pytest
 from construct import this
 
 from glft_schema import FormatError, LimitError, Limits
+from glft_schema.codec.expressions import Lookup
 from glft_schema.codec.numbers import u8
-from glft_schema.codec.predicates import differs_from, multiple_of
+from glft_schema.codec.predicates import above, at_most, differs_from, meets, multiple_of, one_of
 from glft_schema.codec.rules import GGML, SPEC, Check, Limit, Predicate, Rule, both, spec
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import Trace
-from glft_schema.errors import Finding
+from glft_schema.errors import Finding, OptionError
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
 EVEN = Rule("even", this.b, multiple_of(2))
@@ -79,3 +80,36 @@ def test_a_check_that_is_more_than_a_sentence() -> None:
     pair = Struct("a" / u8, "b" / u8, Ascending("ascending", "b", sets=(GGML,)))
     assert findings(pair, "05 04") == [Finding("ascending", (GGML,), "b", "expected at least 5, found 4", offset=1)]
     assert str(build_error(pair, {"a": 5, "b": 4}, rules=(GGML,))) == "b: expected at least 5, found 4"
+
+
+def test_checks_of_a_field_stay_in_order() -> None:
+    positive = Rule("positive", this.a, meets(lambda at: at.a > 0, "above 0"))
+    struct = Struct("a" / u8, "x" / u8, "b" / u8, positive, Rule("multiple", this.x, multiple_of(this.a, "a")))
+    for stored, rule in (("00 01 01", "positive"), ("02 01 01", "multiple")):
+        assert parse_error(struct, stored).rule == rule
+
+
+def test_a_rule_is_checked_as_soon_as_its_fields_are_read() -> None:
+    struct = Struct("a" / u8, "b" / u8, Rule("small", this.a, at_most(1)))
+    error = parse_error(struct, "02")  # before the end of the file is found in b
+    assert (error.rule, str(error)) == ("small", "a: expected at most 1, found 2")
+
+
+def test_the_field_that_a_rule_guards() -> None:
+    assert Rule("x", 5 - this.x, above(0)).field == "x"
+    assert Rule("k", Lookup(this.keys, "k", 1), above(0)).field == "keys"
+    assert Rule("x", this._root.h, above(0), field="x").field == "x"
+    for of in (this._root.h, this._.h, len):
+        with pytest.raises(ValueError, match="expected an expression on a field of the Struct"):
+            Rule("x", of, above(0))
+
+
+def test_one_rule_set_by_name() -> None:
+    assert Rule("x", this.x, above(0), sets="spec").sets == (SPEC,)
+    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+        Rule("x", this.x, above(0), sets="strict")
+
+
+def test_consecutive_integers_only() -> None:
+    with pytest.raises(ValueError, match=r"expected consecutive integers, found \(1, 3\)"):
+        one_of(1, 3)

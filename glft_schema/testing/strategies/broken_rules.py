@@ -144,7 +144,7 @@ class Breaker:
             context = self.context(struct, changed)
             if not all(fits(struct.field(name), changed[name], context) for name in {*patch, *switches}):
                 continue
-            if not holds(check, context) and all(holds(other, context) for other in others):
+            if all(holds(other, context) for other in others) and not holds(check, context):
                 yield {**changed, check.field: forged(struct, check.field, changed[check.field])}
 
     def _near(self, check: Check, struct: StructOf, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -342,7 +342,7 @@ def _required(check: Check) -> dict[str, Any]:
     if isinstance(check, KeyType):
         return {"key": check.keys.example}
     equal = equality(check.when) if isinstance(check, Rule) else None
-    return dict([equal]) if equal else {}
+    return dict([equal]) if equal and "." not in equal[0] else {}  # not of another Struct
 
 
 def typed_fields(struct: StructOf) -> Iterator[tuple[str, str, Any, Node]]:
@@ -360,7 +360,7 @@ def _refused_shapes(type_: TensorType, check: Check) -> Iterator[list[int]]:
     for shape in ([], [1], [least + 1], [1, least + 1], [2, least + 1], [0, least], [1, 0]):
         out, columns = matrix(shape)
         context = drawing_context(rules=(), **{"dims": shape, "out": out, "in": columns})
-        if not holds(check, context) and all(holds(rule, context) for rule in rules[: rules.index(check)]):
+        if all(holds(rule, context) for rule in rules[: rules.index(check)]) and not holds(check, context):
             yield shape
 
 
