@@ -114,3 +114,9 @@ def test_building_keeps_to_the_rule_sets_asked_for() -> None:
         Container.build(regions, rules="strict")
     deliberate = {"format": "GGUF", "header": {"version": 1, "byte_order": "big"}}
     assert Container.parse(Container.build(deliberate, rules=(GGML,))).header.byte_order == "big"
+
+
+def test_a_shard_number_that_is_an_array() -> None:
+    """A long array is a numpy view, whose comparison with a number has no truth value."""
+    file = Container.parse(Container.build({"format": "GGUF", "metadata": {"split.no": list(range(2000))}}))
+    assert [finding.rule for finding in check_rules(file, SPEC)] == ["gguf-architecture"]
