@@ -14,13 +14,13 @@ from typing import Any
 
 import construct
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec import arrays, numbers, structs, tables, type_codes
 from glft_schema.codec import text as codec_text
 from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.rules import Check
-from glft_schema.describe import nodes as s
 from glft_schema.describe.nodes import FILE, Field, Node, Ref, Schema, StructOf, SwitchCase, TypeOf, Wrapper
 from glft_schema.formats.format import Format
 from glft_schema.tensor_types.blocks import Blocks

@@ -142,6 +142,15 @@ def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
             node_of(construct.Struct("a" / Int16ub, field), s.Schema("own"), "own")
 
 
+def test_a_choice_among_alternatives() -> None:
+    type_of = {0: s.Number("u8", "little"), 1: s.Number("u16", "little")}
+    switch = s.Switch(Reference("type"), tuple(s.SwitchCase(node.kind, code, node) for code, node in type_of.items()), None)
+    assert [s.choose(switch, lambda _, code=code: code) for code in type_of] == list(type_of.values())
+    assert s.choose(replace(switch, default=type_of[0]), lambda _: 2) == type_of[0]
+    with pytest.raises(KeyError, match="2"):
+        s.choose(switch, lambda _: 2)
+
+
 def test_an_array_that_holds_itself_is_read_once() -> None:
     array = schema_of(GGUF).structs["array"]
     assert array.field("n").is_count

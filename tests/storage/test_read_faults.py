@@ -27,7 +27,7 @@ from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.storage.file_source import open_source
+from glft_schema.storage.file_source import MappedSource, open_source
 from glft_schema.storage.source import BytesSource
 from glft_schema.testing.corpora import read_corpus, write_corpus
 from glft_schema.testing.fuzzing import Case
@@ -533,6 +533,12 @@ def test_bad_files_leave_no_descriptor_behind(tmp_path: Path) -> None:
         with pytest.raises(FormatError):
             glft_schema.open(path, size=len(stored) + 1)
     assert descriptors() == before
+
+
+def test_a_map_of_a_file_open_for_writing_only_names_the_file(model: Path) -> None:
+    with pytest.raises(PermissionError) as error:
+        MappedSource(os.open(model, os.O_WRONLY), "model.gguf")
+    assert error.value.filename == "model.gguf"
 
 
 @LINUX

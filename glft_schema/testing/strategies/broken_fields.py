@@ -10,6 +10,7 @@ import construct
 from hypothesis import reject
 from hypothesis import strategies as st
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec import arrays
 from glft_schema.codec.context import BIG, Context, byte_order
 from glft_schema.codec.expressions import Reference
@@ -17,7 +18,6 @@ from glft_schema.codec.metadata_lines import KeyValueLines
 from glft_schema.codec.structs import Forged, unwrapped
 from glft_schema.codec.tables import least_size
 from glft_schema.codec.typed_values import ARRAY
-from glft_schema.describe import nodes as s
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.files.file import File

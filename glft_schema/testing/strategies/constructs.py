@@ -13,11 +13,11 @@ import numpy as np
 from construct.core import evaluate
 from hypothesis import strategies as st
 
+import glft_schema.describe.nodes as s
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
-from glft_schema.describe import nodes as s
 from glft_schema.describe.node_reader import sizes
 from glft_schema.describe.schema import node_of, struct_of
 from glft_schema.limits import Limits
