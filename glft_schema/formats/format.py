@@ -29,6 +29,16 @@ class ShardKeys(NamedTuple):
     tensors: str
 
 
+class ShardIndex(NamedTuple):
+    """A JSON file beside the files of a set, with the name of the file of each tensor.
+
+    Attributes:
+        suffix: of the name of the JSON file.
+    """
+
+    suffix: str
+
+
 @dataclass(frozen=True, eq=False)
 class Format:
     """A container format.
@@ -42,7 +52,8 @@ class Format:
         endings: of file names, the usual one first.
         keeps_to: the rule sets that new files are written for.
         keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
-        shards: the keys of sharded models; None if the format has no shards.
+        shards: how a sharded model refers to its files: by keys in their metadata or by an index;
+            None if the format has no shards.
         unshared_by: the rule sets whose readers do not allow tensors to share a payload.
         sniff: recognises files without a magic: (the first `START` bytes, bytes of the file) ->
             whether the file has this format.
@@ -59,7 +70,7 @@ class Format:
     endings: tuple[str, ...] = ()
     keeps_to: tuple[str, ...] = ()
     keep_vectors: bool = False
-    shards: ShardKeys | None = None
+    shards: ShardKeys | ShardIndex | None = None
     unshared_by: tuple[str, ...] = ()
     sniff: Callable[[bytes, int], bool] | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +82,11 @@ class Format:
         if self.sniff and self.sniff(start, size):
             return True
         return any(magic.startswith(start[: len(magic)]) for magic in self.magics)
+
+    @property
+    def shard_keys(self) -> ShardKeys | None:
+        """The metadata keys of a sharded model, if the format has them."""
+        return self.shards if isinstance(self.shards, ShardKeys) else None
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
