@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from glft_schema.codec.numbers import Number
-from glft_schema.codec.structs import Struct
 from glft_schema.codec.text import is_utf8
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.display import Progress
@@ -28,9 +26,8 @@ from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.tensor_bytes import tensor_over, write_all
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.copied import COPIED_TYPES
 from glft_schema.tensor_types.engine.chunks import Rows
-from glft_schema.tensor_types.plain import as_stored
-from glft_schema.tensor_types.tensor_type import DIMS
 from glft_schema.tensor_types.unquantized import BF16, F16, F32, F64, I8, I16, I32, I64
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor, payloads_of
@@ -52,17 +49,7 @@ SAFETENSORS_DTYPES = {
 # fmt: on
 
 
-def copied_type(code: int, name: str, kind: str) -> TensorType:
-    """Declares a type for copies only: no encoder converts other dtypes to it."""
-    dtype = SAFETENSORS_DTYPES[name]
-    payload = Struct("weights" / Number(name.lower(), kind, dtype)[DIMS] * "as in torch")
-    return TensorType(name, code, payload, as_stored, None, exact=dtype)
-
-
-COPIED_KINDS = {"U8": "u1", "U16": "u2", "U32": "u4", "U64": "u8", "BOOL": "u1", "C64": "c8"}
-COPIED_KINDS |= dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "u1")
-COPIED_TYPES = [copied_type(100 + i, name, kind) for i, (name, kind) in enumerate(COPIED_KINDS.items())]
-TYPES = TypeTable[TensorType]("safetensors", F32, F16, BF16, F64, I8, I16, I32, I64, *COPIED_TYPES)
+TYPES = TypeTable[TensorType]("safetensors files", F32, F16, BF16, F64, I8, I16, I32, I64, *COPIED_TYPES)
 MAX_HEADER = 100_000_000  # bytes: the limit of other readers
 
 
