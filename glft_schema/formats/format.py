@@ -55,8 +55,8 @@ class Format:
         shards: how a sharded model refers to its files: by keys in their metadata or by an index;
             None if the format has no shards.
         unshared_by: the rule sets whose readers do not allow tensors to share a payload.
-        sniff: recognises files without a magic: (the first `START` bytes, bytes of the file) ->
-            whether the file has this format.
+        sniff: recognises files without a magic: the first 16 bytes of a file -> whether it has this
+            format.
         entries: the metadata that `convert` adds to new files.
         order: the key by which new files sort the rows of their table; by default, the caller's
             order.
@@ -72,14 +72,14 @@ class Format:
     keep_vectors: bool = False
     shards: ShardKeys | ShardIndex | None = None
     unshared_by: tuple[str, ...] = ()
-    sniff: Callable[[bytes, int], bool] | None = None
+    sniff: Callable[[bytes], bool] | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[Mapping[str, Any]], Any] | None = None
 
-    def claims(self, start: bytes, size: int) -> bool:
+    def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within
         the magic has it."""
-        if self.sniff and self.sniff(start, size):
+        if self.sniff and self.sniff(start):
             return True
         return any(magic.startswith(start[: len(magic)]) for magic in self.magics)
 

@@ -14,10 +14,11 @@ from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.streams import START
 
-FORMATS = [GLFT, GGUF]
+FORMATS = [GLFT, GGUF, SAFETENSORS]
 DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 ZIP = b"PK\x03\x04"
@@ -64,7 +65,7 @@ def find_format(source: Source) -> Format | None:
     start = bytes(source.read(0, min(START, source.size)))
     for _ in range(2):
         for format in FORMATS:
-            if format.claims(start, source.size):
+            if format.claims(start):
                 return format
         load_plugins()
     return None
