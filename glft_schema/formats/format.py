@@ -134,8 +134,14 @@ class Format:
 
     @cached_property
     def _reverses_dims(self) -> bool:
-        row = self.field(self.table).subcon
-        return isinstance(read(member(row, "shape").of), Reversed)
+        return isinstance(read(member(self.row, "shape").of), Reversed)
+
+    @property
+    def row(self) -> Struct:
+        """The declaration of the rows of `table`."""
+        table = self.field(self.table)
+        row: Struct = table.row if hasattr(table, "row") else table.subcon
+        return row
 
     def field(self, name: str) -> Any:
         """Returns the declaration of a region or derived field by name; None if there is none."""
