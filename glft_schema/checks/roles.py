@@ -10,6 +10,7 @@ in mmproj files depend on the projector, so they are not checked.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -100,7 +101,9 @@ def _ranks(name: str, a: Tensor, b: Tensor) -> str:
 def _direction(tensor: Tensor, first: Tensor) -> str:
     if tensor.dtype.name != "F32" or sum(size > 1 for size in tensor.dims[1:]):
         return f"expected F32 with one dim, found {tensor.dtype.name} {list(tensor.dims)}"
-    return "" if tensor.nbytes == first.nbytes else f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
+    return (
+        "" if tensor.nbytes == first.nbytes else f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
+    )
 
 
 def _sums(name: str, sums: Tensor, counts: Tensor) -> str:
@@ -134,7 +137,8 @@ ROLES = {role.name: role for role in (
         Key("clip.projector_type",                          "string", required=False),
         Key("clip.use_gelu",                                "bool", required=False),
         Key("clip.use_silu",                                "bool", required=False),
-        *(Key(f"clip.{kind}.{name}", type_, when=has) for kind, has in (("vision", VISION), ("audio", AUDIO)) for name, type_ in (
+        *(Key(f"clip.{kind}.{name}", type_, when=has) for kind, has in (("vision", VISION), ("audio", AUDIO))
+          for name, type_ in (
             ("embedding_length",             "uint32"),
             ("feed_forward_length",          "uint32"),
             ("block_count",                  "uint32"),
@@ -302,7 +306,9 @@ def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
             (b, _sizes(b)[1], inputs if flipped else outputs),
         ):
             if found != size:
-                problem = f"expected {size} for {shown(name)} of the base, dims {list(expected)}, found dims {list(tensor.dims)}"
+                problem = (
+                    f"expected {size} for {shown(name)} of the base, dims {list(expected)}, found dims {list(tensor.dims)}"
+                )
                 yield rows.tensor(tensor.name, "dims"), problem
 
 
@@ -312,8 +318,11 @@ def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
     for tensor in adapter.tensors.values():
         if not re.fullmatch(ROLES["controlvector"].tensors, tensor.name):
             continue
-        if tensor.dims[0:1] != [size]:
-            yield rows.tensor(tensor.name, "dims"), f"expected the base's embedding length, {shown(size)}, found {list(tensor.dims)}"
+        if math.prod(tensor.dims) != size:
+            yield (
+                rows.tensor(tensor.name, "dims"),
+                f"expected the base's embedding length, {shown(size)}, found {list(tensor.dims)}",
+            )
         layer = int(tensor.name.partition(".")[2])
         if not isinstance(layers, int) or layer >= layers:
             problem = f"expected a layer below the base's number of layers, {shown(layers)}, found {layer}"

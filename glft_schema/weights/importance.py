@@ -12,6 +12,7 @@ b6000 to b7000.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import OldImatrix
-from glft_schema.formats.registry import format_with
+from glft_schema.formats.registry import find_format
 from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
@@ -86,8 +87,8 @@ class ImportanceMatrix:
 
         Args:
             path: the file.
-            chunk_size: tokens in a chunk, which only the GGUF form has. As for ``llama-imatrix``, it
-                matters only if the matrix is merged with others.
+            chunk_size: tokens in a chunk, which ``.dat`` does not state. It matters if the matrix is
+                merged with others.
 
         Raises:
             FormatError: if the file is not a valid importance matrix.
@@ -98,7 +99,7 @@ class ImportanceMatrix:
             raise OptionError(f"expected a chunk size of at least 1 token, found {chunk_size}")
         source = open_source(path, mmap=False)
         try:
-            if format_with(_start(source, 4)) is None:
+            if find_format(source) is None:
                 return _of_old_file(source, chunk_size)
             with open(path) as file:
                 return cls.of_file(file)
@@ -135,17 +136,17 @@ class ImportanceMatrix:
     def save(self, path: StrPath) -> list[str]:
         """Writes the form of the path's ending, with the matrices in their order.
 
-        ``.gguf`` holds everything. ``.dat`` loses the counts of experts, the chunk size, all datasets
-        but the last, and matrices without data. So a ``.dat`` becomes GGUF and the same bytes again,
-        unless it has an entry with 0 calls, lacks its last two fields, or has further bytes. For
-        ``.dat``, ``llama-imatrix`` rounds to float32 twice and so can differ in the last bits.
+        ``.gguf`` holds everything. ``.dat`` loses the counts of experts, the chunk size, matrices
+        without data, and all datasets but the last. A ``.dat`` converted to GGUF and back has the
+        same bytes, unless it has an entry with 0 calls, lacks the last two fields, or has bytes
+        after them. (``llama-imatrix`` rounds twice to float32, so its last bits may differ.)
 
         Returns:
             The matrices without data, which ``.dat`` lacks.
 
         Raises:
             OptionError: for another ending, or if no matrix is left.
-            FormatError: if a number or name does not fit, such as a name of more than 55 bytes in GGUF.
+            FormatError: if a number or a name does not fit; GGUF holds names of 55 bytes.
             OSError: from the system.
         """
         ending = Path(os.fsdecode(path)).suffix.lower()
@@ -247,17 +248,14 @@ def is_old_matrix(path: StrPath) -> bool:
     """
     source = open_source(path, mmap=False)
     try:
-        head = _start(source, 8)
-        entries, length = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4))
-        if format_with(head[:4]) or not 0 < entries * 12 <= source.size or not 0 < length <= source.size - 8:
+        if source.size < 8 or find_format(source):
+            return False
+        entries, length = struct.unpack("<2I", source.read(0, 8))
+        if not 0 < entries * 12 <= source.size or not 0 < length <= source.size - 8:
             return False
         return bytes(source.read(8, min(length, 64))).decode("utf-8", "replace").isprintable()
     finally:
         source.close()
-
-
-def _start(source: Source, nbytes: int) -> bytes:
-    return bytes(source.read(0, min(nbytes, source.size)))
 
 
 def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
