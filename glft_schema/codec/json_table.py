@@ -347,21 +347,25 @@ class JsonRows(list[Any]):
         Raises:
             FormatError: if the text is not UTF-8, or not JSON of an object.
         """
+        refused = None
         try:
             text = self.stored.decode()
-            entries = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
-            if _SURROGATE(text):
-                _check_texts(entries)
+            try:
+                entries = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
+                if _SURROGATE(text):
+                    _check_texts(entries)
+            except _NotJson as error:
+                entries, refused = _LAX.decode(text), error
         except UnicodeDecodeError as error:
             found = shown(self.stored[error.start : error.start + 8])
             raise FormatError(f"expected UTF-8, found {found}", path, self.start + error.start) from None
         except json.JSONDecodeError as error:
             found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
             raise FormatError(f"expected JSON, found {found} ({error.msg})", path, self.start + at) from None
-        except _NotJson as error:
-            raise FormatError(f"expected {error}", path, self.start + self._blamed(0)) from None
         if not isinstance(entries, tuple):
             raise FormatError(f"expected a JSON object, found {shown(entries)}", path)
+        if refused:
+            raise FormatError(f"expected {refused}", path, self.start + self._blamed(0))
         return entries
 
     @cached_property
@@ -440,9 +444,9 @@ class JsonRows(list[Any]):
     def _blamed(self, at: int) -> int:
         """Returns the index of the first value at or below index `at` that is refused alone."""
         for part in parts(self.text, at):
-            for first, last in ((part.key, part.key_end), (part.start, part.end)):
+            for first, last in (part[:2], part[2:]):
                 try:
-                    _check_texts(_STRICT.decode(self.stored[first:last].decode()))
+                    _check_texts(_STRICT.decode(self.stored[first:last].decode() or "0"))  # elements have no key
                 except _NotJson:
                     return self._blamed(first) if self.text[first] in "{[" else first
         return at
