@@ -48,7 +48,7 @@ from glft_schema.codec.predicates import at_most, meets
 from glft_schema.codec.rules import RUST, SPEC, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.formats.format import Format
+from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.tensor_types.copied import (
     BOOL,
     C64,
@@ -91,9 +91,9 @@ def by_dtype_and_name(row: Mapping[str, Any]) -> tuple[int, str]:
     return -RANKS[TYPES[row["dtype"]]], row["name"]
 
 
-def has_length(start: bytes, size: int) -> bool:
-    """Tells whether a file begins with the length of a JSON object."""
-    return start[8:].lstrip(b" \t\n\r")[:1] == b"{" and 2 <= int.from_bytes(start[:8], "little") <= size - 8
+def has_length(start: bytes) -> bool:
+    """Tells whether a file begins with the length of a JSON object, which no text does."""
+    return start[8:].lstrip(b" \t\n\r")[:1] == b"{" and int.from_bytes(start[:8], "little") < 1 << 48
 
 
 # fmt: off
@@ -139,6 +139,8 @@ SAFETENSORS = Format("safetensors", (), TYPES, Struct(
     keeps_to=BOTH,
     unshared_by=BOTH,
     sniff=has_length,
+    shards=ShardIndex(".safetensors.index.json"),
+    entries={"format": "pt"},  # which transformers requires
     order=by_dtype_and_name,
 )
 # fmt: on
