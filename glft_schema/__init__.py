@@ -32,6 +32,7 @@ from glft_schema.errors import (
     OptionError,
     QuantizationWarning,
     SchemeError,
+    SimilarKeyWarning,
     TensorError,
     TiedWarning,
     TruncatedError,
@@ -49,6 +50,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
+from glft_schema.weights.edit import Change, Edited, edit
 from glft_schema.weights.importance import read_importance
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
@@ -58,9 +60,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
+    "Change",
     "ClosedError",
     "Comparison",
     "Container",
+    "Edited",
     "File",
     "Finding",
     "FormatError",
@@ -70,6 +74,7 @@ __all__ = [
     "OptionError",
     "QuantizationWarning",
     "SchemeError",
+    "SimilarKeyWarning",
     "Source",
     "StoredTensor",
     "Stretch",
@@ -86,6 +91,7 @@ __all__ = [
     "compare",
     "convert",
     "describe",
+    "edit",
     "fake_quantize",
     "formats",
     "hash_file",

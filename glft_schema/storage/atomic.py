@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import Source, StrPath
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
@@ -96,6 +96,19 @@ class _Stream(io.BufferedWriter):
                     self._filled = 0
                     super().flush()
         return memoryview(data).nbytes
+
+    def copy_from(self, source: Source, start: int, nbytes: int) -> int:
+        """Lets the system copy bytes of a source, unless they are few.
+
+        Returns:
+            The number of bytes copied, see `Source.copy_to`.
+        """
+        if nbytes < BLOCK:
+            return 0
+        self.flush()
+        copied = source.copy_to(self.raw.fileno(), start, nbytes)
+        self._filled = (self._filled + copied) % BLOCK
+        return copied
 
     def flush(self) -> None:
         with _naming(self._path):
