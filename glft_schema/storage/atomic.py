@@ -84,6 +84,7 @@ class _Stream(io.BufferedWriter):
     def __init__(self, raw: io.FileIO, path: StrPath) -> None:
         super().__init__(raw, BLOCK + 1)  # larger than a block, so that blocks are copied, not passed through
         self._path = path
+        self._fd = raw.fileno()
         self._filled = 0  # bytes in the current block
 
     def write(self, data: Any) -> int:
@@ -106,7 +107,7 @@ class _Stream(io.BufferedWriter):
         if nbytes < BLOCK:
             return 0
         self.flush()
-        copied = source.copy_to(self.raw.fileno(), start, nbytes)
+        copied = source.copy_to(self._fd, start, nbytes)
         self._filled = (self._filled + copied) % BLOCK
         return copied
 

@@ -133,7 +133,7 @@ class Tensor:
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
     def copy_to(self, stream: Any) -> int:
-        """Writes the unchanged payload to a stream, by the system if it can. Returns the byte count.
+        """Copies the payload to a stream, by the system if it can. Returns the byte count.
 
         Raises:
             ClosedError, TruncatedError: as `dequantize`.

@@ -74,9 +74,9 @@ def edit(
     source: StrPath,
     out: StrPath | None = None,
     *,
-    set: Mapping[str, Any] = {},  # noqa: B006
+    set: Mapping[str, Any] = {},
     remove: str | Iterable[str] = (),
-    rename: Mapping[str, str] = {},  # noqa: B006
+    rename: Mapping[str, str] = {},
     dry_run: bool = False,
 ) -> Edited:
     """Changes metadata and names of tensors in a file.
@@ -213,11 +213,11 @@ def _is_zero_padding(file: File, region: str) -> bool:
     assert isinstance(tensors, TensorMap)
     if not isinstance(file.format.field(region), Padding) or any(file[region]):
         return False
-    return tensors.start % file.regions.counts.get("alignment", 1) == 0
+    return bool(tensors.start % file.regions.counts.get("alignment", 1) == 0)
 
 
 def _aligned_gap(file: File, gap: int, start: int) -> int:
-    """Returns the number of bytes between the start of the region of payloads and the first payload.
+    """Returns the number of bytes before the first payload in the region of payloads.
 
     If zeros align the first payload, their number changes with the start of the region, so that all
     payloads keep their position modulo the alignment: the format's, or a page. A gap never becomes
