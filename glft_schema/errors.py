@@ -11,6 +11,7 @@
 
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero
+     ├── PluginWarning          a format or type of another package that cannot be used
      ├── TiedWarning            tied tensors that get different types
      └── SimilarKeyWarning      a new metadata key that resembles a well-known one
 
@@ -156,6 +157,10 @@ class ClosedError(ValueError):
 
 class QuantizationWarning(UserWarning):
     """Weights so small that their scale rounds to zero; they are stored as zeros."""
+
+
+class PluginWarning(UserWarning):
+    """A format or tensor type that another package announces and that cannot be loaded."""
 
 
 class TiedWarning(UserWarning):

@@ -17,8 +17,9 @@ from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progres
 from glft_schema.errors import OptionError, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import format_named, format_with
+from glft_schema.formats.registry import find_format, format_named
 from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.source import BytesSource
 
 if TYPE_CHECKING:
     from glft_schema.display import Progress
@@ -160,7 +161,7 @@ def _target(source: str) -> Target:
     if path.suffix == ".json":
         return Target(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
     stored = read_regular(path)
-    format = format_with(stored[:4]) or Container.parse_file(path).format  # or raises, with a hint
+    format = find_format(BytesSource(stored)) or Container.parse_file(path).format  # or raises, with a hint
     return Target(stored, [Case(stored, GIVEN)], format)
 
 

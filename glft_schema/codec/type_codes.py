@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import construct
@@ -12,14 +12,16 @@ from glft_schema.codec.context import Context
 from glft_schema.codec.fast_rows import Reader, fast_reader
 from glft_schema.errors import FormatError, shown
 
+Code = int | str
+
 
 class HasCode(Protocol):
-    """An entry of a table: its name, and its number on disk."""
+    """An entry of a table: its name, and its code on disk unless the table gives another."""
 
     @property
     def name(self) -> str: ...
     @property
-    def code(self) -> int: ...
+    def code(self) -> Code: ...
 
 
 T = TypeVar("T", bound=HasCode)
@@ -30,27 +32,41 @@ _TABLES: dict[str, TypeTable[Any]] = {}  # the first of each kind, for pickle
 class TypeTable(Generic[T]):
     """Types in order, by code, by name (also in lower case) and by themselves.
 
-    The first table of each kind can be pickled, by its kind.
+    ``TypeTable("toy", F32, {7: F16})`` gives F32 its own code and F16 the code 7. The first table
+    of each kind can be pickled, by its kind.
 
     Attributes:
         kind: a noun for errors, such as ``GGUF value``.
         unknown: makes a type for a code that is not in the table; None to refuse these codes.
+        more: called for the first code or name that is not in the table; may add types.
     """
 
-    def __init__(self, kind: str, *types: T, unknown: Callable[[int], T] | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *types: T | Mapping[Any, T],
+        unknown: Callable[[int], T] | None = None,
+        more: Callable[[], object] | None = None,
+    ) -> None:
         self.kind = kind
         self.unknown = unknown
+        self.more = more
         _TABLES.setdefault(kind, self)
         self._known: dict[object, T] = {}
-        for type_ in types:
-            self.add(type_)
+        self._codes: dict[T, Code] = {}
+        for types_ in types:
+            for code, type_ in types_.items() if isinstance(types_, Mapping) else [(types_.code, types_)]:
+                self.add(type_, code)
 
-    def add(self, type_: T) -> None:
-        """Adds a type. Raises ValueError if its code or name is in use."""
-        keys = (type_.code, type_.name, type_.name.lower(), type_)
+    def add(self, type_: T, code: Code | None = None) -> None:
+        """Adds a type, by default with its own code. Raises ValueError if its code or name is in
+        use."""
+        code = type_.code if code is None else code
+        keys = (code, type_.name, type_.name.lower(), type_)
         if taken := [key for key in keys if key in self._known]:
             raise ValueError(f"expected an unused code and an unused name, found {taken[0]!r}, used by {self._known[taken[0]]}")
         self._known |= dict.fromkeys(keys, type_)
+        self._codes[type_] = code
 
     def __getitem__(self, key: object) -> T:
         """Returns a type. Raises KeyError if there is none."""
@@ -58,6 +74,10 @@ class TypeTable(Generic[T]):
             if not isinstance(key, bool):
                 return self._known[key]
         except (KeyError, TypeError):  # not in the table, or not hashable
+            if self.more and isinstance(key, (int, str)):
+                more, self.more = self.more, None
+                more()
+                return self[key]
             code = key if isinstance(key, int) else getattr(key, "code", None)
             if self.unknown and isinstance(code, int) and code >= 0 and key in (code, self.unknown(code)):
                 return self.unknown(code)
@@ -71,7 +91,16 @@ class TypeTable(Generic[T]):
         return True
 
     def __iter__(self) -> Iterator[T]:
-        return iter(dict.fromkeys(self._known.values()))
+        return iter(self._codes)
+
+    def code_of(self, type_: T) -> Code:
+        """Returns the code of a type in this table, or the code of an unknown type."""
+        return self._codes.get(type_, type_.code)
+
+    def by_code(self) -> list[tuple[Code, T]]:
+        """Returns (code, type) in order of the codes; if these are texts, in the table's order."""
+        entries = [(self.code_of(type_), type_) for type_ in self]
+        return entries if any(isinstance(code, str) for code, _ in entries) else sorted(entries, key=lambda entry: entry[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _TABLES[self.kind] is not self:
@@ -79,7 +108,11 @@ class TypeTable(Generic[T]):
         return _table, (self.kind,)
 
     def __str__(self) -> str:
-        return f"a {self.kind} type ({', '.join(f'{t.code} {t.name}' for t in self)})"
+        return f"a {self.kind} type ({', '.join(map(self._entry, self))})"
+
+    def _entry(self, type_: T) -> str:
+        code = self.code_of(type_)
+        return type_.name if code == type_.name else f"{code} {type_.name}"
 
 
 def _table(kind: str) -> TypeTable[Any]:
@@ -87,25 +120,29 @@ def _table(kind: str) -> TypeTable[Any]:
 
 
 def by_table(type_: HasCode) -> tuple[Any, ...]:
-    """Returns a type's ``__reduce__``: its code in its table. Raises TypeError if it is in none."""
+    """Returns a type's ``__reduce__``: its code in a table. Raises TypeError if it is in none."""
     for table in _TABLES.values():
         if type_ in table:
-            return operator.getitem, (table, type_.code)
+            return operator.getitem, (table, table.code_of(type_))
     raise TypeError(f"cannot pickle the type {type_.name}: it is not in any table of types")
 
 
 class TypeCode(construct.Adapter):
     """The code of a type of `table`.
 
-    Parses into the type, builds from the type, its name or its code. Size: that of `integer`.
+    Parses into the type, builds from the type, its name or its code. Size: that of `code`.
+
+    Args:
+        code: the declaration of the number or text.
+        table: the `TypeTable`.
     """
 
-    def __init__(self, integer: construct.Construct, table: Any) -> None:
-        super().__init__(integer)
+    def __init__(self, code: construct.Construct, table: Any) -> None:
+        super().__init__(code)
         self.table = table
         self.refuses = () if table.unknown else ("an unknown type code",)
 
-    def _decode(self, code: int, context: Context, path: str) -> Any:
+    def _decode(self, code: Code, context: Context, path: str) -> Any:
         return self._known(code, path)
 
     def _fast_reader(self, context: Context) -> Reader:
@@ -119,7 +156,7 @@ class TypeCode(construct.Adapter):
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         type_ = self._known(obj, path)
-        self.subcon._build(type_.code, stream, context, path)
+        self.subcon._build(self.table.code_of(type_), stream, context, path)
         return type_
 
     def _known(self, key: Any, path: str) -> Any:

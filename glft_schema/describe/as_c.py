@@ -158,12 +158,12 @@ class _Header(NodeWords):
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
         enum, names = self.name(name), Identifiers()
-        entries = [(names.new(f"{enum}_{type_.name}".upper()), type_) for type_ in s.by_code(table)]
+        entries = [(names.new(f"{enum}_{type_.name}".upper()), code, type_.name) for code, type_ in table.by_code()]
         self.comment(f"The codes of {table.kind} types.")
-        rows = [f"    {constant} = {type_.code}" for constant, type_ in entries]
+        rows = [f"    {constant} = {code}" for constant, code, _ in entries]
         self.put(f"enum {enum} {{", ",\n".join(rows), "};", "")
         self.comment("Returns the name of a type by its code, or NULL if there is no such type.")
-        cases = (f"case {constant}: return {c_string(type_.name)};" for constant, type_ in entries)
+        cases = (f"case {constant}: return {c_string(type_name)};" for constant, _, type_name in entries)
         self.function(f"const char *{enum}_name(uint64_t code)", "switch (code) {", *cases, "default: return NULL;", "}")
 
     def constants(self) -> None:
@@ -312,7 +312,7 @@ class _Header(NodeWords):
     def tensor_type(self, type_: s.TypeOf) -> None:
         fields = self.schema.structs[type_.payload].fields
         self.comment(
-            f"{type_.type.name}, code {type_.type.code}. A payload of [out, in] weights, in order:",
+            f"{type_.type.name}, code {type_.code}. A payload of [out, in] weights, in order:",
             *(f"    {part.name}: {self.words(part.node)}. {part.doc}" for part in fields),
             *(f"    {rule_text(rule)}" for rule in type_.rules),
             f"A weight is {type_.formula}",
@@ -330,7 +330,7 @@ class _Header(NodeWords):
         )
         names, rows = Identifiers(RESERVED), []
         for type_ in self.schema.types:
-            name, code = type_.type.name, type_.type.code
+            name, code = type_.type.name, type_.code
             rows.append(f"    X({names.new(name)}, {code}, {c_string(name)}, {type_.weights}, {type_.nbytes})")
         self.put(f"#define {self.macro}_TENSOR_TYPES(X) \\", " \\\n".join(rows), "")
 
@@ -351,7 +351,7 @@ class _Header(NodeWords):
         )
         body = ["(void)out;", "(void)in;", "switch (type) {"]
         for type_ in self.schema.types:
-            body.append(f"case {type_.type.code}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
+            body.append(f"case {type_.code}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
             body += [f"    if (!{condition}) return {self.macro}_NO_SIZE;" for condition in self.conditions(type_)]
             body.append(f"    return {self.total(self.schema.structs[type_.payload].fields)};")
         signature = f"uint64_t {self.name('payload_size')}(uint64_t type, uint64_t out, uint64_t in)"

@@ -23,7 +23,7 @@ def as_data(schema: s.Schema) -> dict[str, Any]:
         "byte_orders": list(schema.byte_orders) if schema.format else None,
         "root": s.FILE if schema.format else schema.types[0].payload,
         "structs": {name: _struct(struct, schema) for name, struct in schema.structs.items()},
-        "tables": {name: {str(type_.code): type_.name for type_ in s.by_code(of)} for name, of in schema.tables.items()},
+        "tables": {name: {str(code): type_.name for code, type_ in of.by_code()} for name, of in schema.tables.items()},
         "tensor_types": [_type(type_) for type_ in schema.types],
     }
 
@@ -50,7 +50,7 @@ def _struct(struct: s.StructOf, schema: s.Schema) -> dict[str, Any]:
 def _type(type_: s.TypeOf) -> dict[str, Any]:
     sizes = {name: getattr(type_, name) for name in ("payload", "block", "weights", "nbytes", "row_nbytes", "formula")}
     encoder = {"has_encoder": type_.type.has_encoder, "needs_importance": type_.type.needs_importance}
-    return {"name": type_.type.name, "code": type_.type.code, "scheme": type_.type.scheme, **sizes, **encoder}
+    return {"name": type_.type.name, "code": type_.code, "scheme": type_.type.scheme, **sizes, **encoder}
 
 
 # The kind of each node, and its attributes under the names of docs/formats/json.md.

@@ -62,7 +62,7 @@ def codes_reference(schema: s.Schema) -> str:
     for table in schema.tables.values():
         if table is schema.format.types:
             continue
-        rows = [(f"{entry.code}", f"`{entry.name}`", _stored(entry.name, schema)) for entry in s.by_code(table)]
+        rows = [(f"{code}", f"`{entry.name}`", _stored(entry.name, schema)) for code, entry in table.by_code()]
         sections.append(f"## {table.kind} types\n\n{_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
 
@@ -80,7 +80,7 @@ def types_table(schema: s.Schema) -> str:
     for type_ in schema.types:
         bits = 8 * type_.nbytes / type_.weights
         encoder = "by importance" if type_.type.needs_importance else "yes" if type_.type.has_encoder else ""
-        rows.append((f"{type_.type.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
+        rows.append((f"{type_.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
     return _table(("code", "name", "weights", "bytes", "bits per weight", "encoder"), rows, "-:---:")
 
 
@@ -91,7 +91,7 @@ def types_reference(schema: s.Schema) -> str:
 
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules."""
-    head = f"{'#' * level} {type_.type.name}, code {type_.type.code}"
+    head = f"{'#' * level} {type_.type.name}, code {type_.code}"
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
     sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
     struct = schema.structs[type_.block or type_.payload]

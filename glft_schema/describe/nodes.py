@@ -284,6 +284,7 @@ class TypeOf:
 
     Attributes:
         type: the type itself.
+        code: its code in the format.
         payload: the name of the payload's struct.
         block: the name of the block's struct; None if the type has no blocks.
         weights: the minimum length of a row: the weights of a block or group, or one.
@@ -293,6 +294,7 @@ class TypeOf:
     """
 
     type: TensorType
+    code: int | str
     payload: str
     block: str | None
     weights: int
@@ -375,11 +377,6 @@ class Schema:
 def table_name(table: TypeTable[Any]) -> str:
     """Returns the name of a table of types in descriptions."""
     return f"{table.kind} type".lower().replace(" ", "_")
-
-
-def by_code(table: TypeTable[Any]) -> list[Any]:
-    """Returns the types of a table in order of their codes."""
-    return sorted(table, key=lambda type_: int(type_.code))
 
 
 def within(node: Any) -> Iterator[Any]:

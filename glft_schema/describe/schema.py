@@ -35,10 +35,10 @@ LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
 def schema_of(described: Format | TensorType) -> Schema:
     """Reads a format, with each of its tensor types, or one tensor type."""
     if isinstance(described, TensorType):
-        schema, types = Schema(described.name), [described]
+        schema, types = Schema(described.name), [(described.code, described)]
     else:
-        schema, types = container_schema(described), s.by_code(described.types)
-    schema.types.extend(_type_of(type_, schema) for type_ in types)
+        schema, types = container_schema(described), described.types.by_code()
+    schema.types.extend(_type_of(code, type_, schema) for code, type_ in types)
     return schema
 
 
@@ -49,7 +49,7 @@ def container_schema(format: Format) -> Schema:
     return schema
 
 
-def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
+def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     payload = node_of(type_.payload, schema, type_.scheme if type_.block is None else f"{type_.scheme}_payload")
     assert isinstance(payload, Ref)
     nodes = [part.node for part in schema.structs[payload.name].fields]
@@ -57,7 +57,7 @@ def _type_of(type_: TensorType, schema: Schema) -> TypeOf:
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
-    return TypeOf(type_, payload.name, block, weights, nbytes, row - nbytes, schema.structs[payload.name].rules)
+    return TypeOf(type_, code, payload.name, block, weights, nbytes, row - nbytes, schema.structs[payload.name].rules)
 
 
 @singledispatch

@@ -6,6 +6,7 @@ from collections.abc import Callable, KeysView
 from types import TracebackType
 from typing import Any
 
+from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
 from glft_schema.display import file_html, file_text
 from glft_schema.errors import shown
@@ -77,6 +78,11 @@ class File:
     def shards(self) -> tuple[File, ...]:
         """The files of a set, or the file itself."""
         return (self,)
+
+    @property
+    def metadata(self) -> Any:
+        """The metadata, a read-only mapping; empty if the format has none."""
+        return self.regions.metadata if "metadata" in self._record else Metadata({})
 
     @property
     def tensors(self) -> Tensors:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -29,21 +29,26 @@ class ShardKeys(NamedTuple):
     tensors: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Format:
     """A container format.
 
     Attributes:
         name: as in its specification.
-        magics: the first four bytes of its files, and others that are recognised to be refused
-            with a reason.
-        types: its tensor types.
+        magics: the first bytes of its files, and others that are recognised to be refused with a
+            reason.
+        types: its tensor types, with their codes in its files.
         struct: the whole file; its last region is the `TensorData`, ``data``.
         endings: of file names, the usual one first.
         keeps_to: the rule sets that new files are written for.
         keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
         shards: the keys of sharded models; None if the format has no shards.
         unshared_by: the rule sets whose readers do not allow tensors to share a payload.
+        sniff: recognises files without a magic: (the first `START` bytes, bytes of the file) ->
+            whether the file has this format.
+        entries: the metadata that `convert` adds to new files.
+        order: the key by which new files sort the rows of their table; by default, the caller's
+            order.
     """
 
     name: str
@@ -56,6 +61,16 @@ class Format:
     keep_vectors: bool = False
     shards: ShardKeys | None = None
     unshared_by: tuple[str, ...] = ()
+    sniff: Callable[[bytes, int], bool] | None = None
+    entries: Mapping[str, str] = field(default_factory=dict)
+    order: Callable[[Mapping[str, Any]], Any] | None = None
+
+    def claims(self, start: bytes, size: int) -> bool:
+        """Tells whether files that begin with these bytes have this format. A file that ends within
+        the magic has it."""
+        if self.sniff and self.sniff(start, size):
+            return True
+        return any(magic.startswith(start[: len(magic)]) for magic in self.magics)
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
@@ -65,13 +80,13 @@ class Format:
     @cached_property
     def head(self) -> Struct:
         """The regions before the payloads."""
-        fields = self.struct.subcons
-        return Struct(*fields[: [field.name for field in fields].index("data")])
+        parts = self.struct.subcons
+        return Struct(*parts[: [part.name for part in parts].index("data")])
 
     @property
     def regions(self) -> list[str]:
         """The names of the regions."""
-        return [field.name for field in self.struct.subcons if field.name and not follows(field)]
+        return [part.name for part in self.struct.subcons if part.name and not follows(part)]
 
     @cached_property
     def table(self) -> str:
@@ -81,7 +96,8 @@ class Format:
 
     @cached_property
     def metadata(self) -> Any:
-        """The declaration of the metadata: `KeyValues` or `KeyValueLines`."""
+        """The declaration of the metadata, such as `KeyValues` or `KeyValueLines`; None if the
+        format has no metadata."""
         return self.field("metadata")
 
     @property

@@ -1,21 +1,23 @@
-"""Formats by name, by file extension and by magic.
+"""Formats by name, by file extension and by content.
 
-`FORMATS` lists them all. safetensors is read and written, but not declared: see
-`glft_schema.weights.safetensors_files`.
+`FORMATS` lists them: the built-in ones, then those that `register_format` has added.
 """
 
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
+from glft_schema import plugins
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.streams import START
 
-FORMATS = (GLFT, GGUF)
+FORMATS = [GLFT, GGUF]
 DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 ZIP = b"PK\x03\x04"
@@ -30,41 +32,77 @@ OTHER_FILES = {
 }
 
 
+def register_format(format: Format) -> Format:
+    """Adds your format, in this process. All functions and verbs then take its files.
+
+    A package announces its formats as entry points of ``glft_schema.formats``; see
+    `glft_schema.plugins`.
+
+    Returns:
+        `format`. Registering it again changes nothing.
+
+    Raises:
+        ValueError: if the name, a file extension or a magic is in use.
+    """
+    if format in FORMATS:
+        return format
+    for known in FORMATS:
+        endings = set(format.endings).intersection(known.endings)
+        magics = [magic for magic in format.magics if any(magic.startswith(m) or m.startswith(magic) for m in known.magics)]
+        if format.name.lower() == known.name.lower() or endings or magics:
+            taken = shown(magics[0]) if magics else shown(endings.pop() if endings else format.name)
+            raise ValueError(f"expected a name, file extensions and magics that no format has, found {taken} of {known.name}")
+    FORMATS.append(format)
+    return format
+
+
+@cache
+def load_plugins() -> None:
+    """Registers the formats of other packages."""
+    plugins.load(plugins.FORMATS, register_format)
+
+
+def find_format(source: Source) -> Format | None:
+    """Returns the format of a source by its first bytes, or None."""
+    start = bytes(source.read(0, min(START, source.size)))
+    for _ in range(2):
+        for format in FORMATS:
+            if format.claims(start, source.size):
+                return format
+        load_plugins()
+    return None
+
+
 def format_of(source: Source) -> Format:
-    """Returns the format of a source by its magic. Raises FormatError for an unknown magic."""
+    """Returns the format of a source by its first bytes. Raises FormatError if they are of none."""
+    if format := find_format(source):
+        return format
+    expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
     magic = bytes(source.read(0, min(4, source.size)))
-    candidates = [format for format in FORMATS if any(known.startswith(magic) for known in format.magics)]
-    if not candidates:
-        expected = " or ".join(f"{format.magics[0]!r} ({format.name})" for format in FORMATS)
-        start = bytes(source.read(0, min(9, source.size)))
-        other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
-        raise FormatError(f"expected {expected}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
-    return candidates[0]
-
-
-def format_with(magic: bytes) -> Format | None:
-    """Returns the format whose files start with these four bytes, or None."""
-    return next((format for format in FORMATS if magic in format.magics), None)
+    start = bytes(source.read(0, min(9, source.size)))
+    other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
+    raise FormatError(f"expected {' or '.join(expected)}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
 
 
 def format_named(name: object) -> Format:
     """Returns a format by name, in either case. Raises OptionError for an unknown name."""
-    for format in FORMATS:
-        if isinstance(name, str) and format.name.lower() == name.lower():
-            return format
-    raise OptionError(f"expected {_names()}, found {shown(name)}")
+    for _ in range(2):
+        for format in FORMATS:
+            if isinstance(name, str) and format.name.lower() == name.lower():
+                return format
+        load_plugins()
+    raise OptionError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:
     """Returns the format to write at `path`: the named one, or the one of the ending, or `DEFAULT`.
 
     Raises:
-        OptionError: for an unknown name, and for the ending of safetensors files.
+        OptionError: for an unknown name.
     """
-    ending = _ending(path)
-    if name is None and ending == SAFETENSORS_ENDING:
-        raise OptionError(f"expected a {_names()} file to write, found a safetensors file: use glft_schema.convert")
-    return format_named(name) if name is not None else endings().get(ending, DEFAULT)
+    if name is None and Path(os.fsdecode(path)).suffix.lower() == SAFETENSORS_ENDING:
+        raise OptionError("expected a GLFT or GGUF file to write, found a safetensors file: use glft_schema.convert")
+    return format_named(name) if name is not None else _format_with(path) or DEFAULT
 
 
 def target_format(path: StrPath, name: str | None) -> Format | None:
@@ -73,27 +111,22 @@ def target_format(path: StrPath, name: str | None) -> Format | None:
     Raises:
         OptionError: for an unknown name or ending.
     """
-    ending = _ending(path)
-    if name is not None:
-        return None if name.lower() == SAFETENSORS else format_named(name)
-    if ending == SAFETENSORS_ENDING:
+    if (name or Path(os.fsdecode(path)).suffix[1:]).lower() == SAFETENSORS:
         return None
-    known = endings()
-    if ending not in known:
-        raise OptionError(
-            f"expected a format, or an output file that ends in {', '.join([*known, SAFETENSORS_ENDING])}, found {str(path)!r}"
-        )
-    return known[ending]
+    format = format_named(name) if name is not None else _format_with(path)
+    if format is None:
+        known = ", ".join([*endings(), SAFETENSORS_ENDING])
+        raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}")
+    return format
 
 
 def endings() -> dict[str, Format]:
     """Returns the formats by file ending."""
-    return {ending: format for format in reversed(FORMATS) for ending in format.endings}
+    return {ending: format for format in FORMATS for ending in format.endings}
 
 
-def _ending(path: StrPath) -> str:
-    return Path(os.fsdecode(path)).suffix.lower()
-
-
-def _names() -> str:
-    return " or ".join(format.name for format in FORMATS)
+def _format_with(path: StrPath) -> Format | None:
+    ending = Path(os.fsdecode(path)).suffix.lower()
+    if ending and ending not in endings():
+        load_plugins()
+    return endings().get(ending)

@@ -48,7 +48,7 @@ class Sink:
         return memoryview(data).nbytes
 
     def copy_from(self, source: Source, start: int, nbytes: int) -> int:
-        """Lets the system copy bytes of a source. Returns the number copied: see `Source.copy_to`."""
+        """Lets the system copy bytes of a source. Returns the number copied."""
         copied = copy_by_system(self._stream, source, start, nbytes)
         self._written += copied
         return copied

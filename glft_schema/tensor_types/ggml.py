@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
+from glft_schema.plugins import TYPES, load
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
@@ -13,7 +14,9 @@ from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, T
 
 FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
-GGML_TYPES = TypeTable[TensorType]("ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of)
+GGML_TYPES = TypeTable[TensorType](
+    "ggml", {type_.code: type_ for type_ in DECLARED}, unknown=OpaqueType.of, more=lambda: load(TYPES, _registered)
+)
 
 
 def register_type(
@@ -29,6 +32,9 @@ def register_type(
 ) -> TensorType:
     """Adds your type to those of GGUF, in this process. Files with it can then be read, sliced,
     written and converted.
+
+    A package announces its types as entry points of ``glft_schema.types``; see
+    `glft_schema.plugins`.
 
     Args:
         name: such as ``Q4_X``; in lower case, the type's name in schemes.
@@ -56,3 +62,9 @@ def register_type(
     type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
     GGML_TYPES.add(type_)
     return type_
+
+
+def _registered(type_: object) -> None:
+    """Checks that loading a plugin has registered its type. Raises TypeError."""
+    if not isinstance(type_, TensorType) or type_ not in list(GGML_TYPES):
+        raise TypeError(f"expected a type that register_type has returned, found {type_!r}")

@@ -90,7 +90,8 @@ class TensorType:
 
     Attributes:
         name: as in the format's specification.
-        code: the number on disk.
+        code: the number on disk, or its name in formats that store names. The table of a format may
+            give the type another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: the payload's fields as keywords -> numbers [rows, in], or `Scaled`. A type may be
             declared without, and `formula_of` adds the formula.
@@ -108,7 +109,7 @@ class TensorType:
     """
 
     name: str
-    code: int
+    code: int | str
     payload: Struct
     formula: Formula = no_formula
     quantize: Encoder | None = None

@@ -12,9 +12,10 @@ from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
-from glft_schema.formats.registry import SAFETENSORS_ENDING, format_with
+from glft_schema.formats.registry import SAFETENSORS_ENDING, find_format
 from glft_schema.storage.file_source import open_regular, read_regular
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import BytesSource, StrPath
+from glft_schema.storage.streams import START
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.safetensors_files import open_safetensors
 from glft_schema.weights.stored_tensors import StoredTensor, in_file, in_memory
@@ -65,12 +66,12 @@ def _open_any(path: StrPath) -> Checkpoint:
         return Checkpoint(_open_index(Path(path)), {})
     fd = open_regular(path)
     try:
-        magic = os.read(fd, 4)
+        magic = os.read(fd, START)
     finally:
         os.close(fd)
     if magic.startswith(TORCH_MAGICS):
         return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
-    if format_with(magic):
+    if find_format(BytesSource(magic)):
         file = open_container(path)
         tensors = {name: in_file(tensor) for name, tensor in file.tensors.items()}
         metadata = file.metadata

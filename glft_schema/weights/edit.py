@@ -143,6 +143,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
             raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
         if key not in old:
             raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}")
+    if set and format.metadata is None:
+        raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
     new: Mapping[str, Any]
     if isinstance(old, TypedMetadata):
         new = old.with_texts(set).without(*removed)
@@ -155,7 +157,7 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
                 raise FormatError(f"expected text, the only type in {format.name}, found {shown(value)}", f"metadata -> {key}")
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
-        new = old.replaced({key: text for key, text in entries.items() if key not in removed})
+        new = old if not (set or removed) else old.replaced({key: text for key, text in entries.items() if key not in removed})
     changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
 
@@ -189,7 +191,7 @@ def _spliced(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -
     assert isinstance(tensors, TensorMap)
     rows = [{**row, "name": names[row.name]} for row in file[format.table]]
     before = {name: value for name, value in file.regions.items() if name != "data" and not _is_zero_padding(file, name)}
-    before |= {"metadata": entries, format.table: rows}
+    before |= {format.table: rows, **({"metadata": entries} if format.metadata is not None else {})}
     head = _built(file, before)
     gap = min((place.offset for place in tensors.places().values()), default=0)
     new_gap = _aligned_gap(file, gap, len(head))

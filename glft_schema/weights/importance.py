@@ -25,7 +25,7 @@ from glft_schema.codec.tables import Table
 from glft_schema.codec.text import Text
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import open
-from glft_schema.formats.registry import format_with
+from glft_schema.formats.registry import find_format
 from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
@@ -66,7 +66,7 @@ def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
     """
     source = open_source(path, mmap=False)
     try:
-        is_weights_file = format_with(bytes(source.read(0, min(4, source.size)))) is not None
+        is_weights_file = find_format(source) is not None
         importance = _read_gguf(path) if is_weights_file else _read_legacy(source)
         if not importance:
             raise FormatError("expected the importance of at least one matrix, found none")

@@ -86,14 +86,15 @@ def save_file(
     payloads = payloads_of(choices, stored, progress, measure)
     if target.alignment_key and alignment is not None:
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
-    regions = {
-        "header": header or {},
-        "metadata": metadata or {},
-        target.table: [
-            {"name": name, "dims": target.dims_of(stored[name].shape), "dtype": choice.type} for name, choice in choices.items()
-        ],
-        "data": {name: payloads[aliases.get(name, name)] for name in payloads},
-    }
+    types = {name: choice.type for name, choice in choices.items()}
+    rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
+    payload_of = {name: payloads[aliases.get(name, name)] for name in payloads}
+    regions: dict[str, Any] = {target.table: sorted(rows, key=target.order) if target.order else rows, "data": payload_of}
+    for region, value in (("header", header), ("metadata", metadata)):
+        if target.field(region) is not None:
+            regions[region] = value or {}
+        elif value:
+            raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
     regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
     Container.build_file({"format": target.name, **regions}, path, rules=rules)
     return [tensor.written(payloads.get(aliases.get(name, ""))) for name, tensor in payloads.items()]

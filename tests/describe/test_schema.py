@@ -173,7 +173,7 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
             assert rule.expected
             assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
     for type_ in schema.types:
-        assert f"### {type_.type.name}, code {type_.type.code}\n\n" in text
+        assert f"### {type_.type.name}, code {type_.code}\n\n" in text
 
 
 def test_bits_of_q4_0_and_of_plain_numbers() -> None:

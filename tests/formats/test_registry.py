@@ -10,17 +10,15 @@ from glft_schema import FormatError
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
-from glft_schema.formats.registry import endings, format_for, format_named, format_of, format_with, target_format
+from glft_schema.formats.registry import endings, find_format, format_for, format_named, format_of, target_format
 from glft_schema.storage.source import BytesSource
 
 
 def test_formats_by_magic() -> None:
     assert format_of(BytesSource(bytes.fromhex("47475546 03000000"))) is GGUF
     assert format_of(BytesSource(bytes.fromhex("54464C47 01000000"))) is GLFT
-    assert format_with(b"GGUF") is GGUF
-    assert format_with(b"TFLG") is GLFT
-    assert format_with(b"GLFT") is GLFT  # byte-swapped: a rule refuses it later
-    assert format_with(b"PK\x03\x04") is None
+    assert find_format(BytesSource(b"GLFT")) is GLFT  # byte-swapped: a rule refuses it later
+    assert find_format(BytesSource(b"PK\x03\x04")) is None
     for start, format in ((b"GGU", GGUF), (b"TF", GLFT), (b"", GLFT)):  # files that are cut off, and reported as truncated
         assert format_of(BytesSource(start)) is format
 
@@ -76,5 +74,5 @@ def test_the_target_format_of_convert() -> None:
     assert target_format("out.safetensors", "gguf") is GGUF
     assert target_format("out.safetensors", None) is None
     assert target_format("out.gguf", "SafeTensors") is None
-    with pytest.raises(OptionError, match=r"that ends in .gguf, .glft, .gguf-lite, .safetensors, found 'out.bin'$"):
+    with pytest.raises(OptionError, match=r"that ends in .glft, .gguf-lite, .gguf, .safetensors, found 'out.bin'$"):
         target_format("out.bin", None)

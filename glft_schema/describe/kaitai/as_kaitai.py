@@ -167,7 +167,7 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
 def _about_type(types: Types, struct: str) -> Iterator[str]:
     for type_ in types.schema.types:
         if struct in (type_.payload, type_.block):
-            yield f"{type_.type.name}, code {type_.type.code}: {type_.sizes}."
+            yield f"{type_.type.name}, code {type_.code}: {type_.sizes}."
             yield f"A weight is {type_.formula}"
 
 

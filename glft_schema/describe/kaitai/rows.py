@@ -40,7 +40,7 @@ def with_payload(types: Types, specs: dict[str, Attr], struct: str, payloads: s.
         raise UnsupportedError(f"{DTYPE} is not the code of a type")
     sizes, cases = [], {}
     for type_ in types.schema.types:
-        constant = types.constant(dtype.node.table, type_.type.code)
+        constant = types.constant(dtype.node.table, type_.code)
         size = _nbytes(types, type_, {OUT: f"{matrix}.out", IN: f"{matrix}.columns"})
         sizes.append(f"{path} == {constant} ? {size} :")
         cases[constant] = f"{types.ids[type_.payload]}({matrix}.out, {matrix}.columns)"

@@ -32,7 +32,7 @@ class Types:
         written = schema.structs if schema.format else self._below(root)
         self.ids = {name: self.names.new(name, "type") for name in schema.structs if name in written and name != root}
         self.own: dict[str, Attr] = {}  # generated types that are not structs of the schema, by identifier
-        self.enums: dict[str, dict[int, Any]] = {}  # by identifier
+        self.enums: dict[str, dict[int | str, Any]] = {}  # by identifier
         # The root's instance for the byte order; None if the order is fixed.
         self.is_big = self.expressions.names[root].new("is big endian") if len(schema.byte_orders) > 1 else None
         self._own_ids: dict[Any, str] = {}
@@ -155,18 +155,18 @@ class Types:
             name = self._enum_ids[id(table)] = self.names.new(s.table_name(table), "enum")
             names = KaitaiNames("name", "value")
             self.enums[name] = {
-                entry.code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for entry in s.by_code(table)
+                code: {"id": names.new(entry.name.lower(), "type"), "-orig-id": entry.name} for code, entry in table.by_code()
             }
         return self._enum_ids[id(table)]
 
-    def constant(self, table: TypeTable[Any], code: int) -> str:
+    def constant(self, table: TypeTable[Any], code: int | str) -> str:
         name = self.enum(table)
         return f"{name}::{self.enums[name][code]['id']}"
 
     def byte_orders(self) -> str:
         if "order" not in self._own_ids:
             self._own_ids["order"] = self.names.new("byte order", "enum")
-            self.enums[self._own_ids["order"]] = dict(enumerate(self.schema.byte_orders))
+            self.enums[self._own_ids["order"]] = dict[int | str, Any](enumerate(self.schema.byte_orders))
         return self._own_ids["order"]
 
     # Generated types

@@ -145,7 +145,7 @@ class Content:
         nodes += [[name, nbytes, region] for (region, name), nbytes in self._outside.items()]
         return {
             "bytes": self._file.nbytes,
-            "types": [{"name": visible(type_.name), "code": type_.code} for type_ in self._types],
+            "types": [{"name": visible(type_.name), "code": self._file.format.types.code_of(type_)} for type_ in self._types],
             "tensors": {
                 "names": [visible(tensor.name, longest) for tensor in self._tensors],
                 "types": [self._types[tensor.dtype] for tensor in self._tensors],

@@ -22,6 +22,7 @@ from glft_schema.errors import FormatError
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
+from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorFits
@@ -101,7 +102,7 @@ class Breaker:
         if not check.is_required:
             return self._with_findings(check, corruption)
         fits = next((rule.id for rule in location.struct.rules if isinstance(rule, TensorFits)), None)
-        has_format = stored[:4] in self.file.format.magics
+        has_format = self.file.format.claims(stored[:START], len(stored))
         reported = fits if location.type is not None else check.id if has_format else None
         return replace(corruption, error=getattr(check, "error", FormatError), reported=reported)
 
