@@ -145,6 +145,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
             raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}")
     if set and format.metadata is None:
         raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
+    if not (set or removed):
+        return old, []
     new: Mapping[str, Any]
     if isinstance(old, TypedMetadata):
         new = old.with_texts(set).without(*removed)
@@ -157,7 +159,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
                 raise FormatError(f"expected text, the only type in {format.name}, found {shown(value)}", f"metadata -> {key}")
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
-        new = old if not (set or removed) else old.replaced({key: text for key, text in entries.items() if key not in removed})
+        replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored
+        new = replaced({key: text for key, text in entries.items() if key not in removed})
     changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
 
