@@ -30,10 +30,12 @@ def edit(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, but write nothing.")] = False,
 ) -> None:
-    """Changes metadata and names of tensors; copies everything else unchanged.
+    """Changes metadata and names of tensors.
 
-    A value is parsed as the type of the value it replaces, or of a well-known key, and is text for
-    other new keys. Arrays are JSON. @PATH is the text of a file, @@ stands for a literal @.
+    Everything else is copied unchanged: payloads, order, alignment, byte order and version.
+
+    A value is parsed as the type of the value it replaces, or of a well-known key. Values of other
+    new keys are text. Arrays are JSON. @PATH stands for the text of a file, @@ for a literal @.
 
     The output has one line for each change. After an error, nothing is written. general.alignment
     and the keys of split files cannot be changed. A new key that resembles a well-known key is
