@@ -85,7 +85,7 @@ def convert(
         target = target_format(out, format)
         with file_errors(source):
             checkpoint = open_with_metadata(source, exclude or [])
-        typed = (target is not None and target.has_typed_metadata) or has_types(checkpoint.metadata)
+        typed = target.has_typed_metadata or has_types(checkpoint.metadata)
         importance = None
         if imatrix is not None:
             with file_errors(imatrix):
