@@ -136,7 +136,7 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     """Returns the new metadata, and the changes to it."""
     format, old = file.format, file.metadata
     for key in (*set, *removed):
-        if key in (format.alignment_key, *(format.shards or ())):
+        if key in (format.alignment_key, *(format.shard_keys or ())):
             raise OptionError(f"expected a key that can be edited, found {shown(key)}, which describes the file's layout")
     for key in removed:
         if key in set:

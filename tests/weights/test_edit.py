@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from construct import Bytes, Const, this
 from hypothesis import given
@@ -53,12 +54,14 @@ METADATA = {
     "toy.nan": np.frombuffer(bytes.fromhex("0100a07f"), "<f4")[0],
 }
 NESTED = {"toy.nested": [[1, 2], ["x"]], "toy.none": Typed([], "array[array]")}
-SOURCES = ("gguf", "big", "v1", "gguf 64", "glft", "glft 64", "loose")
+SOURCES = ("gguf", "big", "v1", "gguf 64", "glft", "glft 64", "loose", "safetensors")
 
 
 def write_source(path: Path, name: str) -> None:
     if name == "loose":
         path.write_bytes(golden("loose_layout"))
+    elif name == "safetensors":
+        safetensors.torch.save_file(TENSORS, path, {"general.name": "Toy"})
     elif name.startswith("glft"):
         save_file(TENSORS, path, {"general.name": "Toy", "note": "a=b"}, alignment=64 if "64" in name else None, format="glft")
     else:
