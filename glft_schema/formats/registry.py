@@ -20,6 +20,7 @@ from glft_schema.storage.streams import START
 FORMATS = [GLFT, GGUF]
 DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
+MAGIC = "header -> magic"  # the path of an error about an unknown format
 ZIP = b"PK\x03\x04"
 SAFETENSORS = "safetensors"
 SAFETENSORS_ENDING = ".safetensors"
@@ -78,10 +79,10 @@ def format_of(source: Source) -> Format:
     if format := find_format(source):
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    magic = bytes(source.read(0, min(4, source.size)))
-    start = bytes(source.read(0, min(9, source.size)))
-    other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
-    raise FormatError(f"expected {' or '.join(expected)}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
+    start = bytes(source.read(0, min(START, source.size)))
+    other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (start[:4], start[8:9])), "")
+    found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
+    raise FormatError(f"expected {' or '.join(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:

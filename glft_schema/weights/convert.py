@@ -7,13 +7,14 @@ type followed by JSON, and an entry `MARKER` marks the file. Converting back res
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import from_text, to_text
 from glft_schema.display import Progress
-from glft_schema.errors import FormatError, OptionError
+from glft_schema.errors import FormatError, MetadataWarning, OptionError
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
@@ -62,6 +63,9 @@ def convert(
 
     Raises:
         OptionError: if the format is unknown. Other errors as `save_file`.
+
+    Warns:
+        MetadataWarning: if the format has no metadata, and `source` has some.
     """
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
@@ -75,6 +79,10 @@ def convert(
     typed = target.has_typed_metadata
     if rules is None and typed and has_types(entries) and not keeps_to_rules(source.file, target):
         rules = ()
+    if target.metadata is None:
+        if any(entry != FOR_TORCH for entry in entries.items()):
+            warnings.warn(f"{target.name} files have no metadata: {len(entries)} entries are left out", MetadataWarning, stacklevel=3)
+        entries = {}
     converted = as_typed(entries, metadata or {}, target.metadata) if typed else as_texts(entries, metadata or {})
     options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
     return save_file(tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=True, **options)
