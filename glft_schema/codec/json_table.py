@@ -206,8 +206,9 @@ class JsonTable(construct.Construct):
         for i, row in enumerate(obj):
             entry = Entry()
             record = self.row._build(row, entry, context, f"{path} -> {i}")
-            if (name := entry.pop(None)) in built:
-                raise FormatError(f"expected {NAMES_ONCE}, found {shown(name)} again", f"{path} -> {i} -> name", tensor=name)
+            if (name := entry.pop(None)) in built or name == self.reserved:
+                problem = f"expected each name once, and none that is reserved, found {shown(name)}"
+                raise FormatError(problem, f"{path} -> {i} -> name", tensor=name)
             built[name] = record
             entries.append(f"{_quoted(name)}:{_json(entry)}")
         stored = f"{{{','.join(entries)}}}".encode()
@@ -353,21 +354,25 @@ class JsonRows(list[Any]):
         Raises:
             FormatError: if the text is not UTF-8, or not JSON of an object.
         """
+        refused = None
         try:
             text = self.stored.decode()
-            entries = _STRICT.decode(text)
-            if _SURROGATE(text):
-                _check_texts(entries)
+            try:
+                entries = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
+                if _SURROGATE(text):
+                    _check_texts(entries)
+            except _NotJson as error:
+                entries, refused = _LAX.decode(text), error
         except UnicodeDecodeError as error:
             found = shown(self.stored[error.start : error.start + 8])
             raise FormatError(f"expected UTF-8, found {found}", path, self.start + error.start) from None
         except json.JSONDecodeError as error:
             found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
             raise FormatError(f"expected JSON, found {found} ({error.msg})", path, self.start + at) from None
-        except _NotJson as error:
-            raise FormatError(f"expected {error}", path, self.start + self._blamed(0)) from None
         if not isinstance(entries, tuple):
             raise FormatError(f"expected a JSON object, found {shown(entries)}", path)
+        if refused:
+            raise FormatError(f"expected {refused}", path, self.start + self._blamed(0))
         return entries
 
     @cached_property
@@ -382,7 +387,9 @@ class JsonRows(list[Any]):
 
     def key_of(self, part: Part) -> str:
         """Returns the key of a member."""
-        key: str = json.loads(self.stored[part.key : part.key_end])
+        key = self.text[part.key + 1 : part.key_end - 1]
+        if "\\" in key or not key.isascii():
+            key = json.loads(self.stored[part.key : part.key_end])
         return key
 
     def fields_of(self, entry: Part) -> list[tuple[str, Part]]:
@@ -495,9 +502,9 @@ class JsonRows(list[Any]):
     def _blamed(self, at: int) -> int:
         """Returns the index of the first value at or below index `at` that is refused alone."""
         for part in parts(self.text, at):
-            for first, last in ((part.key, part.key_end), (part.start, part.end)):
+            for first, last in (part[:2], part[2:]):
                 try:
-                    _check_texts(_STRICT.decode(self.stored[first:last].decode()))
+                    _check_texts(_STRICT.decode(self.stored[first:last].decode() or "0"))  # elements have no key
                 except _NotJson:
                     return self._blamed(first) if self.text[first] in "{[" else first
         return at
@@ -753,8 +760,6 @@ class _NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
 
 
 def _integer(text: str) -> int | float:
-    if len(text) < 19 and text != "-0":
-        return int(text)
     number = _real(text)  # refuses more digits than a float can have; Python's int has its own limit
     if text != "-0" and len(text) < 21 and -(1 << 63) <= int(text) < 1 << 64:
         return int(text)
@@ -797,6 +802,8 @@ def _after_spaces(text: str, at: int) -> int:
 
 _SPACES = re.compile(r"[ \t\n\r]*").match
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
+_ODD_INTEGER = re.compile(r"-0|[0-9]{19}").search  # for most texts, `int` is enough and faster
+_QUICK = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_real, parse_constant=_constant)
 _STRICT = json.JSONDecoder(object_pairs_hook=tuple, parse_int=_integer, parse_float=_real, parse_constant=_constant)
 _LAX = json.JSONDecoder(object_pairs_hook=tuple, parse_int=str, parse_float=str)
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -44,7 +44,7 @@ from glft_schema.codec.json_table import (
     nbytes_of_json,
 )
 from glft_schema.codec.numbers import u64
-from glft_schema.codec.predicates import at_most, differs_from, meets
+from glft_schema.codec.predicates import at_most, meets
 from glft_schema.codec.rules import RUST, SPEC, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.type_codes import TypeCode, TypeTable
@@ -83,7 +83,7 @@ RANKS = {type_: rank for rank, type_ in enumerate(TYPES)}
 
 def end_of_payload(row: Context) -> int:
     """Returns the offset after a row's payload."""
-    return int(row.offset + row.dtype.nbytes(row.shape))
+    return int(row["offset"] + row["dtype"].nbytes(row["shape"]))
 
 
 def by_dtype_and_name(row: Mapping[str, Any]) -> tuple[int, str]:
@@ -110,10 +110,9 @@ TensorInfo = Struct(
     "shape"  / Derived(this.dims)                               * "the same sizes as dims",
     "offset" / IntegerAt("data_offsets", 0, of=2)               * "first byte of the payload, counted from the start of DATA",
     "end"    / Count(IntegerAt("data_offsets", 1, of=2), end_of_payload) * "offset of the byte after the payload",
-    Rule("safetensors-name", this.name, differs_from(METADATA, "a name other than __metadata__")),
     TensorFits("safetensors-dims-fit-type", "dims"),
     Rule("safetensors-size", this.end,
-         meets(lambda row: row.end == end_of_payload(row), "the offset plus the bytes of such a tensor")),
+         meets(lambda row: row["end"] == end_of_payload(row), "the offset plus the bytes of such a tensor")),
     title="tensor_info",
 )
 

@@ -226,6 +226,9 @@ class Tensor:
         if not self.dtype.is_known:
             problem = f"type {self.dtype.code} is unknown; add it with glft_schema.types.register_type"
             raise TensorError(problem, self.name)
+        if self.dtype.lacks:
+            problem = f"torch {torch.__version__} has no {self.dtype.lacks}: {self.dtype} can be copied and hashed only"
+            raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:
         """Returns the range of each dim, and whether the result drops the dim."""
