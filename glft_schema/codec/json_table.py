@@ -78,8 +78,8 @@ class JsonTable(construct.Construct):
     Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
     Rows and metadata that were parsed together and are unchanged build the text that they had. If
-    only names or metadata differ, only these parts of the text change. Otherwise the text has no
-    spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
+    rows have only other names, or `JsonEntries` other texts, only these parts of the text change.
+    Otherwise the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
 
     Args:
         size: the context -> bytes of the text.
@@ -194,7 +194,7 @@ class JsonTable(construct.Construct):
             raise FormatError(f"expected a sequence of rows, found {shown(obj)}", path)
         rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
         if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
-            old, rows = rows, self._new_text(obj, texts, context, path)
+            old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
             if isinstance(old, JsonRows) and (edited := old.edited(obj, texts)) is not None:
                 rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)
