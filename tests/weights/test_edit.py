@@ -356,6 +356,19 @@ def test_sets_of_shards(gguf: Path, tmp_path: Path) -> None:
             edit(path, set={"general.name": "x"})
 
 
+def test_sets_with_an_index(tmp_path: Path) -> None:
+    write_source(tmp_path / "whole.safetensors", "safetensors")
+    (tmp_path / "no.safetensors.index.json").write_text("{}")
+    with glft_schema.open(tmp_path / "whole.safetensors") as file:
+        *paths, index = split(file, tmp_path / "part", max_tensors=2)
+    edit(tmp_path / "whole.safetensors", set={"k": "v"})
+    for path in paths:
+        with pytest.raises(OptionError, match=r"found a file that 'part\.safetensors\.index\.json' lists: merge the set first"):
+            edit(path, set={"k": "v"})
+    with pytest.raises(OptionError, match="expected a single file, found the index of a set: merge the set first"):
+        edit(index, set={"k": "v"})
+
+
 ROW = Struct(
     "name" / Text(u8) * "name",
     "dims" / Sizes(u8, u32, "dims") * "sizes",
