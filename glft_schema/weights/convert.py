@@ -81,7 +81,8 @@ def convert(
         rules = ()
     if target.metadata is None:
         if any(entry != FOR_TORCH for entry in entries.items()):
-            warnings.warn(f"{target.name} files have no metadata: {len(entries)} entries are left out", MetadataWarning, stacklevel=3)
+            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
+            warnings.warn(problem, MetadataWarning, stacklevel=3)
         entries = {}
     converted = as_typed(entries, metadata or {}, target.metadata) if typed else as_texts(entries, metadata or {})
     options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
