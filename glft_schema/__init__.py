@@ -21,6 +21,7 @@ from typing import Any
 from glft_schema import codec, describe, formats, lab, manifests, types
 from glft_schema.checks.compare import Comparison, compare
 from glft_schema.checks.manifests import hash_file
+from glft_schema.checks.roles import check_fit, check_rules
 from glft_schema.checks.values import Oddity, check_values
 from glft_schema.codec.typed_values import Typed
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
@@ -34,13 +35,14 @@ from glft_schema.errors import (
     PluginWarning,
     QuantizationWarning,
     SchemeError,
+    SimilarKeyWarning,
     TensorError,
     TiedWarning,
     TruncatedError,
 )
 from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
-from glft_schema.files.parsing import check_rules, parse_source
+from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
 from glft_schema.formats.registry import register_format
@@ -52,7 +54,9 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
-from glft_schema.weights.importance import read_importance
+from glft_schema.weights.edit import Change, Edited, edit
+from glft_schema.weights.importance import ColumnSums, ImportanceMatrix, read_importance
+from glft_schema.weights.importance_statistics import ColumnStatistics
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
 from glft_schema.weights.stored_tensors import StoredTensor
@@ -61,12 +65,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
+    "Change",
     "ClosedError",
+    "ColumnStatistics",
+    "ColumnSums",
     "Comparison",
     "Container",
+    "Edited",
     "File",
     "Finding",
     "FormatError",
+    "ImportanceMatrix",
     "LimitError",
     "Limits",
     "MetadataWarning",
@@ -75,6 +84,7 @@ __all__ = [
     "PluginWarning",
     "QuantizationWarning",
     "SchemeError",
+    "SimilarKeyWarning",
     "Source",
     "StoredTensor",
     "Stretch",
@@ -85,12 +95,14 @@ __all__ = [
     "Typed",
     "WrittenTensor",
     "byte_map",
+    "check_fit",
     "check_rules",
     "check_values",
     "codec",
     "compare",
     "convert",
     "describe",
+    "edit",
     "fake_quantize",
     "formats",
     "hash_file",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +17,17 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.display import aligned
-from glft_schema.errors import safe, shown
+from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.weights.importance import ImportanceMatrix, is_old_matrix
 
+OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file, or imatrix.dat; for a set, its first file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
 ) -> None:
@@ -32,12 +35,25 @@ def inspect(
 
     Long metadata arrays are abbreviated. Dims are in stored order, which for GGUF is the reverse
     of torch's.
+
+    Of llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of each matrix, over
+    the mean squared activations of its columns: the share of active columns, the entropy in bits
+    and relative to equal columns, the share of columns above the mean by a standard deviation, and
+    the cosine similarity with the layer before.
     """
-    with file_errors(file), Container.parse_file(file) as parsed:
-        if as_json:
-            print(json.dumps(as_data(parsed, full), indent=2, allow_nan=False))  # escapes everything but ASCII
+    with file_errors(file):
+        if is_old_matrix(file):
+            matrix = ImportanceMatrix.open(file)
+            found: dict[str, Any] | list[str] = (
+                _old_matrix_as_data(file, matrix) if as_json else _old_matrix_in_lines(file, matrix)
+            )
         else:
-            echo(*in_lines(parsed))
+            with Container.parse_file(file) as parsed:
+                found = as_data(parsed, full) if as_json else in_lines(parsed)
+        if isinstance(found, dict):
+            print(json.dumps(found, indent=2, allow_nan=False))  # escapes everything but ASCII
+        else:
+            echo(*found)
 
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:
@@ -63,6 +79,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         ],
         "byte_counts": byte_counts(file),
         "trailing_bytes": file.tensors.trailing,
+        **({"statistics": _statistics_as_data(matrix)} if (matrix := _importance_in(file)) else {}),
     }
 
 
@@ -114,7 +131,54 @@ def in_lines(file: File) -> list[str]:
     lines += ["", *aligned([("part", "bytes", "share"), *parts], right=2)]
     if file.tensors.trailing:
         lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
-    return lines
+    return [*lines, "", *_statistics_in_lines(matrix)] if (matrix := _importance_in(file)) else lines
+
+
+def _importance_in(file: File) -> ImportanceMatrix | None:
+    """Returns the importance matrix in a GGUF file, if it has a valid one."""
+    with suppress(FormatError):
+        return ImportanceMatrix.of_file(file)
+    return None
+
+
+def _old_matrix_as_data(path: Path, matrix: ImportanceMatrix) -> dict[str, Any]:
+    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size}
+    return {
+        **about,
+        "datasets": list(matrix.datasets),
+        "chunks": matrix.chunk_count,
+        "statistics": _statistics_as_data(matrix),
+    }
+
+
+def _old_matrix_in_lines(path: Path, matrix: ImportanceMatrix) -> list[str]:
+    text = "".join(f" of {safe(text)}" for text in matrix.datasets)
+    size = f"{path.stat().st_size:,} bytes, {len(matrix.columns)} matrices"
+    return [f"{path}: {OLD_NAME}, {size}, {matrix.chunk_count} chunks{text}", "", *_statistics_in_lines(matrix)]
+
+
+def _statistics_as_data(matrix: ImportanceMatrix) -> list[dict[str, Any]]:
+    return [{name: as_json_value(value) for name, value in row._asdict().items()} for row in matrix.statistics()]
+
+
+def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
+    head = ("tensor", "layer", "sum", "min", "max", "mean", "std", "active", "n", "entropy", "normalized", "z > 1", "cosine")
+    rows = [
+        (
+            safe(row.tensor),
+            "-" if row.layer is None else str(row.layer),
+            f"{row.total:.2f}",
+            *(f"{number:.4f}" for number in (row.min, row.max, row.mean, row.std)),
+            f"{row.active:.2%}",
+            str(row.n),
+            f"{row.entropy:.4f}",
+            f"{row.normalized_entropy:.2%}",
+            f"{row.z_score:.2%}",
+            "-" if row.cosine is None else f"{row.cosine:.4f}",
+        )
+        for row in matrix.statistics()
+    ]
+    return aligned([head, *rows], right=12)
 
 
 def _as_text(entry: StoredValue) -> str:

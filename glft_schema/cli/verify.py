@@ -14,15 +14,15 @@ import typer
 
 from glft_schema.checks.compare import Comparison, compare
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
+from glft_schema.checks.roles import ROLES, check_fit, check_rules, role_of
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.display import aligned
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.errors import Finding, OptionError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
-from glft_schema.files.parsing import check_rules
 from glft_schema.limits import current
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.stored_tensors import StoredTensor
@@ -50,11 +50,13 @@ def verify(
         float, typer.Option(metavar="ERROR", min=0, help="With --against: maximum absolute error allowed for a weight.")
     ] = 0.0,
     rules: Annotated[
-        list[str] | None, typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join(RULE_SETS)}. Repeatable.")
+        list[str] | None,
+        typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join((*RULE_SETS, *ROLES))}. Repeatable."),
     ] = None,
     manifest: Annotated[
         Path | None, typer.Option(metavar="MANIFEST", help="Output of glft hash or sha256sum; - for standard input.")
     ] = None,
+    fits: Annotated[Path | None, typer.Option(metavar="BASE", help="Model that FILE, an adapter, must fit.")] = None,
     values: Annotated[bool, typer.Option("--values", help="Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -62,12 +64,15 @@ def verify(
     """Verifies a file's rules, hashes and values.
 
     Rule sets are spec (the format's specification), ggml (llama.cpp's reader) and required (every
-    reader). Without --rules, violations of spec and ggml are listed but are not failures.
+    reader). lora, controlvector, mmproj and imatrix have what llama.cpp requires of such GGUF
+    files. Without --rules, violations of spec, ggml and the file's role are listed but are not
+    failures.
 
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
-    dequantized values.
+    dequantized values. --fits checks that BASE has the architecture and tensors of a LoRA adapter,
+    or the size and layers of a control vector.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
@@ -79,7 +84,12 @@ def verify(
             raise OptionError("--exclude requires --against or --values")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
-        outcomes = {"rules": rules_outcome(parsed, rules or parsed.format.rule_sets, bool(rules))}
+        role = role_of(parsed)
+        sets = rules or [*parsed.format.rule_sets, *([role.name] if role else [])]
+        outcomes = {"rules": rules_outcome(parsed, sets, bool(rules))}
+        if fits is not None:
+            with file_errors(fits), Container.parse_file(fits) as base:
+                outcomes["fits"] = fits_outcome(parsed, base)
         if manifest:
             with progress_bar("hashing") as bar:
                 hashed = hash_file(parsed, progress=bar)
@@ -111,20 +121,37 @@ def _read(manifest: Path) -> bytes:
         return stream.read(current().manifest + 1)
 
 
-def rules_outcome(file: File, sets: list[str] | tuple[str, ...], binding: bool) -> Outcome:
+def rules_outcome(file: File, sets: list[str], binding: bool) -> Outcome:
     """Checks the rules; violations fail only if `binding`."""
     found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, sets)]
     state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]
     if found:
-        rows = [("file", "rule", "field", "problem", "byte")]
-        rows += [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
-        lines += aligned([row if len(file.shards) > 1 else row[1:] for row in rows], 1)
+        lines += _findings(found, len(file.shards) > 1)
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
-    broken = [{"file": name, "rule": f.rule, "field": f.path, "problem": f.problem, "byte": f.offset} for name, f in found]
-    return Outcome(lines, {"checked": list(sets), "broken": broken}, not (found and binding))
+    return Outcome(lines, {"checked": list(sets), "broken": _findings_data(found)}, not (found and binding))
+
+
+def _findings(found: list[tuple[str, Finding]], is_set: bool) -> list[str]:
+    rows = [("file", "rule", "field", "problem", "byte")]
+    rows += [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
+    return aligned([row if is_set else row[1:] for row in rows], 1)
+
+
+def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
+    return [{"file": name, "rule": f.rule, "field": f.path, "problem": f.problem, "byte": f.offset} for name, f in found]
+
+
+def fits_outcome(adapter: File, base: File) -> Outcome:
+    """Tells whether an adapter fits a model."""
+    found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
+    verdict = (
+        f"does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}" if found else f"fits {safe(base.name)}"
+    )
+    lines = [f"{safe(adapter.name)} {verdict}", *(_findings(found, False) if found else [])]
+    return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
 
 def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:

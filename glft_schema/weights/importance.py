@@ -1,56 +1,228 @@
 """Importance matrices from llama.cpp's ``llama-imatrix``: a weight for the errors of each column.
 
 The effect of an error in a weight is proportional to the square of the activation that the weight
-is multiplied by. ``llama-imatrix`` runs a model on a text and averages these squares for each
-column of each matrix. Encoders that search for scales weight errors with the averages.
+is multiplied by. ``llama-imatrix`` runs a model on a text and sums these squares for each column
+of each matrix. Encoders that search for scales weight errors with the averages.
 
-Two formats are read: GGUF files of type ``imatrix``, with two tensors for each matrix, and the
-older format declared by `LegacyMatrix`. Source: tools/imatrix and tools/quantize of llama.cpp.
+Two forms are read and written: GGUF files of type ``imatrix``, and ``imatrix.dat``, declared in
+`glft_schema.formats.imatrix`. Source: tools/imatrix/imatrix.cpp and tools/quantize of llama.cpp,
+b6000 to b7000.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from construct import len_, this
 
-from glft_schema.codec.arrays import Numbers, StoredNumbers
+from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
-from glft_schema.codec.numbers import f32, i32, u32
-from glft_schema.codec.structs import Count, Struct
-from glft_schema.codec.tables import Table
-from glft_schema.codec.text import Text
+from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, OptionError, shown
-from glft_schema.files.container import open
+from glft_schema.files.container import Container, open
+from glft_schema.files.file import File
+from glft_schema.formats.imatrix import OldImatrix
 from glft_schema.formats.registry import find_format
 from glft_schema.lazy import torch
 from glft_schema.limits import current
+from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
 from glft_schema.weights.stored_tensors import StoredTensor
 
+KIND = "imatrix"  # general.type of the GGUF form
 SUMS, COUNTS = ".in_sum2", ".counts"  # suffixes of the two tensors of a matrix
+DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+TOKENS = 512  # in a chunk, by default as for llama-imatrix
+OLD_ENDING, GGUF_ENDING = ".dat", ".gguf"
 
-# fmt: off
-Entry = Struct(
-    "name"  / Text(u32)                  * "of the matrix",
-    "calls" / i32                        * "number of accumulations",
-    "n"     / Count(u32, len_(this.sums)) * "number of columns, summed over a stack of matrices",
-    "sums"  / Numbers(f32, this.n)       * "of squared activations",
-    title="entry",
-)
 
-LegacyMatrix = Struct(
-    "n"       / Count(u32, len_(this.entries)) * "number of matrices",
-    "entries" / Table(this.n, Entry)           * "followed by a call count and the name of the text, both ignored",
-    title="old importance matrix",
-)
-# fmt: on
+class ColumnSums(NamedTuple):
+    """What was measured of a matrix, or of a stack of them.
+
+    Attributes:
+        sums: of the squared activations, float32 [matrices, columns].
+        counts: of the activations, int64 [matrices]; 0 for an expert that was never used.
+    """
+
+    sums: torch.Tensor
+    counts: torch.Tensor
+
+    @property
+    def means(self) -> torch.Tensor:
+        """The mean squares, float32 [columns] or [matrices, columns]; 1 if the count is 0."""
+        counts = self.counts.unsqueeze(1)
+        means = torch.where(counts > 0, self.sums / counts, 1.0)
+        return means if len(means) > 1 else means.squeeze(0)
+
+
+@dataclass(frozen=True)
+class ImportanceMatrix:
+    """An importance matrix, with what is needed to merge it with others.
+
+    Attributes:
+        columns: by name of the matrix.
+        datasets: the texts that it was measured on.
+        chunk_count: the number of chunks.
+        chunk_size: tokens in a chunk.
+    """
+
+    columns: Mapping[str, ColumnSums]
+    datasets: tuple[str, ...] = ()
+    chunk_count: int = 0
+    chunk_size: int = TOKENS
+
+    @classmethod
+    def open(cls, path: StrPath, *, chunk_size: int = TOKENS) -> ImportanceMatrix:
+        """Reads an importance matrix in either form.
+
+        Args:
+            path: the file.
+            chunk_size: tokens in a chunk, which ``.dat`` does not state. It matters for merging.
+
+        Raises:
+            FormatError: if the file is not a valid importance matrix.
+            OptionError: if the chunk size is below 1.
+            OSError: from the system.
+        """
+        if chunk_size < 1:
+            raise OptionError(f"expected a chunk size of at least 1 token, found {chunk_size}")
+        source = open_source(path, mmap=False)
+        try:
+            if find_format(source) is None:
+                return _of_old_file(source, chunk_size)
+            with open(path) as file:
+                return cls.of_file(file)
+        except FormatError as error:
+            error.file = error.file or source.name
+            raise
+        finally:
+            source.close()
+
+    @classmethod
+    def of_file(cls, file: File) -> ImportanceMatrix:
+        """Reads the GGUF form. Raises FormatError if the file is not one."""
+        kind = file.metadata.get("general.type")
+        if kind != KIND:
+            raise FormatError(f"expected {KIND!r}, found {shown(kind)}", "metadata -> general.type")
+        columns = {}
+        for name in file.tensors:
+            matrix = name.removesuffix(SUMS)
+            if matrix == name:
+                continue
+            if matrix + COUNTS not in file.tensors:
+                raise FormatError(f"expected a matching tensor {shown(matrix + COUNTS)}, found none", tensor=name)
+            sums, counts = (file.tensors[matrix + suffix].dequantize().flatten() for suffix in (SUMS, COUNTS))
+            if not counts.numel() or sums.numel() % counts.numel():
+                problem = f"expected a multiple of {counts.numel()} sums (the number of matrices), found {sums.numel()}"
+                raise FormatError(problem, tensor=name)
+            columns[matrix] = ColumnSums(sums.clone().reshape(counts.numel(), -1), counts.round().long())
+        if not columns:
+            raise FormatError("expected the importance of at least one matrix, found none")
+        texts = file.metadata.get(DATASETS, ())
+        size, count = (_integer(file.metadata.get(key)) for key in (CHUNK_SIZE, CHUNK_COUNT))
+        return cls(columns, tuple(texts) if isinstance(texts, list) else (), count, size or TOKENS)
+
+    def save(self, path: StrPath) -> list[str]:
+        """Writes the form of the path's ending, with the matrices in their order.
+
+        ``.gguf`` holds everything. ``.dat`` loses the counts of experts, the chunk size, matrices
+        without data, and all datasets but the last. A ``.dat`` converted to GGUF and back has the
+        same bytes, unless it has an entry with 0 calls, lacks the last two fields, or has bytes
+        after them. (``llama-imatrix`` rounds twice to float32, so its last bits may differ.)
+
+        Returns:
+            The matrices without data, which ``.dat`` lacks.
+
+        Raises:
+            OptionError: for another ending, or if no matrix is left.
+            FormatError: if a number or a name does not fit; GGUF holds names of 55 bytes.
+            OSError: from the system.
+        """
+        ending = Path(os.fsdecode(path)).suffix.lower()
+        if ending not in (OLD_ENDING, GGUF_ENDING):
+            raise OptionError(f"expected a file that ends in {GGUF_ENDING} or {OLD_ENDING}, found {str(path)!r}")
+        unused = [name for name, (_, counts) in self.columns.items() if not counts.any()]
+        if not self.columns.keys() - (unused if ending == OLD_ENDING else []):
+            raise OptionError("expected a matrix with data, found none")
+        if ending == GGUF_ENDING:
+            Container.build_file(self._gguf(), path, rules=("spec", "ggml"))
+            return []
+        entries = [self._old_entry(name) for name in self.columns if name not in unused]
+        dataset = self.datasets[-1] if self.datasets else ""
+        with our_errors():
+            stored = OldImatrix.build({"entries": entries, "chunks": self.chunk_count, "dataset": dataset})
+        with atomic_write(path) as stream:
+            stream.write(stored)
+        return unused
+
+    def _gguf(self) -> dict[str, Any]:
+        """Returns the regions of the GGUF form. Dims of 1 at the end are left out, as ggml does."""
+        tensors = {}
+        for name, (sums, counts) in self.columns.items():
+            tensors[name + SUMS] = sums if len(sums) > 1 else sums[0]
+            tensors[name + COUNTS] = counts.float().unsqueeze(1) if len(counts) > 1 else counts.float()
+        return {
+            "format": "GGUF",
+            "metadata": {
+                "general.type": KIND,
+                DATASETS: Typed(list(self.datasets), "array[string]"),
+                CHUNK_COUNT: Typed(self.chunk_count, "uint32"),
+                CHUNK_SIZE: Typed(self.chunk_size, "uint32"),
+            },
+            "tensor_infos": [
+                {"name": name, "dims": list(tensor.shape)[::-1], "dtype": "F32"} for name, tensor in tensors.items()
+            ],
+            "data": {name: {"weights": tensor} for name, tensor in tensors.items()},
+        }
+
+    def _old_entry(self, name: str) -> dict[str, Any]:
+        sums, counts = self.columns[name]
+        calls = -(-int(counts.max()) // self.chunk_size)
+        counts = counts.unsqueeze(1)
+        scaled = torch.where(counts != 0, sums.double() * calls / counts, calls)  # exact for one count of whole chunks
+        return {"name": name, "calls": calls, "sums": scaled.float().flatten().numpy()}
+
+    @classmethod
+    def merge(cls, matrices: Iterable[ImportanceMatrix]) -> ImportanceMatrix:
+        """Adds up sums, counts and chunks, as ``llama-imatrix --in-file`` does; sorted by name.
+
+        One count for a stack counts for each of its matrices. The chunk size is the first one's.
+
+        Raises:
+            OptionError: if there are none, or two have different numbers of columns for a name.
+        """
+        matrices = list(matrices)
+        if not matrices:
+            raise OptionError("expected at least one importance matrix, found none")
+        columns: dict[str, ColumnSums] = {}
+        for matrix in matrices:
+            for name, added in matrix.columns.items():
+                columns[name] = _added(columns[name], added, name) if name in columns else added
+        size = matrices[0].chunk_size
+        tokens = sum(matrix.chunk_count * matrix.chunk_size for matrix in matrices)
+        datasets = tuple(text for matrix in matrices for text in matrix.datasets)
+        return cls(dict(sorted(columns.items())), datasets, tokens // size, size)
+
+    def importance(self) -> dict[str, torch.Tensor]:
+        """Returns the mean squares for `save_file` and `convert`, as `read_importance` does."""
+        return {name: columns.means for name, columns in self.columns.items()}
+
+    def statistics(self) -> list[ColumnStatistics]:
+        """Returns the statistics of ``llama-imatrix --show-statistics``, in its order.
+
+        Matrices without data are left out.
+        """
+        return column_statistics(self.columns)
 
 
 def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
@@ -64,58 +236,52 @@ def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
         FormatError: if the file is not a valid importance matrix.
         OSError: from the system.
     """
+    return ImportanceMatrix.open(path).importance()
+
+
+def is_old_matrix(path: StrPath) -> bool:
+    """Tells whether a file looks like ``imatrix.dat``, which has no magic: counts that the file
+    could hold, and a printable name.
+
+    Raises OSError from the system.
+    """
     source = open_source(path, mmap=False)
     try:
-        is_weights_file = find_format(source) is not None
-        importance = _read_gguf(path) if is_weights_file else _read_legacy(source)
-        if not importance:
-            raise FormatError("expected the importance of at least one matrix, found none")
-    except FormatError as error:
-        error.file = error.file or source.name
-        raise
+        if source.size < 8 or find_format(source):
+            return False
+        entries, length = struct.unpack("<2I", source.read(0, 8))
+        if not 0 < entries * 12 <= source.size or not 0 < length <= source.size - 8:
+            return False
+        return bytes(source.read(8, min(length, 64))).decode("utf-8", "replace").isprintable()
     finally:
         source.close()
-    return importance
 
 
-def _read_legacy(source: Source) -> dict[str, torch.Tensor]:
+def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
     with our_errors():
-        entries = LegacyMatrix._parse(Cursor(source), new_context(True, limits=current()), "(parsing)").entries
-    means: dict[str, torch.Tensor] = {}
-    for number, entry in enumerate(entries):
-        if entry.name in means:
-            raise FormatError(f"expected unique names, found {shown(entry.name)} twice", f"entries -> {number} -> name")
+        parsed = OldImatrix._parse(Cursor(source), new_context(True, limits=current()), "(parsing)")
+    columns = {}
+    for entry in parsed.entries:
         sums = entry.sums.array() if isinstance(entry.sums, StoredNumbers) else entry.sums
-        means[entry.name] = _mean(torch.from_numpy(np.array(sums, np.float32)), torch.tensor([float(entry.calls)]))
-    return means
+        # as llama-imatrix, which guesses the chunk size
+        scaled = torch.from_numpy(np.array(sums, np.float32)).unsqueeze(0) * chunk_size
+        columns[entry.name] = ColumnSums(scaled, torch.tensor([entry.calls * chunk_size]))
+    chunks = max(entry.calls for entry in parsed.entries) if parsed.chunks is None else parsed.chunks
+    return ImportanceMatrix(columns, (parsed.dataset,) if parsed.dataset else (), chunks, chunk_size)
 
 
-def _read_gguf(path: StrPath) -> dict[str, torch.Tensor]:
-    with open(path) as file:
-        kind = file.metadata.get("general.type")
-        if kind != "imatrix":
-            raise FormatError(f"expected 'imatrix', found {shown(kind)}", "metadata -> general.type")
-        means = {}
-        tensors = file.tensors
-        for name in tensors:
-            matrix = name.removesuffix(SUMS)
-            if matrix == name:
-                continue
-            if matrix + COUNTS not in tensors:
-                raise FormatError(f"expected a matching tensor {shown(matrix + COUNTS)}, found none", tensor=name)
-            sums, counts = (tensors[matrix + suffix].dequantize().flatten() for suffix in (SUMS, COUNTS))
-            if not counts.numel() or sums.numel() % counts.numel():
-                problem = f"expected a multiple of {counts.numel()} sums (the number of matrices), found {sums.numel()}"
-                raise FormatError(problem, tensor=name)
-            means[matrix] = _mean(sums, counts)
-        return means
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0
 
 
-def _mean(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Returns the mean squares of one or several matrices; 1 if the count is 0."""
-    rows, counts = sums.reshape(counts.numel(), -1), counts.unsqueeze(1)
-    means = torch.where(counts > 0, rows / counts, 1.0)
-    return means if len(means) > 1 else means.squeeze(0)
+def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:
+    """Returns the sum. A single count is that of each matrix of the other."""
+    stacks = {len(one.counts), len(other.counts)} - {1}
+    if one.sums.numel() != other.sums.numel() or len(stacks) > 1:
+        shapes = " and ".join(str(list(columns.sums.shape)) for columns in (one, other))
+        raise OptionError(f"expected importance matrices of one model, found {shapes} sums for {shown(name)}")
+    rows = max(stacks, default=1)
+    return ColumnSums(one.sums.reshape(rows, -1) + other.sums.reshape(rows, -1), one.counts + other.counts)
 
 
 def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:

@@ -103,7 +103,7 @@ class Breaker:
         if not check.is_required:
             return self._with_findings(check, corruption)
         fits = next((rule.id for rule in location.struct.rules if isinstance(rule, TensorFits)), None)
-        if not self.file.format.claims(stored[:START], len(stored)):
+        if not self.file.format.claims(stored[:START]):
             return replace(corruption, path=MAGIC, offset=0, error=FormatError)
         reported = fits if location.type is not None else check.id
         return replace(corruption, error=getattr(check, "error", FormatError), reported=reported)

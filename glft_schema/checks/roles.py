@@ -1,0 +1,332 @@
+"""Roles of GGUF files besides models: LoRA adapters, control vectors, mmproj and imatrix files.
+
+`ROLES` states what llama.cpp's loaders require of each, as data. The name of a role is also the
+name of its rule set: `check_rules` accepts both. `check_fit` tells whether an adapter belongs to a
+model.
+
+llama.cpp stops with an assertion if a key has another type than its loader reads. Names of tensors
+in mmproj files depend on the projector, so they are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from glft_schema.codec.rules import RULE_SETS, rule_sets
+from glft_schema.errors import Finding, OptionError, shown
+from glft_schema.files import parsing
+from glft_schema.files.file import File
+from glft_schema.tensors.tensor import Tensor
+
+ARCHITECTURE = "general.architecture"
+FITS = "fits"  # the rule set of the findings of `check_fit`
+VISION, AUDIO = "clip.has_vision_encoder", "clip.has_audio_encoder"
+EMBEDDING = "token_embd.weight"  # its lora_a is stored transposed
+
+
+class Key(NamedTuple):
+    """A metadata key that a loader reads.
+
+    Attributes:
+        name: the key.
+        types: the types of its value that the loader reads, such as ``uint32 int32``.
+        value: the value that it must have; None for any.
+        required: whether the file must have the key.
+        when: a key of a bool; `required` applies only if it is true.
+    """
+
+    name: str
+    types: str
+    value: str | None = None
+    required: bool = True
+    when: str | None = None
+
+
+class Pairs(NamedTuple):
+    """Tensors that belong together: for each name with one suffix, one with the other.
+
+    Attributes:
+        suffixes: of the two names.
+        problem: (name without suffix, first, second) -> how they do not fit, or an empty string.
+    """
+
+    suffixes: tuple[str, str]
+    problem: Callable[[str, Tensor, Tensor], str]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a loader of llama.cpp requires of a file.
+
+    Attributes:
+        name: of the role and its rule set.
+        title: what the files are, for documentation.
+        mark: the metadata key and value that tell files of the role.
+        keys: the metadata keys.
+        any_of: keys of bools, of which one must be true.
+        tensors: a pattern that each name of a tensor matches.
+        tensors_text: the pattern in words.
+        problem: (tensor, first tensor) -> how a tensor is not as required, or an empty string.
+        pairs: tensors in pairs.
+        source: files of llama.cpp that the requirements are from.
+    """
+
+    name: str
+    title: str
+    mark: tuple[str, str]
+    keys: tuple[Key, ...]
+    source: str
+    any_of: tuple[str, ...] = ()
+    tensors: str = ""
+    tensors_text: str = ""
+    problem: Callable[[Tensor, Tensor], str] | None = None
+    pairs: Pairs | None = None
+
+
+def _sizes(tensor: Tensor) -> tuple[int, int]:
+    """Returns the first two dims as stored: the columns and the rows of a matrix."""
+    columns, rows, *_ = (*tensor.dims, 1, 1)
+    return columns, rows
+
+
+def _ranks(name: str, a: Tensor, b: Tensor) -> str:
+    rank = _sizes(a)[0 if name.endswith(EMBEDDING) else 1]
+    return "" if rank == _sizes(b)[0] else f"expected the rank of lora_a, {rank}, found dims {list(b.dims)}"
+
+
+def _direction(tensor: Tensor, first: Tensor) -> str:
+    if tensor.dtype.name != "F32" or sum(size > 1 for size in tensor.dims[1:]):
+        return f"expected F32 with one dim, found {tensor.dtype.name} {list(tensor.dims)}"
+    return (
+        "" if tensor.nbytes == first.nbytes else f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
+    )
+
+
+def _sums(name: str, sums: Tensor, counts: Tensor) -> str:
+    if {sums.dtype.name, counts.dtype.name} != {"F32"}:
+        return f"expected sums and counts in F32, found {sums.dtype.name} and {counts.dtype.name}"
+    fits = counts.nbytes and not sums.nbytes % counts.nbytes
+    return "" if fits else f"expected counts that divide the sums {list(sums.dims)}, found {list(counts.dims)}"
+
+
+# fmt: off
+ROLES = {role.name: role for role in (
+    Role("lora", "LoRA adapters", ("general.type", "adapter"), (
+        Key("general.type",                    "string", "adapter"),
+        Key(ARCHITECTURE,                      "string"),
+        Key("adapter.type",                    "string", "lora"),
+        Key("adapter.lora.alpha",              "float32"),  # the loader takes 0, for no scaling, if there is none
+        Key("adapter.alora.invocation_tokens", "array[uint32]", required=False)),
+        "src/llama-adapter.cpp, convert_lora_to_gguf.py",
+        tensors=r".*(\.lora_a|\.lora_b|_norm\.weight)", tensors_text="a name that ends in .lora_a, .lora_b or _norm.weight",
+        pairs=Pairs((".lora_a", ".lora_b"), _ranks)),
+    Role("controlvector", "control vectors", (ARCHITECTURE, "controlvector"), (
+        Key(ARCHITECTURE,                "string", "controlvector"),
+        Key("controlvector.model_hint",  "string"),
+        Key("controlvector.layer_count", "int32 uint32", required=False)),
+        "common/common.cpp, tools/cvector-generator",
+        tensors=r"direction\.0*[1-9][0-9]*", tensors_text="direction.N with a layer N of at least 1", problem=_direction),
+    Role("mmproj", "multimodal projectors", ("general.type", "mmproj"), (
+        Key("general.type",                                 "string", "mmproj"),
+        Key(VISION,                                         "bool", required=False),
+        Key(AUDIO,                                          "bool", required=False),
+        Key("clip.projector_type",                          "string", required=False),
+        Key("clip.use_gelu",                                "bool", required=False),
+        Key("clip.use_silu",                                "bool", required=False),
+        *(Key(f"clip.{kind}.{name}", type_, when=has) for kind, has in (("vision", VISION), ("audio", AUDIO))
+          for name, type_ in (
+            ("embedding_length",             "uint32"),
+            ("feed_forward_length",          "uint32"),
+            ("block_count",                  "uint32"),
+            ("projection_dim",               "uint32"),
+            ("attention.head_count",         "uint32"),
+            ("attention.layer_norm_epsilon", "float32"))),
+        Key("clip.vision.projector_type",                   "string", required=False),
+        Key("clip.vision.image_size",                       "uint32", when=VISION),
+        Key("clip.vision.patch_size",                       "uint32", when=VISION),
+        Key("clip.vision.image_mean",                       "array[float32]", when=VISION),
+        Key("clip.vision.image_std",                        "array[float32]", when=VISION),
+        Key("clip.audio.projector_type",                    "string", required=False),
+        Key("clip.audio.num_mel_bins",                      "uint32", when=AUDIO)),
+        "tools/mtmd/clip.cpp", any_of=(VISION, AUDIO)),
+    Role("imatrix", "importance matrices", ("general.type", "imatrix"), (
+        Key("general.type",        "string", "imatrix"),
+        Key("imatrix.datasets",    "array[string]"),
+        Key("imatrix.chunk_count", "uint32"),
+        Key("imatrix.chunk_size",  "uint32")),
+        "tools/imatrix, tools/quantize", pairs=Pairs((".in_sum2", ".counts"), _sums)),
+)}
+# fmt: on
+
+
+def role_of(file: File) -> Role | None:
+    """Returns the role that a file's metadata states; None for models, and for sets of files."""
+    stated = file.metadata if len(file.shards) == 1 and file.format.name == "GGUF" else {}
+    return next((role for role in ROLES.values() if stated.get(role.mark[0]) == role.mark[1]), None)
+
+
+def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
+    """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
+
+    Args:
+        file: an open file. It satisfies ``required``, or it could not have been opened.
+        rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
+            `mmproj` or `imatrix`, what llama.cpp requires of such a file. One or several.
+
+    Raises:
+        OptionError: if a rule set is unknown, or the file's format has no such role.
+    """
+    names = [rules] if isinstance(rules, str) else list(rules)
+    if unknown := [name for name in names if name not in (*RULE_SETS, *ROLES)]:
+        raise OptionError(f"expected one of {', '.join((*RULE_SETS, *ROLES))}, found {shown(unknown[0])}")
+    roles = [ROLES[name] for name in dict.fromkeys(names) if name in ROLES]
+    if roles and file.format.name != "GGUF":
+        raise OptionError(f"expected a rule set of {file.format.name}, found {roles[0].name!r}")
+    findings = parsing.check_rules(file, rule_sets(name for name in names if name not in ROLES))
+    if own := located(file, [finding for role in roles for finding in _broken(file, role)]):
+        findings = sorted([*findings, *own], key=lambda finding: finding.offset or 0)
+    return findings
+
+
+def located(file: File, findings: list[Finding]) -> list[Finding]:
+    """Returns findings with the offset of their fields. Parses the file again if there are any."""
+    starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
+    for finding in findings:
+        finding.offset = starts.get(finding.path)
+    return findings
+
+
+class _Rows:
+    """Paths of entries and tensors of a file."""
+
+    def __init__(self, file: File) -> None:
+        self._keys = {key: i for i, key in enumerate(file.metadata)}
+        self._tensors = {name: i for i, name in enumerate(file.tensors)}
+        self._table = file.format.table
+
+    def key(self, name: str, field: str) -> str:
+        return f"metadata -> {self._keys[name]} -> {field}"
+
+    def tensor(self, name: str, field: str) -> str:
+        return f"{self._table} -> {self._tensors[name]} -> {field}"
+
+
+def _broken(file: File, role: Role) -> Iterator[Finding]:
+    """Yields the findings of a role, without offsets."""
+    metadata, rows = file.metadata, _Rows(file)
+
+    def finding(what: str, path: str, problem: str) -> Finding:
+        return Finding(f"{role.name}-{what}", (role.name,), path, problem)
+
+    for key in role.keys:
+        if key.name not in metadata:
+            if key.required and (key.when is None or metadata.get(key.when) is True):
+                yield finding("keys", "metadata", f"expected the key {key.name}, found {len(metadata)} other keys")
+        elif (type_ := metadata.type_of(key.name)) not in key.types.split():
+            expected = key.types.replace(" ", " or ")
+            yield finding("key-types", rows.key(key.name, "type"), f"expected {expected} for {key.name}, found {type_}")
+        elif key.value is not None and metadata[key.name] != key.value:
+            problem = f"expected {key.value!r} for {key.name}, found {shown(metadata[key.name])}"
+            yield finding("values", rows.key(key.name, "value"), problem)
+    if role.any_of and not any(metadata.get(key) is True for key in role.any_of):
+        yield finding("any-of", "metadata", f"expected true for {' or '.join(role.any_of)}, found none")
+    tensors = list(file.tensors.values())
+    for tensor in tensors:
+        if role.tensors and not re.fullmatch(role.tensors, tensor.name, re.DOTALL):
+            problem = f"expected {role.tensors_text}, found {shown(tensor.name)}"
+            yield finding("names", rows.tensor(tensor.name, "name"), problem)
+        elif role.problem and (problem := role.problem(tensor, tensors[0])):
+            yield finding("tensors", rows.tensor(tensor.name, "dims"), problem)
+    if role.pairs:
+        for name, first, second in _pairs(file, role.pairs):
+            if first is None or second is None:
+                one, other = (first, 1) if first else (second, 0)
+                assert one is not None
+                problem = f"expected a tensor {shown(name + role.pairs.suffixes[other])} beside {shown(one.name)}, found none"
+                yield finding("pairs", rows.tensor(one.name, "name"), problem)
+            elif problem := role.pairs.problem(name, first, second):
+                yield finding("pairs", rows.tensor(second.name, "dims"), problem)
+
+
+def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:
+    """Yields names without suffix, and the two tensors."""
+    tensors, suffixes = file.tensors, pairs.suffixes
+    names = dict.fromkeys(name.removesuffix(suffix) for name in tensors for suffix in suffixes if name.endswith(suffix))
+    for name in names:
+        yield name, tensors.get(name + suffixes[0]), tensors.get(name + suffixes[1])
+
+
+def check_fit(adapter: File, base: File) -> list[Finding]:
+    """Tells how an adapter does not fit a model, as far as llama.cpp checks.
+
+    A LoRA adapter fits a model of its architecture that has a tensor for each pair, with the inputs
+    of ``lora_a`` and the outputs of ``lora_b``. A control vector fits if its directions have the
+    model's embedding length, and their layers are below its number of layers. llama.cpp ignores
+    further layers; here they are reported.
+
+    Args:
+        adapter: a LoRA adapter or a control vector. What it lacks itself, `check_rules` reports.
+        base: the model.
+
+    Returns:
+        A finding for each misfit, with the path and offset in the adapter; none if it fits.
+
+    Raises:
+        OptionError: if `adapter` is neither.
+    """
+    role = role_of(adapter)
+    if role is None or role.name not in FITTING:
+        raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}")
+    misfits = FITTING[role.name](adapter, base)
+    return located(adapter, [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits])
+
+
+def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
+    rows = _Rows(adapter)
+    mine, its = adapter.metadata.get(ARCHITECTURE), base.metadata.get(ARCHITECTURE)
+    if mine != its or mine is None:
+        path = "metadata" if mine is None else rows.key(ARCHITECTURE, "value")
+        yield path, f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
+    pairs = ROLES["lora"].pairs
+    assert pairs is not None
+    for name, a, b in _pairs(adapter, pairs):
+        if a is None or b is None:
+            continue
+        if name not in base.tensors:
+            yield rows.tensor(a.name, "name"), f"expected a tensor of the base, found {shown(name)}, which it lacks"
+            continue
+        inputs, outputs = expected = _sizes(base.tensors[name])
+        flipped = name.endswith(EMBEDDING)
+        for tensor, found, size in (
+            (a, _sizes(a)[flipped], outputs if flipped else inputs),
+            (b, _sizes(b)[1], inputs if flipped else outputs),
+        ):
+            if found != size:
+                problem = (
+                    f"expected {size} for {shown(name)} of the base, dims {list(expected)}, found dims {list(tensor.dims)}"
+                )
+                yield rows.tensor(tensor.name, "dims"), problem
+
+
+def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
+    rows, architecture = _Rows(adapter), base.metadata.get(ARCHITECTURE)
+    size, layers = (base.metadata.get(f"{architecture}.{key}") for key in ("embedding_length", "block_count"))
+    for tensor in adapter.tensors.values():
+        if not re.fullmatch(ROLES["controlvector"].tensors, tensor.name):
+            continue
+        if math.prod(tensor.dims) != size:
+            yield (
+                rows.tensor(tensor.name, "dims"),
+                f"expected the base's embedding length, {shown(size)}, found {list(tensor.dims)}",
+            )
+        layer = int(tensor.name.partition(".")[2])
+        if not isinstance(layers, int) or layer >= layers:
+            problem = f"expected a layer below the base's number of layers, {shown(layers)}, found {layer}"
+            yield rows.tensor(tensor.name, "name"), problem
+
+
+FITTING = {"lora": _lora_misfits, "controlvector": _vector_misfits}

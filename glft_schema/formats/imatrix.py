@@ -1,0 +1,63 @@
+"""llama.cpp's old importance matrix, ``imatrix.dat`` (tools/imatrix/imatrix.cpp, b6000).
+
+    n | ENTRIES | chunks | dataset
+
+Numbers are little-endian. The file has no magic. Files from before April 2024 end after the
+entries. The sums of an entry are mean squares times `calls`: ``sums / calls`` is what quantizing
+uses, whatever the size of a chunk. `llama-imatrix` writes GGUF files by default since July 2025;
+`glft_schema.weights.importance` converts between both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import construct
+from construct import Default, GreedyBytes, If, len_, this
+
+from glft_schema.codec.arrays import Numbers
+from glft_schema.codec.context import Context
+from glft_schema.codec.numbers import f32, i32, u32
+from glft_schema.codec.predicates import at_least
+from glft_schema.codec.rules import Rule
+from glft_schema.codec.structs import Count, Struct
+from glft_schema.codec.tables import NamesOnce, Table
+from glft_schema.codec.text import Text
+from glft_schema.storage.cursor import bytes_left
+
+
+def given(field: str) -> Callable[[Context], bool]:
+    """Returns the condition that bytes are left, or while building, that `field` has a value."""
+
+    def holds(context: Context) -> bool:
+        return context.get(field) is not None if context["_building"] else bytes_left(context["_io"]) > 0
+
+    return holds
+
+
+def optional(field: str, declared: construct.Construct) -> construct.Construct:
+    """Returns the declaration of a field that the file may end before; None then."""
+    return field / If(given(field), declared)
+
+
+# fmt: off
+Entry = Struct(
+    "name"  / Text(u32)                   * "of the matrix, as in the model",
+    "calls" / i32                         * "chunks that the sums are of",
+    "n"     / Count(u32, len_(this.sums)) * "number of columns, of a stack of experts those of all experts",
+    "sums"  / Numbers(f32, this.n)        * "mean square of each column's activations, times calls",
+    Rule("imatrix-columns", this.n, at_least(1)),
+    title="entry",
+)
+
+OldImatrix = Struct(
+    "n"       / Count(u32, len_(this.entries)) * "number of entries",
+    "entries" / Table(this.n, Entry)           * "one per matrix",
+    optional("chunks",  i32)                   * "number of chunks",
+    optional("dataset", Text(u32))             * "path of the text that the model was run on",
+    "rest"    / Default(GreedyBytes, b"")      * "ignored by readers",
+    Rule("imatrix-entries", this.n, at_least(1)),
+    NamesOnce("imatrix-names-once", "entries"),
+    title="old importance matrix",
+)
+# fmt: on
