@@ -34,13 +34,14 @@ from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, ex
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
+    "Editing": "edit Edited Change",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity compare Comparison hash_file",
     "Bytes": "byte_map ByteMap Stretch",
     "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
-    "QuantizationWarning TiedWarning",
+    "QuantizationWarning TiedWarning SimilarKeyWarning",
 }
 SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent

@@ -33,6 +33,7 @@ from glft_schema.errors import (
     OptionError,
     QuantizationWarning,
     SchemeError,
+    SimilarKeyWarning,
     TensorError,
     TiedWarning,
     TruncatedError,
@@ -50,6 +51,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
+from glft_schema.weights.edit import Change, Edited, edit
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix, read_importance
 from glft_schema.weights.importance_statistics import ColumnStatistics
 from glft_schema.weights.payloads import WrittenTensor
@@ -60,11 +62,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
+    "Change",
     "ClosedError",
     "ColumnStatistics",
     "ColumnSums",
     "Comparison",
     "Container",
+    "Edited",
     "File",
     "Finding",
     "FormatError",
@@ -75,6 +79,7 @@ __all__ = [
     "OptionError",
     "QuantizationWarning",
     "SchemeError",
+    "SimilarKeyWarning",
     "Source",
     "StoredTensor",
     "Stretch",
@@ -92,6 +97,7 @@ __all__ = [
     "compare",
     "convert",
     "describe",
+    "edit",
     "fake_quantize",
     "formats",
     "hash_file",

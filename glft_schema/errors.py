@@ -12,7 +12,8 @@
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero
      ├── PluginWarning          a format or type of another package that cannot be used
-     └── TiedWarning            tied tensors that get different types
+     ├── TiedWarning            tied tensors that get different types
+     └── SimilarKeyWarning      a new metadata key that resembles a well-known one
 
 Messages read ``path: expected X, found Y``. All text from a file passes through `shown`, so that a
 name in a hostile file can neither flood a log nor control a terminal.
@@ -164,6 +165,10 @@ class PluginWarning(UserWarning):
 
 class TiedWarning(UserWarning):
     """Tied tensors that get different types. In a tied model the last one loaded wins."""
+
+
+class SimilarKeyWarning(UserWarning):
+    """A new metadata key that differs from a well-known one by one letter, or only in case."""
 
 
 @dataclass

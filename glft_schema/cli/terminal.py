@@ -15,7 +15,7 @@ import typer
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
-from glft_schema.weights.checkpoints import INDEX_SUFFIX
+from glft_schema.formats.registry import indexed_format
 
 FAILED = 1  # exit code of a check that failed
 REFUSED = 2  # exit code for bad input, as click's for a bad option
@@ -113,9 +113,11 @@ def refuse_overwriting(out: Path, source: Path) -> None:
     if not out.exists():
         return
     folder = source if source.is_dir() else source.parent
-    in_folder = source.is_dir() or source.name.endswith(INDEX_SUFFIX)
+    in_folder = source.is_dir() or indexed_format(source) is not None
     name = NAME.fullmatch(str(source))
-    shards = [shard_path(name["prefix"], i, int(name["count"])) for i in range(int(name["count"]))] if name else []
+    shards = (
+        [shard_path(name["prefix"], i, int(name["count"]), name["ending"]) for i in range(int(name["count"]))] if name else []
+    )
     inputs = [source, *(shard for shard in shards if shard.exists())]
     if any(out.samefile(path) for path in inputs) or (in_folder and out.parent.samefile(folder)):
         raise OptionError("the output would overwrite the input")

@@ -58,6 +58,12 @@ class KeyTypes(NamedTuple):
     kinds: Callable[[str], str]
     example: str
 
+    def refusal(self, key: str, type_: str) -> str | None:
+        """Returns why a key cannot have a type, or None."""
+        if self.type_of(key, False) is None or self.suits(key, type_):
+            return None
+        return f"expected {self.kinds(key)} for {key}, found {type_}"
+
 
 class TypedMetadata(Metadata):
     """Typed values by key, in file order, as plain Python. Read-only.

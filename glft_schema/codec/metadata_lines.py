@@ -28,6 +28,10 @@ class TextMetadata(Metadata):
         super().__init__(entries or {})
         self.trailing_newline = trailing_newline
 
+    def replaced(self, entries: Mapping[str, str]) -> TextMetadata:
+        """Returns other entries, with the same end of the last line."""
+        return TextMetadata(entries, self.trailing_newline)
+
 
 class KeyValueLines(construct.Construct):
     """UTF-8 lines ``key=value``, separated by newlines; `size` bytes in total.

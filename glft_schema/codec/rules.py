@@ -22,8 +22,9 @@ from glft_schema.limits import A_LIMIT, DEFAULTS, exceeded
 
 SPEC = "spec"  # the format's specification
 GGML = "ggml"  # llama.cpp's reader
+RUST = "rust"  # the reader of the safetensors library
 REQUIRED = "required"  # every reader
-RULE_SETS = (SPEC, GGML, REQUIRED)
+RULE_SETS = (SPEC, GGML, RUST, REQUIRED)
 
 
 def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
@@ -210,6 +211,7 @@ class Limit(Rule):
 
 spec = partial(Rule, sets=(SPEC,))
 ggml = partial(Rule, sets=(GGML,))
+rust = partial(Rule, sets=(RUST,))
 both = partial(Rule, sets=(SPEC, GGML))
 
 

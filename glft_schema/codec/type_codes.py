@@ -83,6 +83,12 @@ class TypeTable(Generic[T]):
                 return self.unknown(code)
         raise KeyError(key)
 
+    def of_code(self, code: object) -> T:
+        """Returns the type of a code, not of a name. Raises KeyError if there is none."""
+        if self.code_of(type_ := self[code]) != code:
+            raise KeyError(code)
+        return type_
+
     def __contains__(self, key: object) -> bool:
         try:
             self[key]
@@ -143,10 +149,10 @@ class TypeCode(construct.Adapter):
         self.refuses = () if table.unknown else ("an unknown type code",)
 
     def _decode(self, code: Code, context: Context, path: str) -> Any:
-        return self._known(code, path)
+        return self._known(code, path, self.table.of_code)
 
     def _fast_reader(self, context: Context) -> Reader:
-        code_reader, types = fast_reader(self.subcon, context), self.table
+        code_reader, types = fast_reader(self.subcon, context), {self.table.code_of(type_): type_ for type_ in self.table}
 
         def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
             code, end = code_reader(stored, at, context)
@@ -155,12 +161,12 @@ class TypeCode(construct.Adapter):
         return read
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        type_ = self._known(obj, path)
+        type_ = self._known(obj, path, self.table.__getitem__)
         self.subcon._build(self.table.code_of(type_), stream, context, path)
         return type_
 
-    def _known(self, key: Any, path: str) -> Any:
+    def _known(self, key: Any, path: str, type_of: Callable[[Any], Any]) -> Any:
         try:
-            return self.table[key]
+            return type_of(key)
         except KeyError:
             raise FormatError(f"expected {self.table}, found {shown(key)}", path) from None

@@ -5,8 +5,10 @@ The first four bytes select the format. Errors name the field, the byte and the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import construct
@@ -18,9 +20,9 @@ from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.file import File
 from glft_schema.files.layout import with_offsets
 from glft_schema.files.parsing import parse_source
-from glft_schema.files.shards import open_set
+from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
-from glft_schema.formats.registry import DEFAULT, format_named, format_of
+from glft_schema.formats.registry import DEFAULT, format_named, format_of, indexed_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
@@ -123,7 +125,7 @@ def open(
     """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
     Args:
-        path: the file.
+        path: the file. For a model in several safetensors files, the index or the directory.
         device: device of its tensors.
         mmap: map the file; otherwise payloads are read into memory when requested.
         whole_set: open the other files of the set. A part of a file is never opened as a set.
@@ -135,9 +137,14 @@ def open(
         FormatError: if it is not a valid file of a known format; with field, offset and tensor.
         OptionError: if offset or size is negative.
     """
+    whole = whole_set and not offset and size is None
+    if whole and os.path.isdir(path):
+        path = find_set(Path(os.fsdecode(path)))
+    if whole and (indexed := indexed_format(path)):
+        return open_index(Path(os.fsdecode(path)), indexed, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
     with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
         file = parse_source(source, device)
-        if not whole_set or offset or size is not None:
+        if not whole:
             return file
         return open_set(file, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
 

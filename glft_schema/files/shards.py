@@ -1,26 +1,36 @@
-"""Models split into several GGUF files, ``model-00001-of-00003.gguf``, opened as one.
+"""Models split into several files, opened as one.
 
-The metadata of each file has its index (``split.no``, from 0), the number of files
-(``split.count``) and of tensors in all files (``split.tensors.count``). File names count from 1.
-The first file has the model's metadata. Source: llama.cpp's llama-model-loader.cpp and gguf-split.
+GGUF files, ``model-00001-of-00003.gguf``, have in their metadata their index (``split.no``, from
+0), the number of files (``split.count``) and of tensors in all files (``split.tensors.count``).
+File names count from 1. The first file has the model's metadata. Source: llama.cpp's
+llama-model-loader.cpp and gguf-split.
+
+safetensors files are listed in ``model.safetensors.index.json``: the value of ``weight_map`` has
+the file name for each tensor. Source: transformers.
 """
 
 from __future__ import annotations
 
 import errno
+import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.codec.text import is_utf8
+from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.file import File
+from glft_schema.formats.format import Format
+from glft_schema.formats.registry import index_suffixes
+from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import Tensors
 from glft_schema.tensors.tensor import Tensor
 
-NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+NAME = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.[^.]*)", re.DOTALL)
 
 
 class ShardInfo(NamedTuple):
@@ -40,7 +50,7 @@ def shard_info(file: File) -> ShardInfo | None:
     Raises:
         FormatError: if a ``split`` value in the metadata is not a non-negative integer.
     """
-    keys = file.format.shards
+    keys = file.format.shard_keys
     if keys is None or file.metadata.get(keys.files, 1) == 1:
         return None
     numbers = [file.metadata.get(key) for key in keys]
@@ -50,18 +60,23 @@ def shard_info(file: File) -> ShardInfo | None:
     return ShardInfo(*numbers)
 
 
-def shard_path(prefix: StrPath, number: int, count: int) -> Path:
+def shard_path(prefix: StrPath, number: int, count: int, ending: str = ".gguf") -> Path:
     """Returns the path of file `number` of a set, counted from 0."""
-    return Path(f"{prefix}-{number + 1:05d}-of-{count:05d}.gguf")
+    return Path(f"{prefix}-{number + 1:05d}-of-{count:05d}{ending}")
 
 
 class ShardedTensors(Tensors):
-    """The tensors of several files by name, in the order of the files."""
+    """The tensors of several files by name, in the order of the files.
 
-    def __init__(self, shards: tuple[File, ...]) -> None:
+    Args:
+        shards: the files.
+        names: of the tensors; by default, all.
+    """
+
+    def __init__(self, shards: Iterable[File], names: Mapping[str, File]) -> None:
         self.gaps = tuple(gap for shard in shards for gap in shard.tensors.gaps)
         self.trailing = sum(shard.tensors.trailing for shard in shards)
-        self._shards = {name: shard for shard in shards for name in shard.tensors}
+        self._shards = names
 
     def __getitem__(self, name: str) -> Tensor:
         return self._shards[name].tensors[name]
@@ -74,17 +89,25 @@ class ShardedTensors(Tensors):
 
 
 class ShardedFile(File):
-    """A set of files, opened as one: regions of the first file, tensors of all files."""
+    """A set of files, opened as one: regions of the first file, tensors of all files.
 
-    def __init__(self, shards: tuple[File, ...]) -> None:
+    Args:
+        shards: the files.
+        names: the number of the file of each tensor; by default all tensors, in order of the files.
+        name: of the set; by default the path of the first file.
+    """
+
+    def __init__(self, shards: tuple[File, ...], names: Mapping[str, int] | None = None, name: str | None = None) -> None:
         self._shards = shards
-        self._tensors = ShardedTensors(shards)
+        self._names = {name: i for i, shard in enumerate(shards) for name in shard.tensors} if names is None else names
+        self._tensors = ShardedTensors(shards, {name: shards[i] for name, i in self._names.items()})
         first = shards[0]
         super().__init__(first.format, first.regions, first.source, first.device, first.limits, first._parse)
+        self.name = name or first.name
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.source.check_open()
-        return ShardedFile, (self._shards,)
+        return ShardedFile, (self._shards, self._names, self.name)
 
     @property
     def shards(self) -> tuple[File, ...]:
@@ -107,17 +130,17 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
         OSError: if a file of the set is missing or cannot be opened.
         FormatError: if the files do not belong together.
     """
-    split, keys = shard_info(first), first.format.shards
+    split, keys = shard_info(first), first.format.shard_keys
     if keys is None or split is None or split.number != 0:
         return first
     match = NAME.fullmatch(str(first.name))
-    if not match or (int(match["number"]), int(match["count"])) != (1, split.files):
+    if not match or (int(match["number"]), int(match["count"]), match["ending"]) != (1, split.files, first.format.endings[0]):
         name = shard_path("NAME", 0, split.files)
         raise FormatError(f"expected the first of {split.files} files to be named {name}", file=first.name)
     shards = [first]
     try:
         for number in range(1, split.files):
-            path = shard_path(match["prefix"], number, split.files)
+            path = shard_path(match["prefix"], number, split.files, match["ending"])
             if not path.exists():
                 raise FileNotFoundError(errno.ENOENT, f"file {number + 1} of {split.files} is missing", str(path))
             shards.append(open_one(path))
@@ -136,3 +159,70 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
             shard.close()
         raise
     return ShardedFile(tuple(shards))
+
+
+def find_set(folder: Path) -> Path:
+    """Returns the index in a folder, or its only weights file of a format with an index.
+
+    Raises:
+        FormatError: if there are several, or none.
+    """
+    suffixes = index_suffixes()
+    indices = sorted(path for _, suffix in suffixes for path in folder.glob(f"*{suffix}"))
+    if len(indices) > 1:
+        raise FormatError(f"expected one index in the directory, found {', '.join(safe(index.name) for index in indices)}")
+    if indices:
+        return indices[0]
+    files = sorted(path for format, _ in suffixes for ending in format.endings for path in folder.glob(f"*{ending}"))
+    if len(files) != 1:
+        wanted = " or ".join(f"an index (*{suffix}) or one {format.name} file" for format, suffix in suffixes)
+        raise FormatError(f"expected {wanted}, found {len(files)} files", file=str(folder))
+    return files[0]
+
+
+def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) -> File:
+    """Returns the set of files that an index lists.
+
+    Args:
+        index: the JSON file.
+        format: the format of the files.
+        open_one: opens a file of the set.
+
+    Raises:
+        OSError: if a file of the set is missing or cannot be opened.
+        FormatError: if the index or a file is invalid, or a tensor is missing.
+    """
+    stored = read_regular(index)
+    try:
+        weight_map = json.loads(stored.decode("utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()), key=str)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FormatError("expected JSON with a weight_map", file=str(index)) from None
+    if not names:
+        raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
+    if bad := [name for name in names if not _is_file_name(name)]:
+        raise FormatError(f"expected the name of a file in the directory, found {shown(bad[0])}", "weight_map", file=str(index))
+    shards: list[File] = []
+    try:
+        for name in names:
+            shards.append(open_one(index.parent / name))
+            if shards[-1].format is not format:
+                raise FormatError(f"expected a {format.name} file, found {shards[-1].format.name}", file=shards[-1].name)
+        number_of = {name: i for i, name in enumerate(names)}
+        numbers = {tensor: number_of[name] for tensor, name in weight_map.items()}
+        for tensor, number in numbers.items():
+            if tensor not in shards[number].tensors:
+                problem = f"expected this tensor in {safe(names[number])}, found none"
+                raise FormatError(problem, "weight_map", tensor=tensor, file=str(index))
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+    return ShardedFile(tuple(shards), numbers, str(index))
+
+
+def _is_file_name(text: object) -> bool:
+    """Returns whether a value is the name of a file in the same folder."""
+    if not isinstance(text, str) or text in ("", ".", ".."):
+        return False
+    return text == os.path.basename(text) and "\0" not in text and is_utf8(text)

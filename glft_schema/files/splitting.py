@@ -1,9 +1,12 @@
-"""Splitting a GGUF file into a set, and merging a set. Payloads are copied one at a time."""
+"""Splitting a file into a set, and merging a set. Payloads are copied one at a time."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
@@ -11,30 +14,35 @@ from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
+from glft_schema.formats.format import ShardIndex
+from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import StrPath
+from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensors.tensor import Tensor
 
 
 def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
-    """Splits a GGUF file into a set of files.
+    """Splits a GGUF or safetensors file into a set of files.
 
     Args:
         file: an open file.
-        prefix: of the file names: ``PREFIX-00001-of-00003.gguf``.
+        prefix: of the file names: ``PREFIX-00001-of-00003.gguf``. The index of safetensors files is
+            ``PREFIX.safetensors.index.json``.
         max_tensors: maximum number of tensors per file.
         max_bytes: maximum payload bytes per file; a larger tensor gets its own file.
 
     Returns:
-        The paths, in order.
+        The paths, in order; the index is the last.
 
     Raises:
-        OptionError: if `file` is not a single GGUF file, both limits are missing, or a path exists.
+        OptionError: if `file` is part of a set or its format has none, both limits are missing, or
+            a path exists.
         FormatError: if the number of files or tensors exceeds its field in the metadata.
         OSError: from the system. Files already written are removed.
     """
-    keys = file.format.shards
-    if keys is None or shard_info(file):
-        raise OptionError(f"expected a GGUF file that is not part of a set, found {shown(file.name)}")
+    shards, keys = file.format.shards, file.format.shard_keys
+    if shards is None or shard_info(file) or len(file.shards) > 1:
+        raise OptionError(f"expected a GGUF or safetensors file that is not part of a set, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
         raise OptionError("expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
     groups: list[list[Tensor]] = [[]]
@@ -46,43 +54,65 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
             used = 0
         groups[-1].append(tensor)
         used += tensor.nbytes
-    paths = [str(shard_path(prefix, number, len(groups))) for number in range(len(groups))]
-    if taken := [path for path in paths if os.path.lexists(path)]:
+    paths = [str(shard_path(prefix, number, len(groups), file.format.endings[0])) for number in range(len(groups))]
+    index = [f"{os.fspath(prefix)}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
+    if taken := [path for path in paths + index if os.path.lexists(path)]:
         raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
-    rest = file.metadata.without(*(key for key in file.metadata if key != file.format.alignment_key))
     written: list[str] = []
     try:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
+            metadata = file.metadata
+            if keys:
+                rest = metadata.without(*(key for key in metadata if key != file.format.alignment_key))
+                counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
+                metadata = (rest if number else metadata) | dict(zip(keys, counts, strict=True))
             written.append(path)
-            counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
-            _write(file, (rest if number else file.metadata) | dict(zip(keys, counts, strict=True)), tensors, path)
+            _write(file, metadata, tensors, path)
+        for path in index:
+            written.append(path)
+            _write_index(path, paths, groups)
     except BaseException:
         for path in written:
             with suppress(OSError):
                 os.unlink(path)
         raise
-    return paths
+    return paths + index
+
+
+def _write_index(path: str, paths: list[str], groups: list[list[Tensor]]) -> None:
+    """Writes the index of a set, as transformers does."""
+    files = zip(paths, groups, strict=True)
+    names = {tensor.name: os.path.basename(shard) for shard, tensors in files for tensor in tensors}
+    total = sum(tensor.nbytes for tensors in groups for tensor in tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": names}
+    with atomic_write(path) as stream:
+        write_all(stream, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
 def merge(file: File, path: StrPath) -> None:
-    """Merges a set of GGUF files into one, with the first file's metadata and keys missing there.
+    """Merges a set of files into one, with the first file's metadata and keys missing there.
 
     Raises:
-        OptionError: if `file` is not the first file of a set.
+        OptionError: if `file` is not the first file of a set, or not its index.
         OSError: from the system.
     """
-    keys = file.format.shards
-    if keys is None or (len(file.shards) < 2 and file.metadata.get(keys.files) != 1):
-        raise OptionError(f"expected the first file of a split GGUF model, found {shown(file.name)}")
+    keys = file.format.shard_keys
+    if len(file.shards) < 2 and not (keys and file.metadata.get(keys.files) == 1):
+        raise OptionError(f"expected the first file or the index of a split model, found {shown(file.name)}")
     metadata = file.metadata
     for shard in file.shards[1:]:
-        metadata = metadata | shard.metadata.without(*(key for key in shard.metadata if key in metadata))
-    metadata = metadata.without(*keys)
+        if isinstance(metadata, TypedMetadata):
+            metadata = metadata | shard.metadata.without(*(key for key in shard.metadata if key in metadata))
+        else:
+            metadata = {**shard.metadata, **metadata}
+    if keys:
+        metadata = metadata.without(*keys)
     _write(file, metadata, list(file.tensors.values()), path)
 
 
-def _write(file: File, metadata: TypedMetadata, tensors: list[Tensor], path: StrPath) -> None:
+def _write(file: File, metadata: Mapping[str, Any], tensors: list[Tensor], path: StrPath) -> None:
     rows = [{"name": tensor.name, "dims": tensor.dims, "dtype": tensor.dtype} for tensor in tensors]
+    rows = sorted(rows, key=file.format.order) if file.format.order else rows
     regions = {"header": file.header, "metadata": metadata, file.format.table: rows}
     payloads = {tensor.name: tensor for tensor in tensors}
     Container.build_file({"format": file.format.name, **regions, "data": payloads}, path)

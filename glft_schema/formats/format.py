@@ -29,6 +29,16 @@ class ShardKeys(NamedTuple):
     tensors: str
 
 
+class ShardIndex(NamedTuple):
+    """A JSON file beside the files of a set, with the name of the file of each tensor.
+
+    Attributes:
+        suffix: of the name of the JSON file.
+    """
+
+    suffix: str
+
+
 @dataclass(frozen=True, eq=False)
 class Format:
     """A container format.
@@ -42,10 +52,11 @@ class Format:
         endings: of file names, the usual one first.
         keeps_to: the rule sets that new files are written for.
         keep_vectors: whether the patterns of a scheme skip tensors with fewer than two dims.
-        shards: the keys of sharded models; None if the format has no shards.
+        shards: how a sharded model refers to its files: by keys in their metadata or by an index;
+            None if the format has no shards.
         unshared_by: the rule sets whose readers do not allow tensors to share a payload.
-        sniff: recognises files without a magic: (the first `START` bytes, bytes of the file) ->
-            whether the file has this format.
+        sniff: recognises files without a magic: the first 16 bytes of a file -> whether it has this
+            format.
         entries: the metadata that `convert` adds to new files.
         order: the key by which new files sort the rows of their table; by default, the caller's
             order.
@@ -59,18 +70,23 @@ class Format:
     endings: tuple[str, ...] = ()
     keeps_to: tuple[str, ...] = ()
     keep_vectors: bool = False
-    shards: ShardKeys | None = None
+    shards: ShardKeys | ShardIndex | None = None
     unshared_by: tuple[str, ...] = ()
-    sniff: Callable[[bytes, int], bool] | None = None
+    sniff: Callable[[bytes], bool] | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[Mapping[str, Any]], Any] | None = None
 
-    def claims(self, start: bytes, size: int) -> bool:
+    def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within
         the magic has it."""
-        if self.sniff and self.sniff(start, size):
+        if self.sniff and self.sniff(start):
             return True
         return any(magic.startswith(start[: len(magic)]) for magic in self.magics)
+
+    @property
+    def shard_keys(self) -> ShardKeys | None:
+        """The metadata keys of a sharded model, if the format has them."""
+        return self.shards if isinstance(self.shards, ShardKeys) else None
 
     @property
     def rule_sets(self) -> tuple[str, ...]:
@@ -118,8 +134,14 @@ class Format:
 
     @cached_property
     def _reverses_dims(self) -> bool:
-        row = self.field(self.table).subcon
-        return isinstance(read(member(row, "shape").of), Reversed)
+        return isinstance(read(member(self.row, "shape").of), Reversed)
+
+    @property
+    def row(self) -> Struct:
+        """The declaration of the rows of `table`."""
+        table = self.field(self.table)
+        row: Struct = table.row if hasattr(table, "row") else table.subcon
+        return row
 
     def field(self, name: str) -> Any:
         """Returns the declaration of a region or derived field by name; None if there is none."""

@@ -11,21 +11,19 @@ from pathlib import Path
 
 from glft_schema import plugins
 from glft_schema.errors import FormatError, OptionError, shown
-from glft_schema.formats.format import Format
+from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.streams import START
 
-FORMATS = [GLFT, GGUF]
+FORMATS = [GLFT, GGUF, SAFETENSORS]
 DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
 ZIP = b"PK\x03\x04"
-SAFETENSORS = "safetensors"
-SAFETENSORS_ENDING = ".safetensors"
 OTHER_FILES = {
     ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
-    b"{": "a safetensors file: open_checkpoint and glft convert read it",  # after eight bytes of length
     b"vers": "a Git LFS pointer: fetch the file with git lfs pull",
     b"<!DO": "a web page",
     b"<htm": "a web page",
@@ -67,7 +65,7 @@ def find_format(source: Source) -> Format | None:
     start = bytes(source.read(0, min(START, source.size)))
     for _ in range(2):
         for format in FORMATS:
-            if format.claims(start, source.size):
+            if format.claims(start):
                 return format
         load_plugins()
     return None
@@ -79,8 +77,7 @@ def format_of(source: Source) -> Format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
     magic = bytes(source.read(0, min(4, source.size)))
-    start = bytes(source.read(0, min(9, source.size)))
-    other = next((f", the start of {kind}" for known, kind in OTHER_FILES.items() if known in (magic, start[8:])), "")
+    other = f", the start of {OTHER_FILES[magic]}" if magic in OTHER_FILES else ""
     raise FormatError(f"expected {' or '.join(expected)}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
 
 
@@ -100,24 +97,30 @@ def format_for(path: StrPath, name: str | None) -> Format:
     Raises:
         OptionError: for an unknown name.
     """
-    if name is None and Path(os.fsdecode(path)).suffix.lower() == SAFETENSORS_ENDING:
-        raise OptionError("expected a GLFT or GGUF file to write, found a safetensors file: use glft_schema.convert")
     return format_named(name) if name is not None else _format_with(path) or DEFAULT
 
 
-def target_format(path: StrPath, name: str | None) -> Format | None:
-    """Returns the named format, or the one of the ending of `path`; None for safetensors.
+def target_format(path: StrPath, name: str | None) -> Format:
+    """Returns the named format, or the one of the ending of `path`.
 
     Raises:
         OptionError: for an unknown name or ending.
     """
-    if (name or Path(os.fsdecode(path)).suffix[1:]).lower() == SAFETENSORS:
-        return None
     format = format_named(name) if name is not None else _format_with(path)
     if format is None:
-        known = ", ".join([*endings(), SAFETENSORS_ENDING])
+        known = ", ".join(endings())
         raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}")
     return format
+
+
+def indexed_format(path: StrPath) -> Format | None:
+    """Returns the format whose sets have an index of this name, or None."""
+    return next((format for format, suffix in index_suffixes() if os.fsdecode(path).endswith(suffix)), None)
+
+
+def index_suffixes() -> list[tuple[Format, str]]:
+    """Returns the formats with an index of shards, each with the suffix of its name."""
+    return [(format, format.shards.suffix) for format in FORMATS if isinstance(format.shards, ShardIndex)]
 
 
 def endings() -> dict[str, Format]:

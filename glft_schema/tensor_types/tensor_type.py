@@ -168,6 +168,11 @@ class TensorType:
         return True
 
     @property
+    def lacks(self) -> str | None:
+        """The name of the dtype that this version of torch lacks for the type's numbers, or None."""
+        return self.exact if self.exact and not hasattr(torch, self.exact) else None
+
+    @property
     def is_integer(self) -> bool:
         """Whether the type stores integers."""
         return self.exact in INTEGERS

@@ -33,6 +33,23 @@ class Contiguous(Check):
             end += -end % context.alignment
 
 
+class Indexed(Check):
+    """The rule that the payloads, in order of their offsets, follow one another without gaps."""
+
+    expected = "offsets that follow one another: no hole, no overlap, no sharing"
+
+    def needs(self) -> set[str]:
+        return {self.field}
+
+    def check(self, context: Context, path: str) -> None:
+        end, rows = 0, context[self.field]
+        ends = [row.offset + row.dtype.nbytes(row.shape) for row in rows]
+        for i in sorted(range(len(rows)), key=lambda i: (rows[i].offset, ends[i])):
+            if rows[i].offset != end:
+                self.broken(context, f"expected {end}, found {rows[i].offset}", f"{path} -> {self.field} -> {i} -> offset")
+            end = ends[i]
+
+
 def padded_to(alignment: Any) -> Predicate:
     """Returns the predicate of regions whose last payload is padded to the alignment."""
 
@@ -59,6 +76,13 @@ def show_gaps(data: Any) -> str:
 
 
 zero_gaps = Predicate("zeros between payloads", FuncPath(_has_zero_gaps), show=show_gaps)
+
+
+def _has_end(data: Any) -> bool:
+    return not isinstance(data, TensorMap) or not data.trailing
+
+
+nothing_after = Predicate("no bytes after the last payload", FuncPath(_has_end), show=lambda data: f"{data.trailing}")
 
 
 def _has_quantized(rows: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Converts weights files between safetensors, GLFT and GGUF, one tensor at a time.
+"""Converts weights files from one format to another, one tensor at a time.
 
 Payloads are copied bit for bit if the target has their type and no scheme selects another. GGUF
 metadata is typed. GLFT and safetensors metadata is only text, so each value is stored there as its
@@ -13,7 +13,7 @@ from typing import Any
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import from_text, to_text
 from glft_schema.display import Progress
-from glft_schema.errors import FormatError, OptionError
+from glft_schema.errors import FormatError
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
@@ -23,11 +23,9 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.safetensors_files import save_safetensors
 from glft_schema.weights.save import save_file
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
-FOR_TORCH = ("format", "pt")  # the entry that transformers requires in safetensors metadata
 
 
 @outside_graphs
@@ -53,7 +51,7 @@ def convert(
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
         out: the file to write.
         metadata: entries to add or replace.
-        format: ``safetensors``, ``glft`` or ``gguf``; by default from the suffix of `out`.
+        format: the name of a format, such as ``gguf``; by default from the suffix of `out`.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
             is a GGUF file that breaks the rules itself.
 
@@ -67,15 +65,17 @@ def convert(
     if not isinstance(source, Checkpoint):
         source, exclude = open_with_metadata(source, exclude), ()
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
-    if target is None:
-        if header or alignment or rules or importance:
-            raise OptionError("header, version, byte order, alignment, rules and importance do not apply to a safetensors file")
-        texts = dict([FOR_TORCH]) | as_texts(entries, metadata or {})
-        return save_safetensors(tensors, out, texts, schemes=schemes, progress=progress, measure=True)
-    typed = target.has_typed_metadata
-    if rules is None and typed and has_types(entries) and not keeps_to_rules(source.file, target):
-        rules = ()
-    converted = as_typed(entries, metadata or {}, target.metadata) if typed else as_texts(entries, metadata or {})
+    added = metadata or {}
+    if source.file and has_types(entries) and not isinstance(entries, TypedMetadata):
+        entries = {key: text for key, text in entries.items() if source.file.format.entries.get(key) != text}
+    if target.has_typed_metadata:
+        if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
+            rules = ()
+        converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
+    elif target.metadata is None:
+        converted = added  # refused unless empty
+    else:
+        converted = {**target.entries, **as_texts(entries, added)}
     options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
     return save_file(tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=True, **options)
 
@@ -105,7 +105,7 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: KeyValues) -> TypedMetadata:
     """Returns metadata as typed values: unchanged, parsed from marked text, or as strings."""
     if not isinstance(entries, TypedMetadata) and has_types(entries):
-        texts = {key: text for key, text in entries.items() if key != MARKER and (key, text) != FOR_TORCH}
+        texts = {key: text for key, text in entries.items() if key != MARKER}
         entries = {key: from_text(text, declared.types, f"metadata -> {key}") for key, text in texts.items()}
     elif not isinstance(entries, TypedMetadata):
         entries = {key: added.get(key, text) for key, text in entries.items()}  # replaced texts are not parsed

@@ -20,6 +20,7 @@ from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
+from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +78,20 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "output_norm.weight F32 copied" in printed
     assert "fc1.bias F32 256 not q4_per_group_64: expected at least 2 dims" in printed
     assert "header -> magic 0 None header -> magic: expected" in printed
+
+
+def test_editing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    metadata = {"general.architecture": "toy", "general.name": "Toy", "toy.block_count": 2}
+    save_file({"w": torch.ones(4, 64), "norm": torch.ones(3)}, "model.gguf", metadata)
+    Path("template.jinja").write_text("{{ messages[0].content }}\n", "utf-8")
+    (shown,), (example,) = blocks(page := ROOT / "docs" / "editing.md", "console"), blocks(page, "python")
+    for command, _, expected in (part.partition("\n") for part in shown.split("$ glft ")[1:]):
+        done = in_this_process(*shlex.split(command))
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+    exec(compile(example, "editing.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("rename 'norm' -> 'output_norm.weight'\n1056 of 1472 bytes are copied\n")
+    assert glft.open("edited.gguf").metadata["general.tags"] == ["small", "test"]
 
 
 def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

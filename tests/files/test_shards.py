@@ -207,8 +207,8 @@ def test_what_cannot_be_split_or_merged(whole: Path, first: Path, tmp_path: Path
         with pytest.raises(OptionError, match=needed):
             split(file, tmp_path / "x")
         for other in (parts, glft):
-            with pytest.raises(OptionError, match="expected a GGUF file that is not part of a set, found"):
+            with pytest.raises(OptionError, match="expected a GGUF or safetensors file that is not part of a set, found"):
                 split(other, tmp_path / "x", max_tensors=1)
-        with pytest.raises(OptionError, match="expected the first file of a split GGUF model, found"):
+        with pytest.raises(OptionError, match="expected the first file or the index of a split model, found"):
             merge(file, tmp_path / "x")
     assert shard_info(glft) is None

@@ -88,17 +88,20 @@ def test_sharded_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ("{", "expected JSON with a weight_map in model.safetensors.index.json"),
+        ("{", "expected JSON with a weight_map in "),
         ({"weight_map": [1]}, "expected JSON with a weight_map"),
         ({"metadata": {}}, "expected JSON with a weight_map"),
-        ({"weight_map": {}}, "expected at least one tensor in the weight_map, found none"),
+        ({"weight_map": {}}, "weight_map: expected at least one tensor, found none"),
         ('{"weight_map": ' + "[" * 200_000, "expected JSON with a weight_map"),
         *(
             ({"weight_map": {"a": name}}, f"expected the name of a file in the directory, found {name!r}")
             for name in ("../x", "/etc/passwd", "..", ".", "", "a/../b", "a\0b", "\ud800", "a/b", 3, None)
         ),
         ({"weight_map": {"a": ["x"]}}, "expected JSON with a weight_map"),
-        ({"weight_map": {"h": "model-1.safetensors"}}, "expected tensor 'h' in model-1.safetensors, found none"),
+        (
+            {"weight_map": {"h": "model-1.safetensors"}},
+            "expected this tensor in model-1.safetensors, found none",
+        ),
     ],
 )
 def test_indices_that_are_wrong(tmp_path: Path, index: object, message: str) -> None:
@@ -171,7 +174,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
         open_checkpoint(path)
     for content in (b"PK\x03\x04", b"\x80\x02", b"no weights at all"):
         path.write_bytes(content)
-        with pytest.raises(FormatError, match=r"expected a (safetensors or )?torch file"):
+        with pytest.raises(FormatError, match=r"expected (a torch file|.* or a safetensors file)"):
             open_checkpoint(path)
 
 

@@ -102,7 +102,7 @@ class Breaker:
         if not check.is_required:
             return self._with_findings(check, corruption)
         fits = next((rule.id for rule in location.struct.rules if isinstance(rule, TensorFits)), None)
-        has_format = self.file.format.claims(stored[:START], len(stored))
+        has_format = self.file.format.claims(stored[:START])
         reported = fits if location.type is not None else check.id if has_format else None
         return replace(corruption, error=getattr(check, "error", FormatError), reported=reported)
 

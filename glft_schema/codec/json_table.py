@@ -1,0 +1,752 @@
+"""Tables in JSON: one object with an entry per row, typed by a Struct and kept as it was written.
+
+================  =================================================================
+`JsonTable`       the text: ``{NAME: {KEY: VALUE, ...}, ...}``
+`JsonTexts`       the reserved entry of the table: texts by key; takes no bytes
+`Key`             a field of a row: its name
+`TextAt`          a field of a row: a text of its object
+`IntegerAt`       a field of a row: one integer of an array of its object
+`IntegersAt`      a field of a row: an array of integers of its object
+`JsonRule`        the rule that the text has no irregularity of one kind
+================  =================================================================
+
+JSON is read as Rust's serde_json reads it: numbers are finite, texts have no lone surrogates, and
+integers beyond 64 bits, ``-0`` and ``1.0`` are not integers.
+
+A parse with a trace gives each field of a row its bytes in the text: ``table -> 3 -> name`` has
+those of the key with its quotes, the other fields those of their values. In the reserved entry,
+``metadata -> 0 -> key`` and ``metadata -> 0 -> value`` have the bytes of a pair. Python's `json`
+reports no positions, so a trace scans the text again with `parts`. A plain parse does not.
+Brackets, commas, spaces, unknown keys and replaced entries are bytes of the table itself.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from math import isinf
+from types import NoneType
+from typing import Any, NamedTuple
+
+import construct
+from construct.core import evaluate
+
+from glft_schema.codec.context import Context, limits_of
+from glft_schema.codec.expressions import compiled
+from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
+from glft_schema.codec.metadata_lines import TextMetadata
+from glft_schema.codec.rules import Check
+from glft_schema.codec.structs import Struct, unwrapped
+from glft_schema.codec.tables import count_objects
+from glft_schema.codec.text import encoded
+from glft_schema.codec.trace import Span, Trace, without_root
+from glft_schema.errors import FormatError, shown
+from glft_schema.limits import A_LIMIT, DEFAULTS
+from glft_schema.storage.cursor import bytes_left, read_exactly
+from glft_schema.storage.tensor_bytes import write_all
+
+MOST_LEVELS = 127  # of nested objects and arrays that serde_json reads
+PADDED_TO = 8  # bytes: the size of a new text is a multiple
+
+# Kinds of irregularity, each the end of the sentence "expected ...".
+BEGINS_WITH_BRACE = "`{` as the first byte"
+PADDED_WITH_SPACES = "only spaces (0x20) after the object"
+NAMES_ONCE = "each name once"
+RESERVED_ONCE = "the reserved entry once"
+RESERVED_OBJECT = "an object in the reserved entry"
+RESERVED_KEYS_ONCE = "each key of the reserved entry once"
+KNOWN_KEYS = "only known keys in an entry"
+KEYS_ONCE = "each key of an entry once"
+PLAIN_ENTRIES = "entries that are objects, with types that are texts"
+NOT_DEEP = f"at most {MOST_LEVELS} nested objects and arrays"
+
+
+class Entry(dict[Any, Any]):
+    """A row's JSON object; None is the key of the row's name. The stream of a row's fields."""
+
+    def tell(self) -> int:
+        return 0
+
+
+class JsonTable(construct.Construct):
+    """A JSON object of `size` bytes, with an object for each row by name, and one reserved entry.
+
+    Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
+    Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
+    Rows and metadata that were parsed together and are unchanged build the text that they had.
+    Otherwise the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
+
+    Args:
+        size: the context -> bytes of the text.
+        row: the Struct of a row, with fields of this module.
+        reserved: the name of the entry that is not a row.
+        metadata: the name of the field with that entry, a `JsonTexts`.
+
+    Attributes:
+        keys: the keys of a row's object, in the order of new texts.
+    """
+
+    refuses = (
+        "text that is not UTF-8, or is not the JSON of an object",
+        "numbers that are not finite, and lone surrogates",
+        "an entry that lacks a key, or has a value of another kind",
+    )
+
+    def __init__(self, size: Any, row: Struct, *, reserved: str, metadata: str) -> None:
+        super().__init__()
+        self.size = size
+        self.row = row
+        self.reserved = reserved
+        self.metadata = metadata
+        self._values = Struct(*(field for field in row.subcons if not isinstance(field, Check)))
+        self._fields = {field.name: found for field in self._values.subcons if (found := _json_field(field))}
+        self.keys = tuple(dict.fromkeys(field.key for field in self._fields.values() if field.key is not None))
+
+    def _parse(self, stream: Any, context: Context, path: str) -> JsonRows:
+        start, size = stream.tell(), evaluate(self.size, context)
+        if size <= bytes_left(stream):
+            limits_of(context).check("metadata", size, path, " bytes")
+        rows = JsonRows(read_exactly(stream, size, path), start, self.keys, self.reserved)
+        entries = rows.decoded(path)
+        rows.reserved = next((value for name, value in reversed(entries) if name == self.reserved), None)
+        count_objects(context, len(entries) + (len(rows.reserved) if isinstance(rows.reserved, tuple) else 0), path)
+        last = {name: i for i, (name, _) in enumerate(entries)}
+        last.pop(self.reserved, None)
+        params, trace = context["_params"], context["_params"].get("trace")
+        params["trace"] = None
+        try:
+            if len(last) < len(entries):
+                for i, (name, _) in enumerate(entries):
+                    if last.get(name, i) != i:  # replaced: only the kinds of its values count
+                        self._parse_replaced(rows, entries, i, context, path)
+            self._parse_rows(rows, entries, sorted(last.values()), stream, context, path, trace)
+        finally:
+            params["trace"] = trace
+        stream.seek(start + size)
+        return rows
+
+    def _parse_rows(
+        self, rows: JsonRows, entries: Any, order: Sequence[int], stream: Any, context: Context, path: str, trace: Trace | None
+    ) -> None:
+        """Appends the rows of the entries `order`. Traces those that `trace` asks for."""
+        read, params = row_reader(self.row, context), context["_params"]
+        traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
+        for i in order:
+            if len(rows) in traced:
+                params["trace"] = _RowTrace(trace, stream, rows.spans(i, self._fields))
+                rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
+                params["trace"] = None
+                continue
+            try:
+                name, pairs = entries[i]
+                entry = Entry(pairs)
+                entry[None] = name
+                rows.append(read(entry, 0, context)[0])  # type: ignore[misc,arg-type]
+            except Exception:  # the full parse raises it again, with its path
+                rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
+
+    def _row(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> Any:
+        return self.row._parse(self._entry(rows, entries, i, path), context, path)
+
+    def _parse_replaced(self, rows: JsonRows, entries: Any, i: int, context: Context, path: str) -> None:
+        where = f"{path} -> {shown(entries[i][0])}"
+        entry = self._entry(rows, entries, i, where)
+        try:
+            self._values._parse(entry, context, where)
+        except FormatError as error:
+            error.offset, error.tensor = rows.start + rows.members[i].start, entry[None]
+            raise
+
+    def _entry(self, rows: JsonRows, entries: Any, i: int, path: str) -> Entry:
+        """Returns the object of an entry, or of an array of its values in order."""
+        name, value = entries[i]
+        if isinstance(value, list) and len(value) == len(self.keys):
+            value = zip(self.keys, value, strict=True)
+        elif not isinstance(value, tuple):
+            problem = f"expected an object with {', '.join(self.keys)}, found {shown(value)}"
+            raise FormatError(problem, path, rows.start + rows.members[i].start, name)
+        entry = Entry(value)
+        entry[None] = name
+        return entry
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> JsonRows:
+        rows = context.get(path.rpartition(" -> ")[2])
+        if not isinstance(rows, JsonRows) or rows is obj:  # not measured yet
+            rows = self.built(obj, context, path)
+        write_all(stream, rows.stored)
+        return rows
+
+    def built(self, obj: Any, context: Context, path: str) -> JsonRows:
+        """Returns rows with their text. The context has the value of the field `metadata`.
+
+        Raises:
+            FormatError: if a row or the metadata cannot be written.
+            LimitError: if a limit is exceeded.
+        """
+        metadata = context.get(self.metadata)
+        texts = checked_texts(metadata, f"{path.rpartition(' -> ')[0]} -> {self.metadata}")
+        if not isinstance(obj, Sequence) or isinstance(obj, (str, bytes)):
+            raise FormatError(f"expected a sequence of rows, found {shown(obj)}", path)
+        rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
+        if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
+            rows = self._new_text(obj, texts, context, path)
+        count_objects(context, len(rows) + len(texts), path)
+        limits_of(context).check("metadata", len(rows.stored), path, " bytes")
+        return rows
+
+    def _new_text(self, obj: Sequence[Any], texts: Mapping[str, str], context: Context, path: str) -> JsonRows:
+        entries, built = [f"{_quoted(self.reserved)}:{_json(texts)}"] if texts else [], dict[str, Any]()
+        for i, row in enumerate(obj):
+            entry = Entry()
+            record = self.row._build(row, entry, context, f"{path} -> {i}")
+            if (name := entry.pop(None)) in built or name == self.reserved:
+                problem = f"expected each name once, and none that is reserved, found {shown(name)}"
+                raise FormatError(problem, f"{path} -> {i} -> name", tensor=name)
+            built[name] = record
+            entries.append(f"{_quoted(name)}:{_json(entry)}")
+        stored = f"{{{','.join(entries)}}}".encode()
+        rows = JsonRows(stored + b" " * (-len(stored) % PADDED_TO), 0, self.keys, self.reserved)
+        rows.extend(built.values())
+        rows.reserved = tuple(texts.items()) or None
+        return rows
+
+
+class JsonTexts(construct.Construct):
+    """The reserved entry of a `JsonTable`. Takes no bytes: those are the table's.
+
+    Parses into `JsonEntries`, builds from any mapping of texts to texts. An empty mapping is no
+    entry. Of several values with one key, the last one counts. Size: 0.
+
+    Args:
+        table: the field of the table.
+    """
+
+    refuses = ("an entry with values that are not texts",)
+
+    def __init__(self, table: str) -> None:
+        super().__init__()
+        self.table = table
+        self.flagbuildnone = True
+
+    def _parse(self, stream: Any, context: Context, path: str) -> JsonEntries:
+        rows, end, trace = context[self.table], stream.tell(), context["_params"].get("trace")
+        stored = () if rows.reserved is None else rows.reserved
+        if not isinstance(stored, tuple) or (trace and stored):
+            whole = next(part for part in reversed(rows.members) if rows.key_of(part) == rows.name)
+            if not isinstance(stored, tuple):
+                raise FormatError(f"expected an object of texts, found {shown(stored)}", path, rows.start + whole.start)
+            for i, (part, pair) in enumerate(zip(parts(rows.text, whole.start), stored, strict=True)):
+                for name, value, (first, last) in zip(("key", "value"), pair, (part[:2], part[2:]), strict=True):
+                    stream.seek(rows.start + first)
+                    with trace.field(f"{path} -> {i} -> {name}", stream) as span:
+                        span.value = value
+                        stream.seek(rows.start + last)
+            stream.seek(end)
+        for i, (key, value) in enumerate(stored):
+            if not isinstance(value, str):
+                raise FormatError(f"expected text, found {shown(value)}", f"{path} -> {i} -> value", key=key)
+        return JsonEntries(dict(stored), rows)
+
+    def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
+        checked_texts(obj, path)
+        return obj
+
+    def _sizeof(self, context: Context, path: str) -> int:
+        return 0
+
+
+def checked_texts(entries: Any, path: str) -> dict[str, str]:
+    """Returns a copy of the texts of a mapping. Raises FormatError for other values."""
+    if not isinstance(entries, (Mapping, NoneType)):
+        raise FormatError(f"expected a mapping of text to text, found {shown(entries)}", path)
+    for text in (part for pair in (entries or {}).items() for part in pair):
+        encoded(text, path, "strict")
+    return dict(entries or {})
+
+
+def nbytes_of_json(table: str) -> Callable[[Context], int]:
+    """Returns the function that measures the text of `table`, a field of the outer Struct.
+
+    Building the text is the only way to measure it, so the table's own build takes it from here.
+    """
+
+    def nbytes(context: Context) -> int:
+        outer = context["_"]
+        outer[table] = rows = unwrapped(outer["_subcons"][table]).built(outer[table], outer, f"(building) -> {table}")
+        return len(rows.stored)
+
+    return nbytes
+
+
+class JsonEntries(TextMetadata):
+    """Texts by key, of a `JsonTable`'s reserved entry.
+
+    Attributes:
+        rows: the table that they were parsed with.
+    """
+
+    def __init__(self, entries: Mapping[str, str], rows: JsonRows) -> None:
+        super().__init__(entries)
+        self.rows = rows
+
+
+class Part(NamedTuple):
+    """An element of an array, or a member of an object with its key: indices in the text."""
+
+    key: int
+    key_end: int
+    start: int
+    end: int
+
+
+class Irregularity(NamedTuple):
+    """What readers treat differently in a JSON table.
+
+    Attributes:
+        kind: the end of the sentence "expected ...".
+        found: the end of the sentence "found ...".
+        path: below the table's.
+        start: index of its first byte in the text.
+    """
+
+    kind: str
+    found: str
+    path: tuple[str, ...]
+    start: int
+
+
+class JsonRows(list[Any]):
+    """The rows of a `JsonTable`, with their text.
+
+    Attributes:
+        stored: the text.
+        start: the first byte of the text, from the start of the container.
+        keys: the keys of a row's object.
+        name: the name of the reserved entry.
+        reserved: the value of that entry: pairs if it is an object; None if there is none.
+    """
+
+    def __init__(self, stored: bytes, start: int, keys: tuple[str, ...], name: str) -> None:
+        super().__init__()
+        self.stored = stored
+        self.start = start
+        self.keys = keys
+        self.name = name
+        self.reserved: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rows, (self.stored, self.start, self.keys, self.name), {"reserved": self.reserved}, iter(self)
+
+    def decoded(self, path: str) -> tuple[tuple[str, Any], ...]:
+        """Returns the entries: objects as tuples of pairs, arrays as lists.
+
+        Raises:
+            FormatError: if the text is not UTF-8, or not JSON of an object.
+        """
+        refused = None
+        try:
+            text = self.stored.decode()
+            try:
+                entries = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
+                if _SURROGATE(text):
+                    _check_texts(entries)
+            except _NotJson as error:
+                entries, refused = _LAX.decode(text), error
+        except UnicodeDecodeError as error:
+            found = shown(self.stored[error.start : error.start + 8])
+            raise FormatError(f"expected UTF-8, found {found}", path, self.start + error.start) from None
+        except json.JSONDecodeError as error:
+            found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
+            raise FormatError(f"expected JSON, found {found} ({error.msg})", path, self.start + at) from None
+        if not isinstance(entries, tuple):
+            raise FormatError(f"expected a JSON object, found {shown(entries)}", path)
+        if refused:
+            raise FormatError(f"expected {refused}", path, self.start + self._blamed(0))
+        return entries
+
+    @cached_property
+    def text(self) -> str:
+        """The text with a character for each byte, so that an index is a position."""
+        return self.stored.decode("latin-1")
+
+    @cached_property
+    def members(self) -> list[Part]:
+        """The entries, the reserved one too."""
+        return list(parts(self.text, 0))
+
+    def key_of(self, part: Part) -> str:
+        """Returns the key of a member."""
+        key = self.text[part.key + 1 : part.key_end - 1]
+        if "\\" in key or not key.isascii():
+            key = json.loads(self.stored[part.key : part.key_end])
+        return key
+
+    def fields_of(self, entry: Part) -> list[tuple[str, Part]]:
+        """Returns the values of an entry by key; of an array, by the keys in their order."""
+        if self.text[entry.start] == "{":
+            return [(self.key_of(part), part) for part in parts(self.text, entry.start)]
+        return list(zip(self.keys, parts(self.text, entry.start), strict=False)) if self.text[entry.start] == "[" else []
+
+    def spans(self, i: int, fields: Mapping[str, JsonField]) -> dict[str, tuple[int, int]]:
+        """Returns start and end in the container of each field of the row of entry `i`."""
+        entry = self.members[i]
+        values = dict(self.fields_of(entry))
+        indices = {name: field.span(entry, values, self.text) for name, field in fields.items()}
+        return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
+
+    @cached_property
+    def irregularities(self) -> list[Irregularity]:
+        """What not every reader accepts, in order."""
+        text, found, names = self.text, list[Irregularity](), set[str]()
+        if not text.startswith("{"):
+            found.append(Irregularity(BEGINS_WITH_BRACE, shown(self.stored[:1]), (), 0))
+        for entry in self.members:
+            name = self.key_of(entry)
+            if name in names:
+                kind = RESERVED_ONCE if name == self.name else NAMES_ONCE
+                found.append(Irregularity(kind, again(name), (shown(name),), entry.key))
+            names.add(name)
+            found += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (shown(name),))
+        end = _LAX.raw_decode(text, _after_spaces(text, 0))[1]
+        if padding := self.stored[end:].lstrip(b" "):
+            found.append(Irregularity(PADDED_WITH_SPACES, shown(padding[:8]), ("padding",), len(text) - len(padding)))
+        return found
+
+    def _in_reserved(self, entry: Part) -> Iterator[Irregularity]:
+        if self.text[entry.start] != "{":
+            yield Irregularity(RESERVED_OBJECT, self.text[entry.start : entry.end], (shown(self.name),), entry.start)
+            return
+        keys = set[str]()
+        for key, part in self.fields_of(entry):
+            if key in keys:
+                yield Irregularity(RESERVED_KEYS_ONCE, again(key), (shown(self.name), shown(key)), part.key)
+            keys.add(key)
+
+    def _in_entry(self, entry: Part, path: tuple[str, ...]) -> Iterator[Irregularity]:
+        if self.text[entry.start] == "[":
+            yield Irregularity(PLAIN_ENTRIES, "an array", path, entry.start)
+        keys = set[str]()
+        for key, part in self.fields_of(entry):
+            if key not in self.keys:
+                yield Irregularity(KNOWN_KEYS, shown(key), (*path, shown(key)), part.key)
+                if (levels := 2 + _levels(_LAX.raw_decode(self.text, part.start)[0])) > MOST_LEVELS:
+                    yield Irregularity(NOT_DEEP, str(levels), (*path, shown(key)), part.start)
+            elif key in keys:
+                yield Irregularity(KEYS_ONCE, again(key), (*path, shown(key)), part.key)
+            elif self.text[part.start] == "{":
+                yield Irregularity(PLAIN_ENTRIES, "an object", (*path, shown(key)), part.start)
+            keys.add(key)
+
+    def _blamed(self, at: int) -> int:
+        """Returns the index of the first value at or below index `at` that is refused alone."""
+        for part in parts(self.text, at):
+            for first, last in (part[:2], part[2:]):
+                try:
+                    _check_texts(_STRICT.decode(self.stored[first:last].decode() or "0"))  # elements have no key
+                except _NotJson:
+                    return self._blamed(first) if self.text[first] in "{[" else first
+        return at
+
+
+def _rows(stored: bytes, start: int, keys: tuple[str, ...], name: str) -> JsonRows:
+    return JsonRows(stored, start, keys, name)
+
+
+def again(key: str) -> str:
+    """Returns the end of a sentence about a duplicate."""
+    return f"{shown(key)} again"
+
+
+class JsonRule(Check):
+    """The rule that a table's text has no irregularity of one kind."""
+
+    def __init__(self, id: str, field: str, kind: str, sets: tuple[str, ...]) -> None:
+        super().__init__(id, field, sets)
+        self.expected = kind
+
+    def needs(self) -> set[str]:
+        return {self.field}
+
+    def check(self, context: Context, path: str) -> None:
+        rows = context[self.field]
+        for found in rows.irregularities:
+            if found.kind == self.expected:
+                where = " -> ".join((path, self.field, *found.path))
+                offset = rows.start + found.start if context._parsing else None
+                self.broken(context, f"expected {found.kind}, found {found.found}", where, offset)
+
+
+class _RowTrace:
+    """The trace of one row, whose fields are where the text has them."""
+
+    def __init__(self, trace: Trace | None, stream: Any, spans: Mapping[str, tuple[int, int]]) -> None:
+        self._trace = trace
+        self._stream = stream
+        self._spans = spans
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trace, name)
+
+    @contextmanager
+    def field(self, path: str, stream: Any) -> Iterator[Span]:
+        """Records the field at `path`, a derived one without bytes."""
+        start, end = self._spans.get(path.rpartition(" -> ")[2], (self._stream.tell(),) * 2)
+        self._stream.seek(start)
+        assert self._trace is not None
+        with self._trace.field(path, self._stream) as span:
+            yield span
+            self._stream.seek(end)
+
+
+class JsonField(construct.Construct):
+    """A field of a row of a `JsonTable`, at `key` of the row's object.
+
+    Attributes:
+        key: the key; None for the row's name.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        super().__init__()
+        self.key = key
+
+    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+        """Returns start and end in the text; no bytes if the entry lacks the value."""
+        part = values.get(self.key or "")
+        return (part.start, part.end) if part else (entry.start, entry.start)
+
+    def _value(self, entry: Entry, path: str) -> Any:
+        if self.key not in entry:
+            raise FormatError(f"expected a value for {self.key!r}, found none", path)
+        return entry[self.key]
+
+
+class Key(JsonField):
+    """The name of a row. Parses into text, builds from text."""
+
+    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+        return entry.key, entry.key_end
+
+    def _parse(self, stream: Entry, context: Context, path: str) -> Any:
+        return stream[None]
+
+    def _fast_reader(self, context: Context) -> Reader:
+        return lambda entry, at, context: (entry[None], at)  # type: ignore[call-overload]
+
+    def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
+        encoded(obj, path, "strict")
+        stream[None] = obj
+        return obj
+
+
+class TextAt(JsonField):
+    """A text. Also parses ``{TEXT: null}``, another form of Rust's enums. Builds from text."""
+
+    def _parse(self, stream: Entry, context: Context, path: str) -> str:
+        found = self._value(stream, path)
+        if isinstance(found, tuple) and len(found) == 1 and found[0][1] is None:
+            found = found[0][0]
+        if not isinstance(found, str):
+            raise FormatError(f"expected text, found {shown(found)}", path)
+        return found
+
+    def _fast_reader(self, context: Context) -> Reader:
+        key = self.key
+
+        def read(entry: Any, at: int, context: Context) -> tuple[str, int]:
+            if type(found := entry[key]) is not str:
+                raise NotFast
+            return found, at
+
+        return read
+
+    def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
+        encoded(obj, path, "strict")
+        stream[self.key] = obj
+        return obj
+
+
+class IntegerAt(JsonField):
+    """The integer at `index` of an array of `of` integers. Parses into an int, builds from one."""
+
+    def __init__(self, key: str, index: int, of: int) -> None:
+        super().__init__(key)
+        self.index = index
+        self.of = of
+
+    def span(self, entry: Part, values: Mapping[str, Part], text: str) -> tuple[int, int]:
+        first, last = super().span(entry, values, text)
+        elements = list(parts(text, first)) if text[first] == "[" and first < last else []
+        return elements[self.index][2:] if len(elements) == self.of else (first, last)
+
+    def _parse(self, stream: Entry, context: Context, path: str) -> int:
+        found = self._value(stream, path)
+        if not isinstance(found, list) or len(found) != self.of or not all(map(_is_integer, found)):
+            raise FormatError(f"expected {self.of} integers, found {shown(found)}", path)
+        number: int = found[self.index]
+        return number
+
+    def _fast_reader(self, context: Context) -> Reader:
+        key, index, of = self.key, self.index, self.of
+
+        def read(entry: Any, at: int, context: Context) -> tuple[int, int]:
+            number = (found := entry[key])[index]
+            if type(number) is not int or number < 0 or len(found) != of:
+                raise NotFast
+            return number, at
+
+        return read
+
+    def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
+        stream.setdefault(self.key, [0] * self.of)[self.index] = _stored_integer(obj, path)
+        return obj
+
+
+class IntegersAt(JsonField):
+    """An array of integers. Parses into a list of ints, builds from a sequence of ints.
+
+    Args:
+        key: of the row's object.
+        limit: the name of the limit on the count.
+        paired: the context -> whether the text counts the last size in halves of an element, as for
+            numbers of which two share a byte. None if it never does.
+    """
+
+    def __init__(self, key: str, limit: str, paired: Any = None) -> None:
+        super().__init__(key)
+        self.limit = limit
+        self.paired = paired
+        self._is_paired = compiled(paired) or (lambda context: False)
+        self.refuses = (f"more than {DEFAULTS[limit]} integers, {A_LIMIT}",)
+        if paired is not None:
+            self.refuses += ("an odd last integer, if two numbers share a byte: torch has no such tensors",)
+
+    def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
+        found = self._value(stream, path)
+        if not isinstance(found, list) or not all(map(_is_integer, found)):
+            raise FormatError(f"expected integers, found {shown(found)}", path)
+        limits_of(context).check(self.limit, len(found), path)
+        if not self._is_paired(context):
+            return found
+        if not found or found[-1] % 2:
+            raise FormatError(f"expected an even last integer, since two numbers share a byte, found {shown(found)}", path)
+        return [*found[:-1], found[-1] // 2]
+
+    def _fast_reader(self, context: Context) -> Reader:
+        key, most, is_paired = self.key, getattr(limits_of(context), self.limit), self._is_paired
+
+        def read(entry: Any, at: int, context: Context) -> tuple[list[int], int]:
+            found = entry[key]
+            if type(found) is not list or len(found) > most or is_paired(context):
+                raise NotFast
+            for size in found:
+                if type(size) is not int or size < 0:
+                    raise NotFast
+            return found, at
+
+        return read
+
+    def _build(self, obj: Any, stream: Entry, context: Context, path: str) -> Any:
+        limits_of(context).check(self.limit, len(obj), path)
+        sizes = [_stored_integer(size, path) for size in obj]
+        if self._is_paired(context):
+            if not sizes:
+                raise FormatError("expected a last integer to double, since two numbers share a byte, found none", path)
+            sizes[-1] *= 2
+        stream[self.key] = sizes
+        return obj
+
+
+def _json_field(field: Any) -> JsonField | None:
+    """Returns the field of this module inside of a declaration, or None."""
+    while isinstance(field, construct.Subconstruct):
+        field = field.subcon
+    return field if isinstance(field, JsonField) else None
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _stored_integer(value: Any, path: str) -> int:
+    try:
+        if not isinstance(value, bool) and 0 <= (number := operator.index(value)) < 1 << 64:
+            return number
+    except TypeError:
+        pass
+    raise FormatError(f"expected an integer from 0 to 2**64 - 1, found {shown(value)}", path)
+
+
+def parts(text: str, at: int) -> Iterator[Part]:
+    """Yields the members of the object, or the elements of the array, at `at` of valid JSON."""
+    at = _after_spaces(text, at)
+    is_object = text[at] == "{"
+    at = _after_spaces(text, at + 1)
+    while text[at] not in "}]":
+        key = key_end = at
+        if is_object:
+            key_end = _LAX.raw_decode(text, at)[1]
+            at = _after_spaces(text, _after_spaces(text, key_end) + 1)  # after the colon
+        end = _LAX.raw_decode(text, at)[1]
+        yield Part(key, key_end, at, end)
+        at = _after_spaces(text, end)
+        if text[at] == ",":
+            at = _after_spaces(text, at + 1)
+
+
+class _NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
+    """JSON that Python reads, but serde_json does not: the end of the sentence "expected ..."."""
+
+
+def _integer(text: str) -> int | float:
+    number = _real(text)  # refuses more digits than a float can have; Python's int has its own limit
+    if text != "-0" and len(text) < 21 and -(1 << 63) <= int(text) < 1 << 64:
+        return int(text)
+    return number
+
+
+def _real(text: str) -> float:
+    if isinf(number := float(text)):
+        raise _NotJson(f"a number that a 64-bit float can hold, found {shown(text)}")
+    return number
+
+
+def _constant(text: str) -> None:
+    raise _NotJson(f"JSON, found {text}")
+
+
+def _check_texts(value: Any) -> None:
+    """Raises `_NotJson` if a text of a decoded value has a lone surrogate."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise _NotJson(f"pairs of surrogates, found {text[error.start]!r} alone") from None
+
+
+def _levels(value: Any) -> int:
+    """Returns how deeply objects and arrays are nested; 0 for other values."""
+    levels, layer = 0, [value]
+    while layer := [part for part in layer if isinstance(part, (tuple, list))]:
+        levels += 1
+        layer = [inner for part in layer for inner in ([v for _, v in part] if isinstance(part, tuple) else part)]
+    return levels
+
+
+def _after_spaces(text: str, at: int) -> int:
+    found = _SPACES(text, at)
+    assert found
+    return found.end()
+
+
+_SPACES = re.compile(r"[ \t\n\r]*").match
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
+_ODD_INTEGER = re.compile(r"-0|[0-9]{19}").search  # for most texts, `int` is enough and faster
+_QUICK = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_real, parse_constant=_constant)
+_STRICT = json.JSONDecoder(object_pairs_hook=tuple, parse_int=_integer, parse_float=_real, parse_constant=_constant)
+_LAX = json.JSONDecoder(object_pairs_hook=tuple, parse_int=str, parse_float=str)
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_quoted: Callable[[str], str] = _json
