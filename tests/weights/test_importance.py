@@ -415,10 +415,6 @@ def test_what_needs_it_says_so(tmp_path: Path) -> None:
             save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
     with pytest.raises(TensorError, match="tensor 'a': expected 512 importance values, one per column, found 3"):
         save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
-    save_file(tensors, path, rules=[])
-    problem = "header, version, byte order, alignment, rules and importance do not apply to a safetensors file"
-    with pytest.raises(OptionError, match=problem):
-        convert(path, tmp_path / "m.safetensors", importance=given)
 
 
 def test_tied_tensors_of_another_importance_are_stored_apart(tmp_path: Path) -> None:
