@@ -77,7 +77,8 @@ class JsonTable(construct.Construct):
 
     Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
-    Rows and metadata that were parsed together and are unchanged build the text that they had.
+    Rows and metadata that were parsed together and are unchanged build the text that they had. If
+    rows have only other names, or `JsonEntries` other texts, only these parts of the text change.
     Otherwise the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
 
     Args:
@@ -193,7 +194,9 @@ class JsonTable(construct.Construct):
             raise FormatError(f"expected a sequence of rows, found {shown(obj)}", path)
         rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
         if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
-            rows = self._new_text(obj, texts, context, path)
+            old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
+            if isinstance(old, JsonRows) and (edited := old.edited(obj, texts)) is not None:
+                rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
         return rows
@@ -292,6 +295,10 @@ class JsonEntries(TextMetadata):
     def __init__(self, entries: Mapping[str, str], rows: JsonRows) -> None:
         super().__init__(entries)
         self.rows = rows
+
+    def replaced(self, entries: Mapping[str, str]) -> JsonEntries:
+        """Returns other entries of the same table."""
+        return JsonEntries(entries, self.rows)
 
 
 class Part(NamedTuple):
@@ -397,6 +404,57 @@ class JsonRows(list[Any]):
         values = dict(self.fields_of(entry))
         indices = {name: field.span(entry, values, self.text) for name, field in fields.items()}
         return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
+
+    def edited(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
+        """Returns the text with other names of the rows, and other texts in the reserved entry.
+
+        Everything else is kept, except for the number of spaces that pad the text. Returns None if
+        anything else differs, or if the reserved entry or one of its keys has duplicates.
+        """
+        if len(rows) != len(self) or any({**old, "name": new["name"]} != new for old, new in zip(self, rows, strict=True)):
+            return None
+        names = {old.name: new["name"] for old, new in zip(self, rows, strict=True)}
+        entries = [(self.key_of(part), part) for part in self.members]
+        edits = [(part.key, part.key_end, _quoted(names[name])) for name, part in entries if names.get(name, name) != name]
+        old = dict(self.reserved or ())
+        if texts != old:
+            if len(old) < len(self.reserved or ()) or sum(name == self.name for name, _ in entries) > 1:
+                return None
+            edits += self._edits_of_reserved(entries, old, texts)
+        stored, at = b"", 0
+        for first, last, new in sorted(edits):
+            stored, at = stored + self.stored[at:first] + new.encode(), last
+        stored += self.stored[at:]
+        if len(self.stored) % PADDED_TO:
+            return stored
+        text = stored.rstrip(b" ")
+        padding = (len(stored) - len(text)) // PADDED_TO * PADDED_TO
+        return text + b" " * (padding + -len(text) % PADDED_TO)
+
+    def _edits_of_reserved(
+        self, entries: list[tuple[str, Part]], old: Mapping[str, str], texts: Mapping[str, str]
+    ) -> list[tuple[int, int, str]]:
+        """Returns spans of the text and what replaces them."""
+        names = [name for name, _ in entries]
+        if self.name not in names:
+            start = self.text.index("{") + 1
+            return [(start, start, f"{_quoted(self.name)}:{_json(texts)}{',' if entries else ''}")]
+        number = names.index(self.name)
+        whole = entries[number][1]
+        if not texts:
+            if number + 1 < len(entries):
+                return [(whole.key, entries[number + 1][1].key, "")]
+            return [(entries[number - 1][1].end if number else whole.key, whole.end, "")]
+        pairs = self.fields_of(whole)
+        kept = [i for i, (key, _) in enumerate(pairs) if key in texts]
+        if not kept:
+            return [(whole.start, whole.end, _json(texts))]
+        added = "".join(f",{_quoted(key)}:{_quoted(text)}" for key, text in texts.items() if key not in old)
+        return [
+            *((part.start, part.end, _quoted(texts[key])) for key, part in pairs if key in texts and texts[key] != old[key]),
+            *((part.key, pairs[i + 1][1].key, "") for i, (key, part) in enumerate(pairs[: kept[-1]]) if key not in texts),
+            (pairs[kept[-1]][1].end, pairs[-1][1].end, added),
+        ]
 
     @cached_property
     def irregularities(self) -> list[Irregularity]:
