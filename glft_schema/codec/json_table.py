@@ -678,9 +678,9 @@ class IntegersAt(JsonField):
         self.limit = limit
         self.paired = paired
         self._is_paired = compiled(paired) or (lambda context: False)
-        self.refuses: tuple[str, ...] = (f"more than {DEFAULTS[limit]} integers, {A_LIMIT}",)
-        if paired is not None:
-            self.refuses += ("an odd last integer, if two numbers share a byte: torch has no such tensors",)
+        too_many = f"more than {DEFAULTS[limit]} integers, {A_LIMIT}"
+        odd = "an odd last integer, if two numbers share a byte: torch has no such tensors"
+        self.refuses = (too_many, odd) if paired is not None else (too_many,)
 
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
         found = self._value(stream, path)
