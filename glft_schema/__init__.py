@@ -1,12 +1,12 @@
-"""The model-weight formats GGUF and GLFT. Each is declared once; parsing, building, checking and
-documentation follow from the declaration.
+"""Model-weight formats: GGUF, GLFT and your own. Each is declared once; parsing, building, checking
+and documentation follow from the declaration.
 
     import glft_schema as glft
 
     glft.open, load_file, save_file, convert ...   files and weights
     glft.types         tensor types, and how to declare one
     glft.codec         constructs for declaring formats
-    glft.formats       the formats and their properties
+    glft.formats       the formats, and how to declare one
     glft.describe      declarations as data, pages and code in other languages
     glft.manifests     SHA-256 of files and tensors
     glft.testing       declarations as test data; requires hypothesis
@@ -30,7 +30,9 @@ from glft_schema.errors import (
     Finding,
     FormatError,
     LimitError,
+    MetadataWarning,
     OptionError,
+    PluginWarning,
     QuantizationWarning,
     SchemeError,
     SimilarKeyWarning,
@@ -43,6 +45,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
+from glft_schema.formats.registry import register_format
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
@@ -75,8 +78,10 @@ __all__ = [
     "ImportanceMatrix",
     "LimitError",
     "Limits",
+    "MetadataWarning",
     "Oddity",
     "OptionError",
+    "PluginWarning",
     "QuantizationWarning",
     "SchemeError",
     "SimilarKeyWarning",
@@ -111,6 +116,7 @@ __all__ = [
     "parse_source",
     "read_gguf_lite",
     "read_importance",
+    "register_format",
     "save_file",
     "split",
     "types",

@@ -11,6 +11,7 @@
 
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero
+     ├── MetadataWarning        metadata left out, because the target format has none
      ├── PluginWarning          a format or type of another package that cannot be used
      ├── TiedWarning            tied tensors that get different types
      └── SimilarKeyWarning      a new metadata key that resembles a well-known one
@@ -157,6 +158,10 @@ class ClosedError(ValueError):
 
 class QuantizationWarning(UserWarning):
     """Weights so small that their scale rounds to zero; they are stored as zeros."""
+
+
+class MetadataWarning(UserWarning):
+    """Metadata that is left out, because the target format has none."""
 
 
 class PluginWarning(UserWarning):

@@ -679,7 +679,7 @@ class IntegersAt(JsonField):
         self.limit = limit
         self.paired = paired
         self._is_paired = compiled(paired) or (lambda context: False)
-        self.refuses = (f"more than {DEFAULTS[limit]} integers, {A_LIMIT}",)
+        self.refuses: tuple[str, ...] = (f"more than {DEFAULTS[limit]} integers, {A_LIMIT}",)
         if paired is not None:
             self.refuses += ("an odd last integer, if two numbers share a byte: torch has no such tensors",)
 

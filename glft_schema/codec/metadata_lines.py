@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any
 
 import construct
+from construct.core import evaluate
 from construct.expr import FuncPath
 
 from glft_schema.codec.context import Context, limits_of
@@ -48,7 +49,7 @@ class KeyValueLines(construct.Construct):
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
-        start, size = stream.tell(), self.size(context)
+        start, size = stream.tell(), evaluate(self.size, context)
         limits = limits_of(context)
         if size <= bytes_left(stream):
             limits.check("metadata", size, path, " bytes")

@@ -186,7 +186,7 @@ def value_text(stretch: Stretch) -> str:
     if value is None:
         return ""
     if isinstance(stretch.node, s.Code):
-        return f"{value.code}, {value}" if hasattr(value, "code") else str(value)
+        return f"{stretch.node.table.code_of(value)}, {value}" if hasattr(value, "code") else str(value)
     if isinstance(stretch.node, (s.Number, s.Numbers)) and not isinstance(value, list):
         return f"{float(value):.7g}" if stretch.type.startswith(("f16", "bf16", "f32")) else str(value)
     return shown(value, 200)

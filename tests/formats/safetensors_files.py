@@ -13,7 +13,9 @@ BITS = {
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
 }
 NAMES = ("a", "b", "w.0", "", "ä", "日本", "😀", 'q"', "\\", "\n", "\x00", "\x7f", "__metadata__x", "/", "\ud7ff", "\u2028")
 # Tokens that replace others: numbers and texts that readers of JSON treat differently.
