@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from glft_schema import Container, FormatError, Limits
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, new_context
 from glft_schema.codec.fast_rows import READERS, row_reader
+from glft_schema.codec.json_table import JsonField
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.numbers import Number, Picked, Sizes, f16, f32, f64, i8, i16, i64, u8, u16, u32, u64
 from glft_schema.codec.predicates import differs_from, meets, multiple_of
@@ -283,8 +284,8 @@ def subclasses(kind: type) -> Iterator[type]:
 
 
 def test_every_reader_is_tried() -> None:
-    ours = {kind for kind in subclasses(construct.Construct) if "_fast_reader" in vars(kind)}
-    assert len(ours) == 8
+    ours = {kind for kind in subclasses(construct.Construct) if "_fast_reader" in vars(kind) and not issubclass(kind, JsonField)}
+    assert len(ours) == 8  # fields of JSON objects, which are no bytes: tests/codec/test_json_table.py
     assert ours | READERS.keys() <= {type(part) for part in parts(sheet(Everything))}
     assert row_reader(
         Everything, {"_root": {"is_wide": 1}, "_params": {}, "_parsing": True, "_building": False, "_sizing": False}
