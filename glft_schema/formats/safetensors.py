@@ -13,6 +13,11 @@ also takes what serde's derived code takes: an entry as the array of its values,
 
 F4 counts weights in the file's shape, as the library writes it, although the library 0.8 then
 cannot load it. Two share a byte, and torch counts bytes: dims have half of the last size.
+
+Every file that this package opens and that follows the `rust` rules is accepted by the library, and
+the other way round, except for tensors that torch cannot have: F4 with an odd last size, and
+tensors of no elements whose other sizes overflow 64 bits. The library opens their files, but cannot
+load them. This package refuses the files.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ class TensorType:
 
     @property
     def lacks(self) -> str | None:
-        """The name of the dtype that this version of torch lacks for the type's numbers, or None."""
+        """The name of the torch dtype of the numbers, if this version of torch lacks it."""
         return self.exact if self.exact and not hasattr(torch, self.exact) else None
 
     @property

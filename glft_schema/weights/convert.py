@@ -70,16 +70,16 @@ def convert(
         source, exclude = open_with_metadata(source, exclude), ()
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
     added = metadata or {}
-    if source.file and has_types(entries) and not isinstance(entries, TypedMetadata):
-        entries = {key: text for key, text in entries.items() if source.file.format.entries.get(key) != text}
+    own = source.file.format.entries if source.file else {}
+    if not isinstance(entries, TypedMetadata):
+        entries = {key: text for key, text in entries.items() if own.get(key) != text}
     if target.has_typed_metadata:
         if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
     elif target.metadata is None:
-        usual = source.file.format.entries.items() if source.file else ()
-        if left_out := [key for key, value in entries.items() if (key, value) not in usual]:
-            problem = f"{target.name} files have no metadata: {len(left_out)} entries are left out"
+        if entries:
+            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
             warnings.warn(problem, MetadataWarning, stacklevel=3)
         converted = added  # refused unless empty
     else:

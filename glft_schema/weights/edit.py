@@ -23,7 +23,8 @@ from glft_schema.errors import FormatError, OptionError, SimilarKeyWarning, show
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
-from glft_schema.files.shards import shard_info
+from glft_schema.files.shards import index_of, shard_info
+from glft_schema.formats.registry import indexed_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import SplicedSource, StrPath
@@ -113,9 +114,13 @@ def edit(
     removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
     if not (set or removed or rename):
         raise OptionError("expected at least one change, found none to set, remove or rename")
+    if indexed_format(source):
+        raise OptionError("expected a single file, found the index of a set: merge the set first")
     with open(source, mmap=False, whole_set=False) as file, file.limits:
-        if shard := shard_info(file):
-            raise OptionError(f"expected a file that is not part of a set, found {shard}: merge the set first")
+        shard, index = shard_info(file), index_of(file)
+        if shard or index:
+            found = shard or f"a file that {shown(index.name if index else None)} lists"
+            raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
         entries, changes = _edited_metadata(file, set, removed)
         names = _new_names(file, rename)
         changes += [Change("rename", old, None, new) for old, new in rename.items()]

@@ -98,7 +98,8 @@ def save_file(
             raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
     regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
     Container.build_file({"format": target.name, **regions}, path, rules=rules)
-    return [payloads[row["name"]].written(payloads.get(aliases.get(row["name"], ""))) for row in rows]
+    in_order = [payloads[str(row["name"])] for row in rows]
+    return [payload.written(payloads.get(aliases.get(payload.name, ""))) for payload in in_order]
 
 
 def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:

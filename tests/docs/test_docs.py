@@ -106,6 +106,18 @@ def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert odd.startswith("w weights NaN 1 (1,) ")
 
 
+def test_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, sums in (("german", [1.0, 3.0]), ("code", [3.0, 5.0])):
+        columns = glft.ColumnSums(torch.tensor([sums]), torch.tensor([2]))
+        glft.ImportanceMatrix({"w": columns}, (f"{name}.txt",)).save(f"{name}.gguf")
+    (example,) = blocks(ROOT / "docs" / "importance.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(example, "importance.md", "exec"), names)
+    assert capsys.readouterr().out == "w 3.0 1.0 None\n"
+    assert torch.equal(names["averages"]["w"], glft.read_importance("both.dat")["w"])
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:
     pytest.importorskip("zensical")

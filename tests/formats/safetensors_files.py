@@ -13,7 +13,9 @@ BITS = {
     **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
-    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
 }
 NAMES = ("a", "b", "w.0", "", "ä", "日本", "😀", 'q"', "\\", "\n", "\x00", "\x7f", "__metadata__x", "/", "\ud7ff", "\u2028")
 # Tokens that replace others: numbers and texts that readers of JSON treat differently.
@@ -66,7 +68,7 @@ def random_file(random: Random) -> bytes:
     """Returns a file: in one of three a whole one, else a damaged or corrupted one."""
     header, data = random_header(random)
     if random.random() < 0.6:
-        data += b"x" * random.choice((0, 0, 0, 0, 1, -1, 8)) if random.random() < 0.1 else b""
+        data += b"x" * random.choice((1, 4, 8)) if random.random() < 0.3 else b""
         for _ in range(random.choice((1, 1, 2))):
             corrupt(header, random)
     text = json_text(header, random)
@@ -109,7 +111,7 @@ def corrupt(entries: list[tuple[str, Any]], random: Random) -> None:
         entries.append(random.choice((("a", []), ("__metadata__", None), ("a", ["F32", [0], [0, 0]]))))
         return
     name, pairs = entries[at]
-    kind = random.randrange(10)
+    kind = random.randrange(12)
     if kind == 0:  # twice
         entries.insert(random.randint(0, len(entries)), (name, list(pairs) if isinstance(pairs, list) else pairs))
     elif kind == 1:
@@ -130,6 +132,11 @@ def corrupt(entries: list[tuple[str, Any]], random: Random) -> None:
         entries[at] = (name, [value for _, value in pairs])
     elif kind == 6:
         pairs[0] = ["dtype", random.choice((*BITS, [["F32", None]], [["F32", 1]], "f32", 1))]
+    elif kind == 7 and isinstance(pairs[2][1], list) and all(isinstance(number, int) for number in pairs[2][1]):
+        by = random.choice((-1, 1, 4, 8))  # a hole, an overlap, or bytes past the end
+        pairs[2][1] = [number + by for number in pairs[2][1]]
+    elif kind == 8 and isinstance(entries[0][1], list) and len(entries[0][1]) > 2 and isinstance(entries[0][1][2], list):
+        entries[at] = (name, [*pairs[:2], entries[0][1][2]])  # shared bytes
     else:
         numbers = random.choice([value for _, value in pairs if isinstance(value, list) and value] or [[0]])
         i = random.randrange(len(numbers))
@@ -145,15 +152,19 @@ def json_text(entries: list[tuple[str, Any]], random: Random) -> str:
     ascii_only = random.random() < 0.3
 
     def text_of(value: Any, pairs: bool = True) -> str:
-        if pairs and isinstance(value, list) and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in value):
-            if all(isinstance(pair[0], str) for pair in value):
-                return "{" + comma.join(f"{text_of(key)}{colon}{text_of(part, key != 'shape')}" for key, part in value) + "}"
+        if pairs and isinstance(value, list) and all(map(is_pair, value)):
+            return "{" + comma.join(f"{text_of(key)}{colon}{text_of(part, key != 'shape')}" for key, part in value) + "}"
         if isinstance(value, list):
             return "[" + comma.join(text_of(part, False) for part in value) + "]"
         return json.dumps(value, ensure_ascii=ascii_only)
 
     before, after = random.choice(("",) * 9 + (" ", "\n")), random.choice(("",) * 9 + (" ", " " * 7, "\n", "\t ", "\0"))
     return before + text_of(entries) + after
+
+
+def is_pair(value: Any) -> bool:
+    """Tells whether a value is a key and a value."""
+    return isinstance(value, (list, tuple)) and len(value) == 2 and isinstance(value[0], str)
 
 
 def with_other_tokens(text: str, random: Random) -> str:
@@ -201,6 +212,5 @@ def damage(stored: bytearray, random: Random) -> None:
     elif kind < 0.85:
         stored[at:at] = random.choice((b" ", b"\0", b"0", b'"', b",", b"}"))
     else:
-        stored[:8] = random.choice((0, 1, len(stored), len(stored) - 8, 2, 100_000_001, 1 << 63, (1 << 64) - 1)).to_bytes(
-            8, "little"
-        )
+        lengths = (0, 1, len(stored), max(len(stored) - 8, 0), 2, 100_000_001, 1 << 63, (1 << 64) - 1)
+        stored[:8] = random.choice(lengths).to_bytes(8, "little")

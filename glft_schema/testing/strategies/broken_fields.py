@@ -71,7 +71,8 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         at = draw(st.integers(start, end - 1))
         too_few = (count for first, nbytes, count in counts if first <= at < first + nbytes)
         reported = next(too_few, detected.get(start, path))
-        stored, error = bytes(file.source.view(0, at)), TruncatedError
+        stored = bytes(file.source.view(0, at))
+        error: type[FormatError] = TruncatedError
         if find_format(BytesSource(stored)) is not file.format:
             reported, error = MAGIC, FormatError
         return Corruption(stored, f"cut off at byte {at}, in {path}", reported, error=error)
