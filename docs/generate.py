@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 
 import glft_schema
+from glft_schema.checks.roles import ROLES, Key
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
@@ -33,13 +34,14 @@ from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, ex
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
+    "Editing": "edit Edited Change",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity compare Comparison hash_file",
     "Bytes": "byte_map ByteMap Stretch",
     "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
-    "QuantizationWarning TiedWarning",
+    "QuantizationWarning TiedWarning SimilarKeyWarning",
 }
 SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
@@ -174,6 +176,22 @@ def slice_indices() -> str:
     return table(("index", "safetensors", "glft_schema"), [(kind, verdict, "`IndexError`") for kind, verdict in they.items()])
 
 
+def roles() -> str:
+    """Returns the roles of GGUF files, with the keys and tensors that llama.cpp requires."""
+    rows = []
+    for role in ROLES.values():
+        keys = [f"`{key.name}` {key.types.replace(' ', ' or ')}{condition_of(key)}" for key in role.keys]
+        tensors = [role.tensors_text, *([f"`NAME{'`, `NAME'.join(role.pairs.suffixes)}`"] if role.pairs else [])]
+        mark = " = ".join(f"`{part}`" for part in role.mark)
+        rows.append((f"`{role.name}`", f"{role.title}: {mark}", ", ".join(keys), "; ".join(filter(None, tensors)), role.source))
+    return table(("rule set", "files", "keys", "tensors", "source in llama.cpp"), rows)
+
+
+def condition_of(key: Key) -> str:
+    """Returns when a role requires a key, if not always."""
+    return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
+
+
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Returns a table in Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ("---",) * len(head), *rows))
@@ -186,7 +204,7 @@ def code_or_text(verdict: str) -> str:
 
 def parts() -> dict[str, Callable[[], str]]:
     """Returns the function that writes each generated part."""
-    functions = [gguf_header, speed, command_line, python, limits, refused_files, read_files, random_files, known_keys]
+    functions = [gguf_header, speed, command_line, python, limits, roles, refused_files, read_files, random_files, known_keys]
     functions += [clients, client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:

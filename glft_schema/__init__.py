@@ -1,12 +1,12 @@
-"""The model-weight formats GGUF and GLFT. Each is declared once; parsing, building, checking and
-documentation follow from the declaration.
+"""Model-weight formats: GGUF, GLFT and your own. Each is declared once; parsing, building, checking
+and documentation follow from the declaration.
 
     import glft_schema as glft
 
     glft.open, load_file, save_file, convert ...   files and weights
     glft.types         tensor types, and how to declare one
     glft.codec         constructs for declaring formats
-    glft.formats       the formats and their properties
+    glft.formats       the formats, and how to declare one
     glft.describe      declarations as data, pages and code in other languages
     glft.manifests     SHA-256 of files and tensors
     glft.testing       declarations as test data; requires hypothesis
@@ -30,9 +30,12 @@ from glft_schema.errors import (
     Finding,
     FormatError,
     LimitError,
+    MetadataWarning,
     OptionError,
+    PluginWarning,
     QuantizationWarning,
     SchemeError,
+    SimilarKeyWarning,
     TensorError,
     TiedWarning,
     TruncatedError,
@@ -42,6 +45,7 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
+from glft_schema.formats.registry import register_format
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
@@ -50,6 +54,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
+from glft_schema.weights.edit import Change, Edited, edit
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix, read_importance
 from glft_schema.weights.importance_statistics import ColumnStatistics
 from glft_schema.weights.payloads import WrittenTensor
@@ -60,21 +65,26 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
+    "Change",
     "ClosedError",
     "ColumnStatistics",
     "ColumnSums",
     "Comparison",
     "Container",
+    "Edited",
     "File",
     "Finding",
     "FormatError",
     "ImportanceMatrix",
     "LimitError",
     "Limits",
+    "MetadataWarning",
     "Oddity",
     "OptionError",
+    "PluginWarning",
     "QuantizationWarning",
     "SchemeError",
+    "SimilarKeyWarning",
     "Source",
     "StoredTensor",
     "Stretch",
@@ -92,6 +102,7 @@ __all__ = [
     "compare",
     "convert",
     "describe",
+    "edit",
     "fake_quantize",
     "formats",
     "hash_file",
@@ -105,6 +116,7 @@ __all__ = [
     "parse_source",
     "read_gguf_lite",
     "read_importance",
+    "register_format",
     "save_file",
     "split",
     "types",

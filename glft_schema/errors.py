@@ -11,8 +11,10 @@
 
     UserWarning
      ├── QuantizationWarning    weights lost because their scale rounds to zero
+     ├── MetadataWarning        metadata left out, because the target format has none
      ├── PluginWarning          a format or type of another package that cannot be used
-     └── TiedWarning            tied tensors that get different types
+     ├── TiedWarning            tied tensors that get different types
+     └── SimilarKeyWarning      a new metadata key that resembles a well-known one
 
 Messages read ``path: expected X, found Y``. All text from a file passes through `shown`, so that a
 name in a hostile file can neither flood a log nor control a terminal.
@@ -158,12 +160,20 @@ class QuantizationWarning(UserWarning):
     """Weights so small that their scale rounds to zero; they are stored as zeros."""
 
 
+class MetadataWarning(UserWarning):
+    """Metadata that is left out, because the target format has none."""
+
+
 class PluginWarning(UserWarning):
     """A format or tensor type that another package announces and that cannot be loaded."""
 
 
 class TiedWarning(UserWarning):
     """Tied tensors that get different types. In a tied model the last one loaded wins."""
+
+
+class SimilarKeyWarning(UserWarning):
+    """A new metadata key that differs from a well-known one by one letter, or only in case."""
 
 
 @dataclass

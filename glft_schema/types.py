@@ -1,9 +1,24 @@
 """Tensor types: those of ggml, and tools to declare your own; see `tensor_types`."""
 
+from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.engine.compiled import compile_formulas
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
-from glft_schema.tensor_types.tensor_type import Reserved, TensorType
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Reserved, TensorType, formula_of
 
-__all__ = ["GGML_TYPES", "Reserved", "Scaled", "TensorType", "compile_formulas", "pack", "register_type", "unpack"]
+__all__ = [
+    "DIMS",
+    "GGML_TYPES",
+    "IN",
+    "OUT",
+    "Reserved",
+    "Scaled",
+    "TensorType",
+    "block_type",
+    "compile_formulas",
+    "formula_of",
+    "pack",
+    "register_type",
+    "unpack",
+]

@@ -243,13 +243,13 @@ def _broken(file: File, role: Role) -> Iterator[Finding]:
             yield finding("tensors", rows.tensor(tensor.name, "dims"), problem)
     if role.pairs:
         for name, first, second in _pairs(file, role.pairs):
-            if first is None or second is None:
-                one, other = (first, 1) if first else (second, 0)
-                assert one is not None
-                problem = f"expected a tensor {shown(name + role.pairs.suffixes[other])} beside {shown(one.name)}, found none"
+            if first and second:
+                if problem := role.pairs.problem(name, first, second):
+                    yield finding("pairs", rows.tensor(second.name, "dims"), problem)
+            elif one := first or second:
+                other = name + role.pairs.suffixes[one is first]
+                problem = f"expected a tensor {shown(other)} beside {shown(one.name)}, found none"
                 yield finding("pairs", rows.tensor(one.name, "name"), problem)
-            elif problem := role.pairs.problem(name, first, second):
-                yield finding("pairs", rows.tensor(second.name, "dims"), problem)
 
 
 def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tensor | None]]:

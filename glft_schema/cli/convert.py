@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from glft_schema.cli.terminal import Exclude, Out, echo, file_errors, progress_b
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import aligned
-from glft_schema.errors import OptionError, safe
+from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
@@ -26,9 +27,7 @@ TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", help="GGUF, GLFT, .safetensors or torch .pt file, or directory of shards.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, or directory of shards.")],
     out: Out,
     scheme: Annotated[
         list[str] | None,
@@ -112,8 +111,16 @@ def parse_schemes(texts: list[str]) -> dict[str, str]:
     return unique("--scheme", "pattern", [(pattern if equals else "*", type_, type_) for pattern, equals, type_ in parts])
 
 
-def parse_metadata(texts: list[str], typed: bool) -> dict[str, Any]:
+def parse_metadata(
+    texts: list[str], typed: bool, *, option: str = "--metadata", value_of: Callable[[str], str] = str
+) -> dict[str, Any]:
     """Parses ``KEY=VALUE`` and, if `typed`, ``KEY:TYPE=JSON``.
+
+    Args:
+        texts: the uses of an option.
+        typed: whether a key may have a type.
+        option: the option's name, for errors.
+        value_of: returns the value that a text stands for.
 
     Raises:
         OptionError: for any other form, and for a repeated key.
@@ -123,12 +130,13 @@ def parse_metadata(texts: list[str], typed: bool) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
             raise OptionError(f"expected KEY=VALUE, found {text!r}")
+        value = value_of(value)
         match = TYPED_KEY.fullmatch(key) if typed else None
         try:
             entries.append((match["key"], value, Typed(json.loads(value), match["type"])) if match else (key, value, value))
         except (ValueError, RecursionError):
-            raise OptionError(f"expected a value in JSON for {key!r}, found {value!r}") from None
-    return unique("--metadata", "key", entries)
+            raise OptionError(f"expected a value in JSON for {key!r}, found {shown(value)}") from None
+    return unique(option, "key", entries)
 
 
 def report(written: list[WrittenTensor], out: Path) -> list[str]:

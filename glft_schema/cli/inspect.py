@@ -27,7 +27,7 @@ FIRST = 8  # elements shown of a long array
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file, or imatrix.dat; for a set, its first file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file or imatrix.dat; for a set, its first file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
 ) -> None:
@@ -63,7 +63,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         "file": file.name,
         "format": file.format.name,
         "bytes": file.nbytes,
-        "header": {name: value.decode() if isinstance(value, bytes) else value for name, value in header.items()},
+        "header": {name: as_json_value(value) for name, value in header.items()},
         "metadata": _entries_as_data(file.metadata, full),
         "tensors": [
             {
@@ -97,7 +97,9 @@ def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
 
 
 def as_json_value(value: Any) -> Any:
-    """Returns a value as JSON data; NaN and infinities as text."""
+    """Returns a value as JSON data; bytes, NaN and infinities as text."""
+    if isinstance(value, bytes):
+        return value.decode("ascii", "backslashreplace")
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):

@@ -209,6 +209,15 @@ def fields_in(expression: Any) -> set[str] | None:
     return set[str]().union(*parts) if parts and None not in parts else None  # type: ignore[arg-type]
 
 
+def references_in(expression: Any) -> Iterator[Reference]:
+    """Yields the paths of the fields in an expression, also of one with functions."""
+    if isinstance(expression, Path):
+        yield from filter(None, [_reference(expression)])
+    elif isinstance(expression, ExprMixin):
+        for name in OPERANDS:
+            yield from references_in(vars(expression).get(name))
+
+
 def equality(expression: Any) -> tuple[str, Any] | None:
     """Returns field and constant of ``this.field == constant``; None for any other expression."""
     if not isinstance(expression, BinExpr) or expression.op is not operator.eq or callable(expression.rhs):

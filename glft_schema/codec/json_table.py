@@ -10,25 +10,19 @@
 `JsonRule`        the rule that the text has no irregularity of one kind
 ================  =================================================================
 
-JSON is read as Rust's serde_json reads it: numbers are finite, texts have no lone surrogates, and
-integers beyond 64 bits, ``-0`` and ``1.0`` are not integers.
-
 A parse with a trace gives each field of a row its bytes in the text: ``table -> 3 -> name`` has
 those of the key with its quotes, the other fields those of their values. In the reserved entry,
 ``metadata -> 0 -> key`` and ``metadata -> 0 -> value`` have the bytes of a pair. Python's `json`
-reports no positions, so a trace scans the text again with `parts`. A plain parse does not.
-Brackets, commas, spaces, unknown keys and replaced entries are bytes of the table itself.
+reports no positions, so a trace scans the text again with `json_text.parts`. A plain parse does
+not. Brackets, commas, spaces, unknown keys and replaced entries are bytes of the table itself.
 """
 
 from __future__ import annotations
 
-import json
 import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from math import isinf
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -38,6 +32,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.expressions import compiled
 from glft_schema.codec.fast_rows import NotFast, Reader, row_reader
+from glft_schema.codec.json_text import Part, after_spaces, decoded, levels_of, parts, to_json, value_at
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct, unwrapped
@@ -77,7 +72,8 @@ class JsonTable(construct.Construct):
 
     Parses into `JsonRows`, in order. Of several entries with one name, the last one is the row.
     Builds from a sequence of rows, and the value of the field `metadata` for the reserved entry.
-    Rows and metadata that were parsed together and are unchanged build the text that they had.
+    Rows and metadata that were parsed together and are unchanged build the text that they had. If
+    rows have only other names, or `JsonEntries` other texts, only these parts of the text change.
     Otherwise the text has no spaces, except those that pad it to a multiple of `PADDED_TO` bytes.
 
     Args:
@@ -193,20 +189,23 @@ class JsonTable(construct.Construct):
             raise FormatError(f"expected a sequence of rows, found {shown(obj)}", path)
         rows = obj if isinstance(obj, JsonRows) else getattr(metadata, "rows", None)
         if not isinstance(rows, JsonRows) or rows != list(obj) or texts != dict(rows.reserved or ()):
-            rows = self._new_text(obj, texts, context, path)
+            old, rows = getattr(metadata, "rows", None), self._new_text(obj, texts, context, path)
+            if isinstance(old, JsonRows) and (edited := old.edited(obj, texts)) is not None:
+                rows.stored = edited
         count_objects(context, len(rows) + len(texts), path)
         limits_of(context).check("metadata", len(rows.stored), path, " bytes")
         return rows
 
     def _new_text(self, obj: Sequence[Any], texts: Mapping[str, str], context: Context, path: str) -> JsonRows:
-        entries, built = [f"{_quoted(self.reserved)}:{_json(texts)}"] if texts else [], dict[str, Any]()
+        entries, built = [f"{to_json(self.reserved)}:{to_json(texts)}"] if texts else [], dict[str, Any]()
         for i, row in enumerate(obj):
             entry = Entry()
             record = self.row._build(row, entry, context, f"{path} -> {i}")
-            if (name := entry.pop(None)) in built:
-                raise FormatError(f"expected {NAMES_ONCE}, found {shown(name)} again", f"{path} -> {i} -> name", tensor=name)
+            if (name := entry.pop(None)) in built or name == self.reserved:
+                problem = f"expected each name once, and none that is reserved, found {shown(name)}"
+                raise FormatError(problem, f"{path} -> {i} -> name", tensor=name)
             built[name] = record
-            entries.append(f"{_quoted(name)}:{_json(entry)}")
+            entries.append(f"{to_json(name)}:{to_json(entry)}")
         stored = f"{{{','.join(entries)}}}".encode()
         rows = JsonRows(stored + b" " * (-len(stored) % PADDED_TO), 0, self.keys, self.reserved)
         rows.extend(built.values())
@@ -292,14 +291,9 @@ class JsonEntries(TextMetadata):
         super().__init__(entries)
         self.rows = rows
 
-
-class Part(NamedTuple):
-    """An element of an array, or a member of an object with its key: indices in the text."""
-
-    key: int
-    key_end: int
-    start: int
-    end: int
+    def replaced(self, entries: Mapping[str, str]) -> JsonEntries:
+        """Returns other entries of the same table."""
+        return JsonEntries(entries, self.rows)
 
 
 class Irregularity(NamedTuple):
@@ -346,19 +340,7 @@ class JsonRows(list[Any]):
         Raises:
             FormatError: if the text is not UTF-8, or not JSON of an object.
         """
-        try:
-            text = self.stored.decode()
-            entries = _STRICT.decode(text)
-            if _SURROGATE(text):
-                _check_texts(entries)
-        except UnicodeDecodeError as error:
-            found = shown(self.stored[error.start : error.start + 8])
-            raise FormatError(f"expected UTF-8, found {found}", path, self.start + error.start) from None
-        except json.JSONDecodeError as error:
-            found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
-            raise FormatError(f"expected JSON, found {found} ({error.msg})", path, self.start + at) from None
-        except _NotJson as error:
-            raise FormatError(f"expected {error}", path, self.start + self._blamed(0)) from None
+        entries = decoded(self.stored, path, self.start)
         if not isinstance(entries, tuple):
             raise FormatError(f"expected a JSON object, found {shown(entries)}", path)
         return entries
@@ -375,7 +357,9 @@ class JsonRows(list[Any]):
 
     def key_of(self, part: Part) -> str:
         """Returns the key of a member."""
-        key: str = json.loads(self.stored[part.key : part.key_end])
+        key = self.text[part.key + 1 : part.key_end - 1]
+        if "\\" in key or not key.isascii():
+            key = decoded(self.stored[part.key : part.key_end])
         return key
 
     def fields_of(self, entry: Part) -> list[tuple[str, Part]]:
@@ -391,6 +375,58 @@ class JsonRows(list[Any]):
         indices = {name: field.span(entry, values, self.text) for name, field in fields.items()}
         return {name: (self.start + first, self.start + last) for name, (first, last) in indices.items()}
 
+    def edited(self, rows: Sequence[Any], texts: Mapping[str, str]) -> bytes | None:
+        """Returns the text with other names of the rows, and other texts in the reserved entry.
+
+        Everything else is kept, except for the number of spaces that pad the text. Returns None if
+        anything else differs, or if the reserved entry or one of its keys has duplicates.
+        """
+        if len(rows) != len(self) or any({**old, "name": new["name"]} != new for old, new in zip(self, rows, strict=True)):
+            return None
+        names = {old.name: new["name"] for old, new in zip(self, rows, strict=True)}
+        entries = [(self.key_of(part), part) for part in self.members]
+        edits = [(part.key, part.key_end, to_json(names[name])) for name, part in entries if names.get(name, name) != name]
+        old = dict(self.reserved or ())
+        if texts != old:
+            if len(old) < len(self.reserved or ()) or sum(name == self.name for name, _ in entries) > 1:
+                return None
+            edits += self._edits_of_reserved(entries, old, texts)
+        pieces, at = list[bytes](), 0
+        for first, last, new in sorted(edits):
+            pieces += [self.stored[at:first], new.encode()]
+            at = last
+        stored = b"".join([*pieces, self.stored[at:]])
+        if len(self.stored) % PADDED_TO:
+            return stored
+        text = stored.rstrip(b" ")
+        padding = (len(stored) - len(text)) // PADDED_TO * PADDED_TO
+        return text + b" " * (padding + -len(text) % PADDED_TO)
+
+    def _edits_of_reserved(
+        self, entries: list[tuple[str, Part]], old: Mapping[str, str], texts: Mapping[str, str]
+    ) -> list[tuple[int, int, str]]:
+        """Returns spans of the text and what replaces them."""
+        names = [name for name, _ in entries]
+        if self.name not in names:
+            start = self.text.index("{") + 1
+            return [(start, start, f"{to_json(self.name)}:{to_json(texts)}{',' if entries else ''}")]
+        number = names.index(self.name)
+        whole = entries[number][1]
+        if not texts:
+            if number + 1 < len(entries):
+                return [(whole.key, entries[number + 1][1].key, "")]
+            return [(entries[number - 1][1].end if number else whole.key, whole.end, "")]
+        pairs = self.fields_of(whole)
+        kept = [i for i, (key, _) in enumerate(pairs) if key in texts]
+        if not kept:
+            return [(whole.start, whole.end, to_json(texts))]
+        added = "".join(f",{to_json(key)}:{to_json(text)}" for key, text in texts.items() if key not in old)
+        return [
+            *((part.start, part.end, to_json(texts[key])) for key, part in pairs if key in texts and texts[key] != old[key]),
+            *((part.key, pairs[i + 1][1].key, "") for i, (key, part) in enumerate(pairs[: kept[-1]]) if key not in texts),
+            (pairs[kept[-1]][1].end, pairs[-1][1].end, added),
+        ]
+
     @cached_property
     def irregularities(self) -> list[Irregularity]:
         """What not every reader accepts, in order."""
@@ -404,7 +440,7 @@ class JsonRows(list[Any]):
                 found.append(Irregularity(kind, again(name), (shown(name),), entry.key))
             names.add(name)
             found += self._in_reserved(entry) if name == self.name else self._in_entry(entry, (shown(name),))
-        end = _LAX.raw_decode(text, _after_spaces(text, 0))[1]
+        end = value_at(text, after_spaces(text, 0))[1]
         if padding := self.stored[end:].lstrip(b" "):
             found.append(Irregularity(PADDED_WITH_SPACES, shown(padding[:8]), ("padding",), len(text) - len(padding)))
         return found
@@ -426,23 +462,13 @@ class JsonRows(list[Any]):
         for key, part in self.fields_of(entry):
             if key not in self.keys:
                 yield Irregularity(KNOWN_KEYS, shown(key), (*path, shown(key)), part.key)
-                if (levels := 2 + _levels(_LAX.raw_decode(self.text, part.start)[0])) > MOST_LEVELS:
+                if (levels := 2 + levels_of(value_at(self.text, part.start)[0])) > MOST_LEVELS:
                     yield Irregularity(NOT_DEEP, str(levels), (*path, shown(key)), part.start)
             elif key in keys:
                 yield Irregularity(KEYS_ONCE, again(key), (*path, shown(key)), part.key)
             elif self.text[part.start] == "{":
                 yield Irregularity(PLAIN_ENTRIES, "an object", (*path, shown(key)), part.start)
             keys.add(key)
-
-    def _blamed(self, at: int) -> int:
-        """Returns the index of the first value at or below index `at` that is refused alone."""
-        for part in parts(self.text, at):
-            for first, last in ((part.key, part.key_end), (part.start, part.end)):
-                try:
-                    _check_texts(_STRICT.decode(self.stored[first:last].decode()))
-                except _NotJson:
-                    return self._blamed(first) if self.text[first] in "{[" else first
-        return at
 
 
 def _rows(stored: bytes, start: int, keys: tuple[str, ...], name: str) -> JsonRows:
@@ -613,9 +639,9 @@ class IntegersAt(JsonField):
         self.limit = limit
         self.paired = paired
         self._is_paired = compiled(paired) or (lambda context: False)
-        self.refuses = (f"more than {DEFAULTS[limit]} integers, {A_LIMIT}",)
-        if paired is not None:
-            self.refuses += ("an odd last integer, if two numbers share a byte: torch has no such tensors",)
+        too_many = f"more than {DEFAULTS[limit]} integers, {A_LIMIT}"
+        odd = "an odd last integer, if two numbers share a byte: torch has no such tensors"
+        self.refuses = (too_many, odd) if paired is not None else (too_many,)
 
     def _parse(self, stream: Entry, context: Context, path: str) -> list[int]:
         found = self._value(stream, path)
@@ -671,75 +697,3 @@ def _stored_integer(value: Any, path: str) -> int:
     except TypeError:
         pass
     raise FormatError(f"expected an integer from 0 to 2**64 - 1, found {shown(value)}", path)
-
-
-def parts(text: str, at: int) -> Iterator[Part]:
-    """Yields the members of the object, or the elements of the array, at `at` of valid JSON."""
-    at = _after_spaces(text, at)
-    is_object = text[at] == "{"
-    at = _after_spaces(text, at + 1)
-    while text[at] not in "}]":
-        key = key_end = at
-        if is_object:
-            key_end = _LAX.raw_decode(text, at)[1]
-            at = _after_spaces(text, _after_spaces(text, key_end) + 1)  # after the colon
-        end = _LAX.raw_decode(text, at)[1]
-        yield Part(key, key_end, at, end)
-        at = _after_spaces(text, end)
-        if text[at] == ",":
-            at = _after_spaces(text, at + 1)
-
-
-class _NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
-    """JSON that Python reads, but serde_json does not: the end of the sentence "expected ..."."""
-
-
-def _integer(text: str) -> int | float:
-    if len(text) < 19 and text != "-0":
-        return int(text)
-    number = _real(text)  # refuses more digits than a float can have; Python's int has its own limit
-    if text != "-0" and len(text) < 21 and -(1 << 63) <= int(text) < 1 << 64:
-        return int(text)
-    return number
-
-
-def _real(text: str) -> float:
-    if isinf(number := float(text)):
-        raise _NotJson(f"a number that a 64-bit float can hold, found {shown(text)}")
-    return number
-
-
-def _constant(text: str) -> None:
-    raise _NotJson(f"JSON, found {text}")
-
-
-def _check_texts(value: Any) -> None:
-    """Raises `_NotJson` if a text of a decoded value has a lone surrogate."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise _NotJson(f"pairs of surrogates, found {text[error.start]!r} alone") from None
-
-
-def _levels(value: Any) -> int:
-    """Returns how deeply objects and arrays are nested; 0 for other values."""
-    levels, layer = 0, [value]
-    while layer := [part for part in layer if isinstance(part, (tuple, list))]:
-        levels += 1
-        layer = [inner for part in layer for inner in ([v for _, v in part] if isinstance(part, tuple) else part)]
-    return levels
-
-
-def _after_spaces(text: str, at: int) -> int:
-    found = _SPACES(text, at)
-    assert found
-    return found.end()
-
-
-_SPACES = re.compile(r"[ \t\n\r]*").match
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
-_STRICT = json.JSONDecoder(object_pairs_hook=tuple, parse_int=_integer, parse_float=_real, parse_constant=_constant)
-_LAX = json.JSONDecoder(object_pairs_hook=tuple, parse_int=str, parse_float=str)
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_quoted: Callable[[str], str] = _json

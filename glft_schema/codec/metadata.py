@@ -58,6 +58,12 @@ class KeyTypes(NamedTuple):
     kinds: Callable[[str], str]
     example: str
 
+    def refusal(self, key: str, type_: str) -> str | None:
+        """Returns why a key cannot have a type, or None."""
+        if self.type_of(key, False) is None or self.suits(key, type_):
+            return None
+        return f"expected {self.kinds(key)} for {key}, found {type_}"
+
 
 class TypedMetadata(Metadata):
     """Typed values by key, in file order, as plain Python. Read-only.
@@ -70,6 +76,7 @@ class TypedMetadata(Metadata):
         keys: the types of well-known keys.
 
     Attributes:
+        types: as above.
         key_types: as `keys`.
     """
 
@@ -77,7 +84,7 @@ class TypedMetadata(Metadata):
 
     def __init__(self, entries: Mapping[str, StoredValue], types: TypeTable[ValueType], keys: KeyTypes | None = None) -> None:
         super().__init__(entries)
-        self._types = types
+        self.types = types
         self.key_types = keys
 
     def __getitem__(self, key: str) -> Any:
@@ -115,7 +122,7 @@ class TypedMetadata(Metadata):
     def _parsed(self, key: str, value: Any, path: str) -> Any:
         if not self._keeps_type(key):
             return self.entry(key, value, path)
-        return from_value_text(value, self.type_of(key), self._types, path) if isinstance(value, str) else value
+        return from_value_text(value, self.type_of(key), self.types, path) if isinstance(value, str) else value
 
     def _keeps_type(self, key: str) -> bool:
         """Tells whether a plain value under `key` gets the type of the one that it replaces."""
@@ -129,13 +136,13 @@ class TypedMetadata(Metadata):
         of_array = isinstance(value, (list, tuple)) or (isinstance(value, str) and value.startswith("["))
         type_ = self.key_types.type_of(key, of_array) if self.key_types and isinstance(key, str) else None
         if type_ is None or isinstance(value, (np.generic, Typed, StoredValue)):
-            return stored_value(value, self._types, path)
+            return stored_value(value, self.types, path)
         if isinstance(value, str):
-            return from_value_text(value, type_, self._types, path)
+            return from_value_text(value, type_, self.types, path)
         if isinstance(value, (int, float, list, tuple)):
             with suppress(FormatError):  # the key's rule refuses a value of another kind
-                return stored_value(Typed(value, type_), self._types, path)
-        return stored_value(value, self._types, path)
+                return stored_value(Typed(value, type_), self.types, path)
+        return stored_value(value, self.types, path)
 
     def without(self, *keys: str) -> TypedMetadata:
         """Returns a copy without `keys`. Raises KeyError for an unknown key."""
@@ -146,7 +153,7 @@ class TypedMetadata(Metadata):
 
     def replaced(self, entries: Mapping[str, StoredValue]) -> TypedMetadata:
         """Returns metadata with the same types and other entries."""
-        return TypedMetadata(entries, self._types, self.key_types)
+        return TypedMetadata(entries, self.types, self.key_types)
 
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
@@ -213,7 +220,10 @@ class KeyValues(construct.Subconstruct):
     def metadata(self, entries: Mapping[str, Any], path: str = "metadata") -> TypedMetadata:
         """Returns entries with types. Raises FormatError for a value that cannot be stored."""
         if isinstance(entries, TypedMetadata):
-            return entries
+            if entries.types is self.types:
+                return entries
+            stored = {key: entries.stored(key) for key in entries}  # of another format
+            entries = {key: Typed(value.plain, value.type_text) for key, value in stored.items()}
         if not isinstance(entries, Mapping):
             raise FormatError(f"expected a mapping of keys to values, found {shown(entries)}", path)
         none = TypedMetadata({}, self.types, self.keys)

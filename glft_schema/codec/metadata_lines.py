@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any
 
 import construct
+from construct.core import evaluate
 from construct.expr import FuncPath
 
 from glft_schema.codec.context import Context, limits_of
@@ -28,6 +29,10 @@ class TextMetadata(Metadata):
         super().__init__(entries or {})
         self.trailing_newline = trailing_newline
 
+    def replaced(self, entries: Mapping[str, str]) -> TextMetadata:
+        """Returns other entries, with the same end of the last line."""
+        return TextMetadata(entries, self.trailing_newline)
+
 
 class KeyValueLines(construct.Construct):
     """UTF-8 lines ``key=value``, separated by newlines; `size` bytes in total.
@@ -44,7 +49,7 @@ class KeyValueLines(construct.Construct):
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> TextMetadata:
-        start, size = stream.tell(), self.size(context)
+        start, size = stream.tell(), evaluate(self.size, context)
         limits = limits_of(context)
         if size <= bytes_left(stream):
             limits.check("metadata", size, path, " bytes")

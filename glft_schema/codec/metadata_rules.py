@@ -115,6 +115,5 @@ class KeyType(Check):
 
     def check(self, context: Context, path: str) -> None:
         found = StoredValue(context.type, context.value)
-        if self.keys.type_of(context.key, False) and not self.keys.suits(context.key, found.type_text):
-            problem = f"expected {self.keys.kinds(context.key)} for {context.key}, found {found.type_text}"
+        if problem := self.keys.refusal(context.key, found.type_text):
             self.broken(context, problem, f"{path} -> {self.field}")

@@ -245,14 +245,14 @@ class Derived(construct.Construct):
     """A value computed from earlier fields, not part of the Struct's value. Size: 0.
 
     Attributes:
-        of: the context -> the value.
+        of: the context -> the value; or a constant.
         value: `of`, compiled.
     """
 
-    def __init__(self, of: Callable[[Any], Any]) -> None:
+    def __init__(self, of: Any) -> None:
         super().__init__()
         self.of = of
-        self.value = compiled(of)
+        self.value = compiled(of) if callable(of) else lambda context: of
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
@@ -263,7 +263,7 @@ class Derived(construct.Construct):
         return lambda stored, at, context: (value(context), at)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        value = self.of(context)
+        value = evaluate(self.of, context)
         if obj is not None and obj != value:
             raise FormatError(f"expected {shown(value)} (computed from the other fields), found {shown(obj)}", path)
         return value
@@ -311,24 +311,24 @@ class Padding(construct.Construct):
     Parses into the bytes. Builds from bytes of the right number, otherwise zeros.
 
     Args:
-        to: the context -> the multiple.
+        to: the context -> the multiple; or a constant.
         may_lack: the context -> whether the file may end before.
     """
 
-    def __init__(self, to: Callable[[Any], int], may_lack: Callable[[Any], bool]) -> None:
+    def __init__(self, to: Any, may_lack: Callable[[Any], bool] = lambda context: False) -> None:
         super().__init__()
         self.to = to
         self.may_lack = may_lack
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> bytes:
-        nbytes, left = -stream.tell() % self.to(context), bytes_left(stream)
+        nbytes, left = -stream.tell() % evaluate(self.to, context), bytes_left(stream)
         if nbytes > left and not self.may_lack(context):
             raise TruncatedError(f"expected {nbytes} bytes, found {left}", path)
         return bytes(construct.stream_read(stream, min(nbytes, left), path))
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
-        nbytes = -stream.tell() % self.to(context)
+        nbytes = -stream.tell() % evaluate(self.to, context)
         if not isinstance(obj, (bytes, NoneType)):
             raise FormatError(f"expected bytes, found {shown(obj)}", path)
         if obj is None or not (len(obj) == nbytes or (self.may_lack(context) and len(obj) < nbytes)):

@@ -152,11 +152,11 @@ class TypeCode(construct.Adapter):
         return self._known(code, path, self.table.of_code)
 
     def _fast_reader(self, context: Context) -> Reader:
-        code_reader, type_of = fast_reader(self.subcon, context), self.table.of_code
+        code_reader, types = fast_reader(self.subcon, context), {self.table.code_of(type_): type_ for type_ in self.table}
 
         def read(stored: bytes, at: int, context: Context) -> tuple[Any, int]:
             code, end = code_reader(stored, at, context)
-            return type_of(code), end
+            return types[code], end
 
         return read
 

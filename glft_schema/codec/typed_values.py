@@ -181,10 +181,10 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
     """
     scalar = scalar or as_stored
     value = value.value if isinstance(value, Typed) else value
+    if text == ARRAY or (ARRAY if text.startswith(f"{ARRAY}[") else text) not in types:
+        names = ", ".join(f"{type_.name}[...]" if type_.name == ARRAY else type_.name for type_ in types)
+        raise FormatError(f"expected one of {names}, found {shown(text)}", path)
     if not text.startswith(f"{ARRAY}["):
-        if text == ARRAY or text not in types:
-            names = ", ".join(type_.name for type_ in types)
-            raise FormatError(f"expected one of {names}[...], found {shown(text)}", path)
         return StoredValue(types[text], scalar(value, types[text], path))
     if not _is_sequence(value):
         raise FormatError(f"expected a list, found {shown(value)}", path)

@@ -190,7 +190,7 @@ _register(construct.IfThenElse, lambda it, of: s.Switch(Operation("!=", known(it
     SwitchCase("false", 0, of(it.elsesubcon)),
 )))
 
-_register(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.of))
+_register(structs.Derived,      lambda it, of: s.Derived(read(it.of), it.value))
 _register(construct.Computed,   lambda it, of: s.Derived(read(it.func), partial(construct.evaluate, it.func)))
 _register(construct.Tell,       lambda it, of: s.Derived(None))
 _register(construct.Pass,       lambda it, of: s.Derived(None))

@@ -102,7 +102,9 @@ class NodeWords:
             case s.Lines():
                 return f"{self.expression(node.size)} bytes of UTF-8 lines {self.code('key=value')}"
             case s.JsonTable():
-                return f"{self.expression(node.size)} bytes of JSON: an object with {self.words(node.item)} for each row by name"
+                return (
+                    f"{self.expression(node.size)} bytes of JSON: an object with {self.words(node.item)} for each row by name"
+                )
             case s.JsonTexts():
                 return f"no bytes of its own; an entry of {self.code(node.table)}: {self.words(node.item)} for each text"
             case s.Json(kind="name"):

@@ -1,6 +1,6 @@
 """`Container`: the construct for a weights file of any format. `open`: a file by its path.
 
-The first four bytes select the format. Errors name the field, the byte and the tensor.
+The first bytes select the format. Errors name the field, the byte and the tensor.
 """
 
 from __future__ import annotations

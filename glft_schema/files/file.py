@@ -80,6 +80,11 @@ class File:
         return (self,)
 
     @property
+    def header(self) -> Any:
+        """The region ``header``; empty if the format has none."""
+        return self.regions.header if "header" in self._record else Record({})
+
+    @property
     def metadata(self) -> Any:
         """The metadata, a read-only mapping; empty if the format has none."""
         return self.regions.metadata if "metadata" in self._record else Metadata({})

@@ -17,13 +17,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.file import File
-from glft_schema.formats.format import Format
+from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.registry import index_suffixes
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import StrPath
@@ -192,12 +193,7 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
         OSError: if a file of the set is missing or cannot be opened.
         FormatError: if the index or a file is invalid, or a tensor is missing.
     """
-    stored = read_regular(index)
-    try:
-        weight_map = json.loads(stored.decode("utf-8"))["weight_map"]
-        names = sorted(set(weight_map.values()), key=str)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise FormatError("expected JSON with a weight_map", file=str(index)) from None
+    weight_map, names = _read_index(index)
     if not names:
         raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
     if bad := [name for name in names if not _is_file_name(name)]:
@@ -219,6 +215,28 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
             shard.close()
         raise
     return ShardedFile(tuple(shards), numbers, str(index))
+
+
+def index_of(file: File) -> Path | None:
+    """Returns the index beside a file that lists it, or None."""
+    if not isinstance(file.format.shards, ShardIndex):
+        return None
+    path = Path(file.name)
+    for index in sorted(path.parent.glob(f"*{file.format.shards.suffix}")):
+        with suppress(FormatError, OSError):  # not an index, or not readable
+            if path.name in _read_index(index)[1]:
+                return index
+    return None
+
+
+def _read_index(index: Path) -> tuple[dict[str, Any], list[Any]]:
+    """Returns the file name of each tensor, and all file names, which are not checked."""
+    stored = read_regular(index)
+    try:
+        weight_map = json.loads(stored.decode("utf-8"))["weight_map"]
+        return weight_map, sorted(set(weight_map.values()), key=str)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise FormatError("expected JSON with a weight_map", file=str(index)) from None
 
 
 def _is_file_name(text: object) -> bool:

@@ -15,12 +15,14 @@ from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.formats.slips import first_slip
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.streams import START
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
 DEFAULT = GLFT  # for other endings
 WITH_TYPES = GGUF  # its value types are those of typed values that another format stores as text
+MAGIC = "header -> magic"  # the path of an error about an unknown format
 ZIP = b"PK\x03\x04"
 OTHER_FILES = {
     ZIP: "a zip archive, such as torch.save makes: open_checkpoint and glft convert read it",
@@ -40,10 +42,16 @@ def register_format(format: Format) -> Format:
         `format`. Registering it again changes nothing.
 
     Raises:
-        ValueError: if the name, a file extension or a magic is in use.
+        TypeError: if it is not a `Format`.
+        ValueError: if the name, a file extension or a magic is in use, or the declaration has a
+            slip, with a sentence that says what to write.
     """
+    if not isinstance(format, Format):
+        raise TypeError(f"expected a Format, found {shown(format)}")
     if format in FORMATS:
         return format
+    if slip := first_slip(format):
+        raise ValueError(slip)
     for known in FORMATS:
         endings = set(format.endings).intersection(known.endings)
         magics = [magic for magic in format.magics if any(magic.startswith(m) or m.startswith(magic) for m in known.magics)]
@@ -76,9 +84,10 @@ def format_of(source: Source) -> Format:
     if format := find_format(source):
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    magic = bytes(source.read(0, min(4, source.size)))
-    other = f", the start of {OTHER_FILES[magic]}" if magic in OTHER_FILES else ""
-    raise FormatError(f"expected {' or '.join(expected)}, found {magic!r}{other}", "header -> magic", 0, file=source.name)
+    start = bytes(source.read(0, min(START, source.size)))
+    other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
+    found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
+    raise FormatError(f"expected {' or '.join(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:

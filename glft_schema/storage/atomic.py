@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import Source, StrPath
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
@@ -84,6 +84,7 @@ class _Stream(io.BufferedWriter):
     def __init__(self, raw: io.FileIO, path: StrPath) -> None:
         super().__init__(raw, BLOCK + 1)  # larger than a block, so that blocks are copied, not passed through
         self._path = path
+        self._fd = raw.fileno()
         self._filled = 0  # bytes in the current block
 
     def write(self, data: Any) -> int:
@@ -96,6 +97,19 @@ class _Stream(io.BufferedWriter):
                     self._filled = 0
                     super().flush()
         return memoryview(data).nbytes
+
+    def copy_from(self, source: Source, start: int, nbytes: int) -> int:
+        """Lets the system copy bytes of a source, unless they are few.
+
+        Returns:
+            The number of bytes copied, see `Source.copy_to`.
+        """
+        if nbytes < BLOCK:
+            return 0
+        self.flush()
+        copied = source.copy_to(self._fd, start, nbytes)
+        self._filled = (self._filled + copied) % BLOCK
+        return copied
 
     def flush(self) -> None:
         with _naming(self._path):

@@ -13,6 +13,7 @@ from typing import Any
 from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.storage.source import BytesSource, Source, StrPath
 
+STEP = 1 << 26  # bytes per system call that copies: a few milliseconds, after which a signal is handled
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
 
 
@@ -65,6 +66,21 @@ class FileSource(Source):
             done += n
         return view
 
+    def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
+        copy = getattr(os, "copy_file_range", None)  # Linux only
+        done = 0
+        with suppress(OSError):  # not supported between these files, for example
+            while copy and done < nbytes:
+                at = self.start + start + done
+                try:  # steps end at multiples of STEP, so that the blocks of the file can be shared
+                    n = copy(self._fd, fd, min(nbytes - done, STEP - at % STEP), at)
+                except InterruptedError:
+                    continue
+                if n == 0:  # the file was truncated, or its file system cannot copy
+                    break
+                done += n
+        return done
+
     def _view(self, start: int, nbytes: int) -> memoryview:
         return self._read(start, nbytes)
 
@@ -77,7 +93,7 @@ class FileSource(Source):
             os.close(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+        if hasattr(self, "_fd") and os:  # at Python's exit, the modules may be gone already
             self._release()
 
 

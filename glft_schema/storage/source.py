@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from glft_schema.errors import ClosedError, TruncatedError
 
 StrPath = str | os.PathLike[str]
+Result = TypeVar("Result")
 
 
 class Source:
@@ -56,6 +58,18 @@ class Source:
         """Like `view`, but a truncated file cannot invalidate the result; copies a mapped file."""
         return self.view(start, nbytes)
 
+    def copy_to(self, fd: int, start: int, nbytes: int) -> int:
+        """Lets the system copy `nbytes` bytes to the position of `fd`, without reading them.
+
+        Returns:
+            The number of bytes copied: fewer, or 0, if the system cannot copy them or fails. The
+            caller reads and writes the rest, which raises the errors.
+
+        Raises:
+            ClosedError, TruncatedError: as `view`.
+        """
+        return self._guarded(partial(self._copy_to, fd), start, nbytes)
+
     def check_open(self) -> None:
         """Raises ClosedError after `close`."""
         if self.closed:
@@ -68,7 +82,7 @@ class Source:
             if not was_closed and not self._readers:
                 self._release()
 
-    def _guarded(self, read: Callable[[int, int], memoryview], start: int, nbytes: int) -> memoryview:
+    def _guarded(self, read: Callable[[int, int], Result], start: int, nbytes: int) -> Result:
         """Calls `read` after a bounds check; the file stays open during the call."""
         with self._lock:
             self.check_open()
@@ -110,6 +124,9 @@ class Source:
     def _private(self, start: int, nbytes: int) -> memoryview:
         return memoryview(bytearray(self._view(start, nbytes)))
 
+    def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
+        return 0
+
     def _release(self) -> None:
         """Releases system resources. Called when no read is in progress."""
 
@@ -137,6 +154,32 @@ class BytesSource(Source):
 
     def _view(self, start: int, nbytes: int) -> memoryview:
         return self._bytes[start : start + nbytes]
+
+
+class SplicedSource(Source):
+    """Bytes in memory, followed by the end of another source.
+
+    Args:
+        head: the bytes in memory.
+        source: the other source.
+        start: its first byte that follows.
+    """
+
+    def __init__(self, head: bytes, source: Source, start: int) -> None:
+        self._head = BytesSource(head)
+        self._tail = source
+        self._shift = len(head) - start  # from a position in the other source to one in this source
+        super().__init__(source.name, source.size + self._shift)
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        in_head = min(max(self._head.size - start, 0), nbytes)
+        if in_head == nbytes:
+            return self._head.view(start, nbytes)
+        tail = self._tail.read(start + in_head - self._shift, nbytes - in_head)
+        return memoryview(bytes(self._head.view(start, in_head)) + tail).toreadonly() if in_head else tail
+
+    def _copy_to(self, fd: int, start: int, nbytes: int) -> int:
+        return self._tail.copy_to(fd, start - self._shift, nbytes) if start >= self._head.size else 0
 
 
 class ReadSource(Source):

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from glft_schema.lazy import torch
+from glft_schema.storage.source import Source
+
+PIECE = 1 << 24  # bytes per read when bytes are copied unchanged
 
 if sys.byteorder != "little":
     raise ImportError("glft_schema requires a little-endian machine: it uses stored numbers in place")
@@ -44,9 +47,31 @@ class Sink:
         self._written += write_all(self._stream, data)
         return memoryview(data).nbytes
 
+    def copy_from(self, source: Source, start: int, nbytes: int) -> int:
+        """Lets the system copy bytes of a source. Returns the number copied."""
+        copied = copy_by_system(self._stream, source, start, nbytes)
+        self._written += copied
+        return copied
+
     def tell(self) -> int:
         """Returns the number of bytes written."""
         return self._written
+
+
+def copy_all(stream: Any, source: Source, start: int, nbytes: int) -> int:
+    """Copies bytes of a source to a stream, by the system if it can. Returns the byte count."""
+    for at in range(start + copy_by_system(stream, source, start, nbytes), start + nbytes, PIECE):
+        write_all(stream, source.read(at, min(PIECE, start + nbytes - at)))
+    return nbytes
+
+
+def copy_by_system(stream: Any, source: Source, start: int, nbytes: int) -> int:
+    """Returns the number of bytes that the system copied, see `Source.copy_to`.
+
+    Only streams of `atomic_write` support it, also within a `Sink`.
+    """
+    copy = getattr(stream, "copy_from", None)
+    return copy(source, start, nbytes) if copy else 0
 
 
 def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:

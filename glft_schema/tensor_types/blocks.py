@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import wraps
+from inspect import signature
+from typing import Any
 
 from construct.expr import FuncPath
 
 from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
-from glft_schema.codec.structs import Struct
+from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
@@ -27,12 +29,22 @@ def block_type(
     code: int,
     weights: int,
     block: Struct,
+    *,
     dequantize: Formula = no_formula,
     quantize: Encoder | None = None,
     scales: Mapping[str, Floats] | None = None,
     reserved: Iterable[Reserved] = (),
 ) -> TensorType:
-    """Declares a block type; see `register_type`. `formula_of` may add the formula."""
+    """Declares a block type, for the tables of formats; `register_type` adds it to those of GGUF.
+
+    The arguments are those of `register_type`. `formula_of` may add the formula.
+
+    Raises:
+        ValueError: if the name is in use, or the block or a function cannot be used; the
+            sentence says what to write.
+    """
+    if slip := _slip(block, weights, dequantize):
+        raise ValueError(f"{name}: {slip}")
     block.title = name.lower()
     blocks = Blocks(block, weights)
 
@@ -82,7 +94,16 @@ class Blocks(TensorField):
 
         @wraps(quantize)
         def encode(numbers: torch.Tensor, **importance: torch.Tensor) -> dict[str, torch.Tensor]:
-            fields = quantize(numbers.reshape(-1, self.weights), **importance)
+            blocks = numbers.reshape(-1, self.weights)
+            fields = quantize(blocks, **importance)
+            spans = [(name, (span.stop - span.start) * len(blocks)) for name, span, _ in self._spans]
+            if [(name, fields[name].nbytes if name in fields else None) for name, _ in spans] != spans:
+                expected = ", ".join(
+                    f"{name} {number}[{len(blocks)}, {(span.stop - span.start) // number.itemsize}]"
+                    for name, span, number in self._spans
+                )
+                found = ", ".join(f"{name} {field.dtype} {list(field.shape)}" for name, field in fields.items())
+                raise ValueError(f"expected {expected} from the encoder, found {found}")
             return {"blocks": side_by_side([fields[name] for name, _, _ in self._spans]).reshape(len(numbers), -1)}
 
         return encode
@@ -105,6 +126,29 @@ class Blocks(TensorField):
 
     def swapped(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
+
+
+def _slip(block: Any, weights: Any, dequantize: Formula) -> str | None:
+    """Returns what is wrong with a declaration and what to write, or None."""
+    if not isinstance(weights, int) or weights < 1:
+        return f"expected at least one weight per block, found {weights!r}"
+    if not isinstance(block, Struct):
+        return f'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found {block!r}'
+    for field in block.subcons:
+        array = unwrapped(field)
+        if not field.name:
+            return f'give each field of the block a name, such as "d" / f16[1], found {array!r} without one'
+        if not isinstance(array, TensorField) or not all(isinstance(dim, int) for dim in array.dims):
+            example = f"{array!r}[1]" if isinstance(array, Number) else "u8[16]"
+            return f"{field.name}: write an array of numbers with constant dims, such as {example}, found {array!r}"
+    names = [field.name for field in block.subcons]
+    try:
+        signature(dequantize).bind(**dict.fromkeys(names))
+    except TypeError:
+        return (
+            f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {signature(dequantize)}"
+        )
+    return None
 
 
 def _has_finite_sum(numbers: torch.Tensor) -> bool:

@@ -52,14 +52,15 @@ def register_type(
         reserved: bit patterns that no encoder writes, reported by checks of values.
 
     Raises:
-        ValueError: if the name or the code is in use, or the encoder has other parameters.
+        ValueError: if the name or the code is in use, or the block or a function cannot be used;
+            the sentence says what to write.
     """
-    if not isinstance(code, int) or code < 0 or not isinstance(weights, int) or weights < 1:
-        raise ValueError(f"expected a non-negative code and at least one weight per block, found {code!r} and {weights!r}")
+    if not isinstance(code, int) or code < 0:
+        raise ValueError(f"expected a non-negative code, found {code!r}")
     for known in GGML_TYPES:
         if code == known.code or name.lower() == known.scheme:
             raise ValueError(f"expected an unused code and an unused name, found one used by {known.code} {known}")
-    type_ = block_type(name, code, weights, block, dequantize, quantize, scales, reserved)
+    type_ = block_type(name, code, weights, block, dequantize=dequantize, quantize=quantize, scales=scales, reserved=reserved)
     GGML_TYPES.add(type_)
     return type_
 

@@ -257,6 +257,8 @@ def write_payload(payload: Any, row: Any, stream: Any, path: str, order: ByteOrd
     if isinstance(payload, Tensor) and (payload.dtype, payload.shape) != (row.dtype, tuple(row.shape)):
         found = f"{payload.dtype} {list(payload.shape)}"
         raise FormatError(f"expected {row.dtype} {list(row.shape)}, found {found}", path, tensor=row.name)
+    if isinstance(payload, Tensor) and payload.order == order:
+        return payload.copy_to(stream)
     if hasattr(payload, "pieces"):
         return sum(write_all(stream, piece) for piece in payload.pieces(order))
     if isinstance(payload, (bytes, bytearray, memoryview)):

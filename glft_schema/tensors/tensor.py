@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
@@ -15,11 +15,10 @@ from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
+from glft_schema.storage.tensor_bytes import PIECE, copy_all
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensors.upload import to_device
-
-PIECE = 1 << 24  # bytes per read when a payload is copied unchanged
 
 Index = int | slice | EllipsisType
 
@@ -133,6 +132,15 @@ class Tensor:
         for start in range(0, self.nbytes, PIECE):
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
+    def copy_to(self, stream: Any) -> int:
+        """Copies the payload to a stream, by the system if it can. Returns the byte count.
+
+        Raises:
+            ClosedError, TruncatedError: as `dequantize`.
+        """
+        self._source.check_open()
+        return copy_all(stream, self._source, self.position, self.nbytes)
+
     @outside_graphs
     def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
         """Returns the tensor's values.
@@ -215,8 +223,7 @@ class Tensor:
         return part if is_view or part.numel() == block.numel() else part.clone()
 
     def _check_known(self) -> None:
-        if not self.dtype.is_known:
-            problem = f"type {self.dtype.code} is unknown; add it with glft_schema.types.register_type"
+        if problem := self.dtype.bytes_only:
             raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:

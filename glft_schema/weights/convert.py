@@ -7,13 +7,14 @@ type followed by JSON, and an entry `MARKER` marks the file. Converting back res
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
 from glft_schema.codec.typed_text import from_text, to_text
 from glft_schema.display import Progress
-from glft_schema.errors import FormatError
+from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
@@ -60,19 +61,26 @@ def convert(
 
     Raises:
         OptionError: if the format is unknown. Other errors as `save_file`.
+
+    Warns:
+        MetadataWarning: if the format has no metadata, and `source` has some.
     """
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
         source, exclude = open_with_metadata(source, exclude), ()
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
     added = metadata or {}
-    if source.file and has_types(entries) and not isinstance(entries, TypedMetadata):
-        entries = {key: text for key, text in entries.items() if source.file.format.entries.get(key) != text}
+    own = source.file.format.entries if source.file else {}
+    if not isinstance(entries, TypedMetadata):
+        entries = {key: text for key, text in entries.items() if own.get(key) != text}
     if target.has_typed_metadata:
         if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
     elif target.metadata is None:
+        if entries:
+            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
+            warnings.warn(problem, MetadataWarning, stacklevel=3)
         converted = added  # refused unless empty
     else:
         converted = {**target.entries, **as_texts(entries, added)}

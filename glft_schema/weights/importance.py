@@ -87,8 +87,7 @@ class ImportanceMatrix:
 
         Args:
             path: the file.
-            chunk_size: tokens in a chunk, which ``.dat`` does not state. It matters if the matrix is
-                merged with others.
+            chunk_size: tokens in a chunk, which ``.dat`` does not state. It matters for merging.
 
         Raises:
             FormatError: if the file is not a valid importance matrix.

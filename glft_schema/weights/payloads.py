@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.display import Progress
-from glft_schema.errors import TensorError
+from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import Rows, matrix, row_chunks
@@ -75,11 +75,15 @@ class PlannedPayload:
 
     def pieces(self, order: ByteOrder = LITTLE) -> Iterator[memoryview]:
         """Yields the payload's bytes. Raises TensorError if the tensor does not match the plan."""
-        if self.copy_of:
-            yield from self.copy_of.pieces(order)
-            self.error = 0.0
-        else:
-            yield from self._encoded(order)
+        try:
+            if self.copy_of:
+                yield from self.copy_of.pieces(order)
+                self.error = 0.0
+            else:
+                yield from self._encoded(order)
+        except FormatError as error:  # the source was truncated after opening
+            error.tensor = self.name
+            raise
         if self.done:
             self.done(self.name)
 

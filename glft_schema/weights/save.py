@@ -88,8 +88,9 @@ def save_file(
         metadata = target.metadata.stating(metadata or {}, target.alignment_key, alignment)
     types = {name: choice.type for name, choice in choices.items()}
     rows = [{"name": name, "dims": target.dims_of(stored[name].shape), "dtype": types[name]} for name in types]
+    rows = sorted(rows, key=target.order) if target.order else rows
     payload_of = {name: payloads[aliases.get(name, name)] for name in payloads}
-    regions: dict[str, Any] = {target.table: sorted(rows, key=target.order) if target.order else rows, "data": payload_of}
+    regions: dict[str, Any] = {target.table: rows, "data": payload_of}
     for region, value in (("header", header), ("metadata", metadata)):
         if target.field(region) is not None:
             regions[region] = value or {}
@@ -97,7 +98,8 @@ def save_file(
             raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
     regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
     Container.build_file({"format": target.name, **regions}, path, rules=rules)
-    return [tensor.written(payloads.get(aliases.get(name, ""))) for name, tensor in payloads.items()]
+    in_order = [payloads[str(row["name"])] for row in rows]
+    return [payload.written(payloads.get(aliases.get(payload.name, ""))) for payload in in_order]
 
 
 def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:

@@ -264,7 +264,7 @@ def test_an_unknown_type() -> None:
 def test_a_custom_type() -> None:
     block = Struct("qs" / u16[2] * "codes", "least" / f32[2] * "minima")
     codes = Reserved("qs", "code 9", lambda qs: qs == 9)
-    type_ = block_type("ODD_4", 9999, 4, block, lambda qs, least: least.repeat_interleave(2, 1), reserved=[codes])
+    type_ = block_type("ODD_4", 9999, 4, block, dequantize=lambda qs, least: least.repeat_interleave(2, 1), reserved=[codes])
     expected = [("qs", "reserved", 1, (4,), 14), ("least", "infinite", 1, (6,), 20)]
     for order, sign in (("little", "<"), ("big", ">")):
         payload = struct.pack(f"{sign}2H2f", 1, 2, 1, 1) + struct.pack(f"{sign}2H2f", 1, 9, 1, INF)

@@ -82,6 +82,8 @@ def all_verbs(path: Path, names: Iterable[str], out: Path) -> Iterable[list[obje
     for name in names:
         yield ["get-tensor", path, name, out / "one.npy"]
         yield ["explain", path, "--tensor", name]
+        yield ["edit", path, "--set", f"new={HOSTILE}", "--rename", f"{name}={HOSTILE}", "-o", out / "edited"]
+        yield ["edit", path, "--remove", name]
 
 
 @pytest.mark.slow

@@ -186,7 +186,11 @@ WITHOUT_TORCH = f"import sys; sys.modules['torch'] = None; {MAIN}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["inspect"], ["verify"], ["explain"], ["hash"], ["schema", "--as", "c"]], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [["inspect"], ["verify"], ["explain"], ["hash"], ["schema", "--as", "c"], ["edit", "--set", "arch=toy"]],
+    ids=str,
+)
 def test_verbs_that_compute_no_tensor_need_no_torch(four_types: Path, arguments: list[str]) -> None:
     verb, *options = arguments
     command = [verb, "gguf" if verb == "schema" else four_types, *options]

@@ -40,7 +40,7 @@ def qx_32(d: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
 QX_32 = block_type("QX_32", 177, 32, Struct(
     "d"      / f16[1] * "made-up scale",
     "deltas" / i8[32] * "made-up deltas",
-), qx_32)
+), dequantize=qx_32)
 '''
 EDITS = [
     ("formats/glft.py", '    "version"      / Default', HEADER_FIELD),

@@ -20,6 +20,7 @@ from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
+from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,20 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "header -> magic 0 None header -> magic: expected" in printed
 
 
+def test_editing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    metadata = {"general.architecture": "toy", "general.name": "Toy", "toy.block_count": 2}
+    save_file({"w": torch.ones(4, 64), "norm": torch.ones(3)}, "model.gguf", metadata)
+    Path("template.jinja").write_text("{{ messages[0].content }}\n", "utf-8")
+    (shown,), (example,) = blocks(page := ROOT / "docs" / "editing.md", "console"), blocks(page, "python")
+    for command, _, expected in (part.partition("\n") for part in shown.split("$ glft ")[1:]):
+        done = in_this_process(*shlex.split(command))
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+    exec(compile(example, "editing.md", "exec"), {})
+    assert capsys.readouterr().out.endswith("rename 'norm' -> 'output_norm.weight'\n1056 of 1472 bytes are copied\n")
+    assert glft.open("edited.gguf").metadata["general.tags"] == ["small", "test"]
+
+
 def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     save_file({"w": torch.tensor([1.0, float("nan")])}, "model.gguf")
@@ -87,6 +102,18 @@ def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     verdict, odd = capsys.readouterr().out.splitlines()
     assert verdict.startswith("True [] [] ")
     assert odd.startswith("w weights NaN 1 (1,) ")
+
+
+def test_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, sums in (("german", [1.0, 3.0]), ("code", [3.0, 5.0])):
+        columns = glft.ColumnSums(torch.tensor([sums]), torch.tensor([2]))
+        glft.ImportanceMatrix({"w": columns}, (f"{name}.txt",)).save(f"{name}.gguf")
+    (example,) = blocks(ROOT / "docs" / "importance.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(example, "importance.md", "exec"), names)
+    assert capsys.readouterr().out == "w 3.0 1.0 None\n"
+    assert torch.equal(names["averages"]["w"], glft.read_importance("both.dat")["w"])
 
 
 @pytest.mark.slow

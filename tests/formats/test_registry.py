@@ -11,6 +11,7 @@ from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.registry import endings, find_format, format_for, format_named, format_of, target_format
+from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.source import BytesSource
 
 
@@ -19,6 +20,8 @@ def test_formats_by_magic() -> None:
     assert format_of(BytesSource(bytes.fromhex("54464C47 01000000"))) is GLFT
     assert find_format(BytesSource(b"GLFT")) is GLFT  # byte-swapped: a rule refuses it later
     assert find_format(BytesSource(b"PK\x03\x04")) is None
+    assert format_of(BytesSource(b'\x50\0\0\0\0\0\0\0{"a":{}}')) is SAFETENSORS
+    assert format_of(BytesSource(b"\x50\0\0\0\0\0\0\0 \n{")) is SAFETENSORS  # a rule refuses the space later
     for start, format in ((b"GGU", GGUF), (b"TF", GLFT), (b"", GLFT)):  # files that are cut off, and reported as truncated
         assert format_of(BytesSource(start)) is format
 
@@ -30,30 +33,29 @@ def test_formats_by_magic() -> None:
         (b"version https://git-lfs", "a Git LFS pointer: fetch the file with git lfs pull"),
         (b"<!DOCTYPE html>", "a web page"),
         (b"<html>", "a web page"),
-        (b'\x50\0\0\0\0\0\0\0{"a":{}}', "a safetensors file: open_checkpoint and glft convert read it"),
     ],
 )
 def test_other_known_files(start: bytes, found: str) -> None:
     with pytest.raises(FormatError) as caught:
         format_of(BytesSource(start, "in.bin"))
-    expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found"
+    expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
     assert str(caught.value) == f"{expected} {start[:4]!r}, the start of {found} (at byte 0) in in.bin"
 
 
 def test_an_unknown_file() -> None:
-    with pytest.raises(FormatError, match=r" \(GGUF\), found b'X' \(at byte 0\)$"):
+    with pytest.raises(FormatError, match=r" \(GGUF\) or a safetensors file, found b'X' \(at byte 0\)$"):
         format_of(BytesSource(b"X"))
 
 
 def test_formats_by_name() -> None:
     assert format_named("GGUF") is format_named("gguf") is format_named("Gguf") is GGUF
     assert format_named("glft") is GLFT
-    with pytest.raises(OptionError, match=r"^expected GLFT or GGUF, found 'onnx'$"):
+    with pytest.raises(OptionError, match=r"^expected GLFT or GGUF or safetensors, found 'onnx'$"):
         format_named("onnx")
 
 
 def test_formats_by_ending() -> None:
-    assert endings() == {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT}
+    assert endings() == {".gguf": GGUF, ".glft": GLFT, ".gguf-lite": GLFT, ".safetensors": SAFETENSORS}
     assert format_for("out.gguf", None) is GGUF
     assert format_for(Path("a.b/OUT.GGUF"), None) is GGUF
     assert format_for("out.gguf-lite", None) is GLFT
@@ -62,17 +64,14 @@ def test_formats_by_ending() -> None:
     assert format_for("out.bin", "gguf") is GGUF
     assert format_for("out.gguf", "glft") is GLFT
     assert format_for("out.safetensors", "gguf") is GGUF
-    with pytest.raises(
-        OptionError, match=r"^expected a GLFT or GGUF file to write, found a safetensors file: use glft_schema.convert$"
-    ):
-        format_for("out.safetensors", None)
+    assert format_for("out.safetensors", None) is SAFETENSORS
 
 
 def test_the_target_format_of_convert() -> None:
     assert target_format("out.GGUF", None) is GGUF
     assert target_format("out.bin", "glft") is GLFT
     assert target_format("out.safetensors", "gguf") is GGUF
-    assert target_format("out.safetensors", None) is None
-    assert target_format("out.gguf", "SafeTensors") is None
+    assert target_format("out.safetensors", None) is SAFETENSORS
+    assert target_format("out.gguf", "SafeTensors") is SAFETENSORS
     with pytest.raises(OptionError, match=r"that ends in .glft, .gguf-lite, .gguf, .safetensors, found 'out.bin'$"):
         target_format("out.bin", None)

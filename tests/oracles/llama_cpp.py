@@ -166,3 +166,52 @@ def _tensors(c: ctypes.CDLL, file: ctypes.c_void_p, tensors: ctypes.c_void_p) ->
         name, code = c.gguf_get_tensor_name(file, at), c.gguf_get_tensor_type(file, at)
         found.append((name, dims, code, c.gguf_get_tensor_offset(file, at), payload))
     return found
+
+
+class Opaque(ctypes.Structure):
+    """Room for any struct of parameters that C passes by value."""
+
+    _fields_ = (("words", ctypes.c_uint64 * 64),)
+
+
+class AdapterTarget:
+    """A model loaded by llama.cpp, to load adapters for. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._c = c = library()
+        c.llama_log_set(silent, None)
+        c.llama_model_default_params.restype = Opaque
+        c.llama_model_load_from_file.restype = c.llama_adapter_lora_init.restype = ctypes.c_void_p
+        c.llama_model_load_from_file.argtypes = ctypes.c_char_p, Opaque
+        c.llama_adapter_lora_init.argtypes = ctypes.c_void_p, ctypes.c_char_p
+        c.llama_model_free.argtypes = c.llama_adapter_lora_free.argtypes = (ctypes.c_void_p,)
+        self._model = c.llama_model_load_from_file(bytes(path), c.llama_model_default_params())
+        assert self._model, f"llama.cpp cannot load {path}"
+
+    def __enter__(self) -> AdapterTarget:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._c.llama_model_free(self._model)
+
+    def loads(self, adapter: Path) -> bool:
+        """Tells whether llama.cpp loads a LoRA adapter for the model."""
+        loaded = self._c.llama_adapter_lora_init(self._model, bytes(adapter))
+        return bool(loaded)  # freed with the model
+
+
+class ControlVectorInfo(ctypes.Structure):
+    """``common_control_vector_load_info`` of common.h; texts are pointers in the wheel's ABI."""
+
+    _fields_ = (("strength", ctypes.c_float), ("path", ctypes.c_char_p))
+
+
+def control_vector_size(path: Path) -> int:
+    """Returns the length of a control vector's directions by common.cpp; -1 if it refuses them."""
+    load = library()["_Z26common_control_vector_loadRKSt6vectorI31common_control_vector_load_infoSaIS0_EE"]
+    library()["_Z30common_log_set_verbosity_tholdi"](-1)
+    load.restype = Opaque  # an int, and a vector that is not freed
+    info = ControlVectorInfo(1.0, bytes(path))
+    start = ctypes.addressof(info)
+    end = start + ctypes.sizeof(info)
+    return ctypes.c_int32(load((ctypes.c_void_p * 3)(start, end, end)).words[0]).value

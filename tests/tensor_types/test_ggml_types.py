@@ -228,7 +228,7 @@ def test_a_type_of_ones_own_is_one_declaration() -> None:
         with pytest.raises(ValueError, match="expected a type without a formula, found PAIR"):
             formula_of(own)(dequantize)
     with pytest.raises(ValueError, match=r"expected an encoder of \(weights\) or \(weights, importance\), found \(w, counts\)"):
-        block_type("NO_PAIR", 200, 2, block(), dequantize, lambda w, counts: {})
+        block_type("NO_PAIR", 200, 2, block(), dequantize=dequantize, quantize=lambda w, counts: {})
 
 
 # fmt: off

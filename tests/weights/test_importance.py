@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from pathlib import Path
@@ -12,12 +13,15 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import FormatError, TensorError, TiedWarning, convert, read_importance, save_file
+from glft_schema import FormatError, ImportanceMatrix, TensorError, TiedWarning, convert, read_importance, save_file
 from glft_schema.errors import OptionError
+from glft_schema.formats.imatrix import OldImatrix
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.importance import is_old_matrix
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
+from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
 
 SUMS = np.arange(1, 513, dtype=np.float32)
@@ -49,12 +53,11 @@ def new_file(path: Path, kind: str, tensors: dict[str, np.ndarray]) -> Path:
 
 
 def test_reads_old_files(tmp_path: Path) -> None:
-    path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS), (b"b", 0, SUMS[:3]), (b"c", 1, SUMS[:0]))
+    path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS), (b"b", 0, SUMS[:3]))
     found = read_importance(path)
-    assert found.keys() == {"a", "b", "c"}
+    assert found.keys() == {"a", "b"}
     assert torch.equal(found["a"], torch.from_numpy(SUMS / 4))
     assert torch.equal(found["b"], torch.ones(3))
-    assert found["c"].shape == (0,)
 
 
 def test_reads_gguf_files(tmp_path: Path) -> None:
@@ -95,10 +98,10 @@ def test_other_gguf_files_are_refused(kind: str, tensors: dict[str, np.ndarray],
 def test_old_files_are_refused_where_they_end_early(tmp_path: Path) -> None:
     path = old_file(tmp_path / "m.dat", (b"a", 4, SUMS[:5]), (b"b", 1, SUMS[:2]))
     stored = path.read_bytes()
-    whole = len(stored) - 16  # the rest is ignored
+    whole = len(stored) - 16
     for end in range(len(stored)):
         path.write_bytes(stored[:end])
-        if end >= whole:
+        if end in (whole, whole + 4):  # the number of chunks and the text may be missing
             assert read_importance(path).keys() == {"a", "b"}
         else:
             with pytest.raises(FormatError, match=rf"expected .*, found .* in {path}"):
@@ -108,7 +111,8 @@ def test_old_files_are_refused_where_they_end_early(tmp_path: Path) -> None:
 def test_old_files_of_nonsense(tmp_path: Path) -> None:
     path = tmp_path / "m.dat"
     for stored, text in (
-        (bytes(4), "expected the importance of at least one matrix, found none"),
+        (bytes(4), "n: expected at least 1, found 0"),
+        (struct.pack("<2is2i", 1, 1, b"a", 4, 0), "entries -> 0 -> n: expected at least 1, found 0"),
         (b"\xff\xff\xff\xff then 18 more bytes.", "n: expected at most 1 (bytes left: 20, at least 12 each), found 4294967295"),
         (b"\x01\0\0\0\xff\xff\xff\xff not much more", "entries -> 0 -> name: expected 4294967295 bytes, found 14"),
     ):
@@ -116,8 +120,196 @@ def test_old_files_of_nonsense(tmp_path: Path) -> None:
         with pytest.raises(FormatError) as caught:
             read_importance(path)
         assert caught.value.text == text
-    with pytest.raises(FormatError, match="entries -> 1 -> name: expected unique names, found 'a' twice"):
+    with pytest.raises(FormatError, match="entries -> 1 -> name: expected each name once, found the name of row 0 again"):
         read_importance(old_file(path, (b"a", 4, SUMS[:5]), (b"a", 1, SUMS[:2])))
+
+
+def gguf_file(size: int, datasets: list[bytes], chunks: int, *entries: tuple[bytes, list[int], list[float]]) -> bytes:
+    """Returns the GGUF form as llama-imatrix writes it: name, counts and sums of each matrix."""
+
+    def text(stored: bytes) -> bytes:
+        return struct.pack("<Q", len(stored)) + stored
+
+    stored = b"GGUF" + struct.pack("<IQQ", 3, 2 * len(entries), 4)
+    stored += text(b"general.type") + struct.pack("<I", 8) + text(b"imatrix")
+    stored += text(b"imatrix.datasets") + struct.pack("<IIQ", 9, 8, len(datasets)) + b"".join(map(text, datasets))
+    stored += text(b"imatrix.chunk_count") + struct.pack("<II", 4, chunks)
+    stored += text(b"imatrix.chunk_size") + struct.pack("<II", 4, size)
+    payloads = b""
+    for name, counts, sums in entries:
+        for suffix, columns, numbers in ((b".in_sum2", len(sums) // len(counts), sums), (b".counts", 1, counts)):
+            dims = [columns, len(counts)] if len(counts) > 1 else [columns]  # ggml drops dims of 1 at the end
+            stored += text(name + suffix) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 0, len(payloads))
+            payload = struct.pack(f"<{len(numbers)}f", *numbers)
+            payloads += payload + bytes(-len(payload) % 32)
+    return stored + bytes(-len(stored) % 32) + payloads
+
+
+def test_old_files_become_gguf_and_the_same_bytes_again(tmp_path: Path) -> None:
+    old, new, again = tmp_path / "m.dat", tmp_path / "m.gguf", tmp_path / "again.DAT"
+    odd = np.abs(np.sin(SUMS)) / 3
+    stored = old_file(old, (b"b.weight", 7, odd), (b"a.weight", 3, SUMS[:3])).read_bytes()
+    assert glft("imatrix", old, new).stdout == f"{new}: 2 matrices, 7 chunks, {new.stat().st_size:,} bytes\n"
+    entries = (b"b.weight", [7 * 512], [*(odd * 512)]), (b"a.weight", [3 * 512], [512.0, 1024.0, 1536.0])
+    assert new.read_bytes() == gguf_file(512, [b"text.txt"], 7, *entries)
+    contents = llama_cpp.contents(new.read_bytes())
+    assert contents is not None
+    assert [name for name, *_ in contents[1]] == [
+        b"b.weight.in_sum2",
+        b"b.weight.counts",
+        b"a.weight.in_sum2",
+        b"a.weight.counts",
+    ]
+    assert glft("imatrix", new, again).returncode == 0
+    assert again.read_bytes() == stored
+    assert all(torch.equal(mean, read_importance(old)[name]) for name, mean in read_importance(new).items())
+    glft("imatrix", old, new, "--chunk-size", 100)
+    entries = (b"b.weight", [700], [*(odd * np.float32(100))]), (b"a.weight", [300], [100.0, 200.0, 300.0])
+    assert new.read_bytes() == gguf_file(100, [b"text.txt"], 7, *entries)
+
+
+def test_the_declaration_of_old_files_is_lossless(tmp_path: Path) -> None:
+    path = old_file(tmp_path / "m.dat", (b"\xff", -1, SUMS[:3]))
+    stored = path.read_bytes()[:-8] + b"\xff\xfe123456"  # no UTF-8
+    for part in (stored, stored + b"more", stored[:-12], stored[:-16]):
+        assert OldImatrix.build(OldImatrix.parse(part)) == part
+    with pytest.raises(FormatError, match="n: expected at least 1, found 0"):
+        OldImatrix.build({"entries": [], "chunks": None, "dataset": None})
+
+
+def test_old_files_lose_what_they_cannot_hold(tmp_path: Path) -> None:
+    experts = (b"e", [0, 512, 1025], [5.0, 6.0, 512.0, 1024.0, 1025.0, 2050.0])
+    unused = (b"u", [0, 0], [1.0, 2.0])
+    new, old, again = tmp_path / "m.gguf", tmp_path / "m.dat", tmp_path / "again.gguf"
+    new.write_bytes(gguf_file(512, [b"a", b"b"], 2, experts, unused))
+    ImportanceMatrix.open(new).save(again)
+    assert again.read_bytes() == new.read_bytes()
+    assert glft("imatrix", new, old).stdout.endswith("\nleft out: u has no data\n")
+    # 3 chunks, the last of 1 token; the expert without data has means of 1
+    sums = struct.pack("<6f", 3, 3, 3, 6, 3, 6)
+    expected = struct.pack("<2is2i", 1, 1, b"e", 3, 6) + sums + struct.pack("<2is", 2, 1, b"b")
+    assert old.read_bytes() == expected
+    new.write_bytes(gguf_file(512, [], 0, unused))
+    assert_refused(glft("imatrix", new, old), "expected a matrix with data, found none")
+    assert_refused(glft("imatrix", new, tmp_path / "m.bin"), "expected a file that ends in .gguf or .dat, found")
+    assert_refused(glft("imatrix", old, old), "the output would overwrite the input")
+
+
+def test_matrices_are_merged_as_by_llama_imatrix(tmp_path: Path) -> None:
+    one, two, three, out = (tmp_path / name for name in ("1.gguf", "2.gguf", "3.dat", "out.gguf"))
+    one.write_bytes(gguf_file(512, [b"one"], 2, (b"b", [1024], [1.0, 2.0]), (b"e", [0, 512], [1.0, 2.0, 3.0, 4.0])))
+    two.write_bytes(gguf_file(256, [b"two"], 3, (b"e", [5, 6], [0.5, 0.5, 0.5, 0.5]), (b"a", [9], [7.0])))
+    old_file(three, (b"e", 4, SUMS[:4]), (b"b", 7, SUMS[:2]))
+    assert glft("imatrix", one, two, three, out).returncode == 0
+    assert out.read_bytes() == gguf_file(
+        512,
+        [b"one", b"two", b"text.txt"],
+        10,  # 2 + 3 / 2 + 7, rounded down
+        (b"a", [9], [7.0]),
+        (b"b", [1024 + 7 * 512], [1.0 + 512, 2.0 + 2 * 512]),
+        (b"e", [5 + 4 * 512, 512 + 6 + 4 * 512], [1.5 + 512, 2.5 + 2 * 512, 3.5 + 3 * 512, 4.5 + 4 * 512]),
+    )
+    assert_refused(glft("imatrix", one, tmp_path / "none", out), "none: No such file or directory")
+    two.write_bytes(gguf_file(512, [], 1, (b"e", [1], [1.0])))
+    problem = "expected importance matrices of one model, found [2, 2] and [1, 1] sums for 'e'"
+    assert_refused(glft("imatrix", one, two, out), problem)
+    with pytest.raises(OptionError, match="expected at least one importance matrix, found none"):
+        ImportanceMatrix.merge([])
+    with pytest.raises(OptionError, match="expected a chunk size of at least 1 token, found 0"):
+        ImportanceMatrix.open(one, chunk_size=0)
+
+
+def test_names_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
+    old_file(tmp_path / "m.dat", (b"n" * 56, 1, SUMS[:1]))
+    done = glft("imatrix", tmp_path / "m.dat", tmp_path / "m.gguf")
+    assert_refused(done, "tensor_infos -> 0 -> name: expected at most 63 bytes, found")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_statistics_are_those_of_llama_imatrix(tmp_path: Path) -> None:
+    """Against the formulas of its C++, in numpy's float32."""
+    rng = np.random.default_rng(3)
+    numbers = {f"blk.{layer}.attn_q.weight": rng.gamma(0.3, size=96).astype(np.float32) for layer in (0, 1, 3)}
+    numbers["blk.1.attn_q.weight"][:20] = 0
+    numbers["output"] = numbers["blk.0.attn_q.weight"][:1]
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_file(512, [], 2, *((name.encode(), [1024], [*(sums * 1024)]) for name, sums in numbers.items())))
+    rows = {row.name: row for row in ImportanceMatrix.open(path).statistics()}
+    for name, v in numbers.items():
+        row, total, mean, one = rows[name], v.sum(), v.sum() / np.float32(v.size), np.float32(1)
+        std = np.sqrt(max((v * v).sum() / v.size - mean * mean, np.float32(0)))
+        shares = v[v > 0] / total
+        entropy = -(shares * np.log2(shares)).sum()
+        expected = {
+            "n": v.size,
+            "total": total,
+            "min": v.min(),
+            "max": v.max(),
+            "mean": mean,
+            "std": std,
+            "active": one - (np.abs(v) <= 1e-5).sum() / v.size,
+            "entropy": entropy,
+            "normalized_entropy": entropy / np.log2(v.size) if v.size > 1 else 0,
+            "z_score": ((v - mean) / std > 1).sum() / v.size if std > 0 else 0,
+        }
+        assert {field: getattr(row, field) for field in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6), name
+    before, after = numbers["blk.0.attn_q.weight"], numbers["blk.1.attn_q.weight"]
+    cosine = before @ after / np.sqrt((before @ before) * (after @ after))
+    assert rows["blk.1.attn_q.weight"].cosine == pytest.approx(cosine, rel=1e-5)
+    assert [rows[name].cosine for name in ("blk.0.attn_q.weight", "blk.3.attn_q.weight", "output")] == [None] * 3
+    assert [(row.tensor, row.layer) for row in rows.values()][-1] == ("output", None)
+    totals = [row.total for row in rows.values() if row.tensor == "attn_q"]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_statistics_of_experts_and_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    experts = (b"blk.1.e.weight", [0, 4], [9.0, 9.0, 4.0, 12.0])
+    unused, zeros = (b"u", [0], [1.0]), (b"blk.0.e.weight", [4, 4], [0.0] * 4)
+    path.write_bytes(gguf_file(512, [], 2, experts, unused, zeros))
+    first, second = ImportanceMatrix.open(path).statistics()
+    assert (first.name, first.n, first.total, first.std, first.entropy, first.cosine) == (
+        "blk.1.e.weight",
+        *(2, 4.0, 1.0, pytest.approx(0.811278), None),  # the entropy of 1/4 and 3/4
+    )
+    assert second[1:] == (0, 4, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, None)
+
+
+def test_inspect_shows_statistics_of_both_forms(tmp_path: Path) -> None:
+    old, new = old_file(tmp_path / "m.dat", (b"blk.0.attn_q.weight", 1, SUMS), (b"blk.1.attn_q.weight", 1, SUMS * 2)), "m.gguf"
+    glft("imatrix", old, tmp_path / new)
+    of_old, of_new = glft("inspect", old), glft("inspect", tmp_path / new)
+    assert (of_old.returncode, of_new.returncode) == (0, 0)
+    about, _, *table = of_old.stdout.splitlines()
+    assert about == f"{old}: imatrix.dat, {old.stat().st_size:,} bytes, 2 matrices, 7 chunks of text.txt"
+    names = "tensor layer sum min max mean std active n entropy normalized z > 1 cosine"
+    assert table[0].split() == names.split()
+    row = "attn_q 1 262656.00 2.0000 1024.0000 513.0000 295.6028 100.00% 512 8.7227 96.92% 21.09% 1.0000"
+    assert table[1].split() == row.split()
+    assert of_new.stdout.splitlines()[-3:] == table
+    assert "imatrix.chunk_size" in of_new.stdout
+    data, other = (json.loads(glft("inspect", path, "--json").stdout) for path in (old, tmp_path / new))
+    assert data["statistics"] == other["statistics"]
+    assert (data["format"], data["datasets"], data["chunks"]) == ("imatrix.dat", ["text.txt"], 7)
+    assert (data["statistics"][1]["name"], data["statistics"][1]["cosine"]) == ("blk.0.attn_q.weight", None)
+    new_file(tmp_path / new, "imatrix", {"a.in_sum2": SUMS})  # invalid: verify says why
+    assert "a.in_sum2" in glft("inspect", tmp_path / new).stdout
+
+
+def test_other_files_are_no_old_matrices(tmp_path: Path) -> None:
+    path, stored = tmp_path / "x", old_file(tmp_path / "m.dat", (b"name", 1, SUMS[:9])).read_bytes()
+    assert is_old_matrix(tmp_path / "m.dat")
+    for other in (
+        b"",
+        stored[:7],
+        b"GGUF" + stored[4:],
+        bytes(4) + stored[4:],
+        b"\xff" + stored[1:],
+        stored[:8] + b"\x01" + stored[9:],
+    ):
+        path.write_bytes(other)
+        assert not is_old_matrix(path)
+        assert_refused(glft("inspect", path), "header")
 
 
 def importance_of(columns: int) -> torch.Tensor:
@@ -223,10 +415,6 @@ def test_what_needs_it_says_so(tmp_path: Path) -> None:
             save_file(tensors, path, schemes=schemes, rules=[], importance=importance)
     with pytest.raises(TensorError, match="tensor 'a': expected 512 importance values, one per column, found 3"):
         save_file(tensors, path, importance={"a": importance_of(3)}, rules=[])
-    save_file(tensors, path, rules=[])
-    problem = "header, version, byte order, alignment, rules and importance do not apply to a safetensors file"
-    with pytest.raises(OptionError, match=problem):
-        convert(path, tmp_path / "m.safetensors", importance=given)
 
 
 def test_tied_tensors_of_another_importance_are_stored_apart(tmp_path: Path) -> None:

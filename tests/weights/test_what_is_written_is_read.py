@@ -19,10 +19,10 @@ from glft_schema import FormatError, TensorError, Typed, convert, save_file
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.safetensors_files import SAFETENSORS_DTYPES
 from glft_schema.weights.stored_tensors import in_memory
 from tests.oracles.peers import gguf
 from tests.tools.gguf_strategies import same
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning
 # Most drawn values are valid, or few files with several tensors could be written.
 odd_texts = ["", "\ud800", "\udcff", "a=b", "1\nadmin=true", "n" * 63, "n" * 64, "重" * 22, "n" * 65536, "__metadata__"]
 texts = st.one_of(*[st.text(max_size=6)] * 9, st.sampled_from(odd_texts))
-names = [*["float32", "float16", "bfloat16"] * 15, *SAFETENSORS_DTYPES.values()]
+names = [*["float32", "float16", "bfloat16"] * 15, *(type_.exact for type_ in SAFETENSORS_TYPES)]
 dtypes = st.sampled_from([getattr(torch, name) for name in names if hasattr(torch, name)])
 small, large = st.lists(st.integers(0, 3), max_size=4), st.sampled_from([[2, 64], [1, 256], [64], [2, 2, 32]])
 shapes = st.one_of(*[small, large] * 8, st.sampled_from([[1] * 5, [1] * 65]))

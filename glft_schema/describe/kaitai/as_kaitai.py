@@ -43,7 +43,9 @@ def as_kaitai(schema: s.Schema) -> str:
     specs = {name: _struct(types, name) for name in (root, *types.ids)}
     for name in specs:
         for part in schema.structs[name].fields:
-            if isinstance(part.node, s.Payloads) and not isinstance(schema.structs[name].field(part.node.table).node, s.JsonTable):
+            if isinstance(part.node, s.Payloads) and not isinstance(
+                schema.structs[name].field(part.node.table).node, s.JsonTable
+            ):
                 with_payload(types, specs, name, part)
     for search in types.expressions.searches.values():
         with_lookup(types, specs, search)

@@ -16,6 +16,7 @@ from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.bits import by_words
 from glft_schema.tensor_types.engine.compiled import Step, compiles_decoding, compiles_encoding, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.scaled import Encoder, Fields, Formula, Scaled
 
@@ -141,6 +142,9 @@ def _dims(formula: Formula, fields: Fields) -> tuple[Sequence[int], bool]:
 def decode(formula: Formula, given: Fields, out: Fields) -> None:
     """Writes the weights of fields."""
     weights = formula(**given)
+    if by_words(out["weights"]) and math.prod(weights.shape) != out["weights"].numel():
+        expected, found = list(out["weights"].shape), list(weights.shape)
+        raise ValueError(f"expected weights {expected} from the formula, found {found}")
     if isinstance(weights, Scaled):
         weights.write(out["weights"])
     else:

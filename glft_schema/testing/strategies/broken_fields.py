@@ -22,6 +22,8 @@ from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields
+from glft_schema.formats.registry import MAGIC, find_format
+from glft_schema.storage.source import BytesSource
 from glft_schema.testing.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
@@ -70,7 +72,10 @@ def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corrup
         too_few = (count for first, nbytes, count in counts if first <= at < first + nbytes)
         reported = next(too_few, detected.get(start, path))
         stored = bytes(file.source.view(0, at))
-        return Corruption(stored, f"cut off at byte {at}, in {path}", reported, error=TruncatedError)
+        error: type[FormatError] = TruncatedError
+        if find_format(BytesSource(stored)) is not file.format:
+            reported, error = MAGIC, FormatError
+        return Corruption(stored, f"cut off at byte {at}, in {path}", reported, error=error)
 
     return cut()
 

@@ -22,6 +22,7 @@ from glft_schema.errors import FormatError
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
+from glft_schema.formats.registry import MAGIC
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
@@ -102,8 +103,9 @@ class Breaker:
         if not check.is_required:
             return self._with_findings(check, corruption)
         fits = next((rule.id for rule in location.struct.rules if isinstance(rule, TensorFits)), None)
-        has_format = self.file.format.claims(stored[:START])
-        reported = fits if location.type is not None else check.id if has_format else None
+        if not self.file.format.claims(stored[:START]):
+            return replace(corruption, path=MAGIC, offset=0, error=FormatError)
+        reported = fits if location.type is not None else check.id
         return replace(corruption, error=getattr(check, "error", FormatError), reported=reported)
 
     def _with_findings(self, check: Check, corruption: Corruption) -> Corruption | None:
@@ -214,7 +216,7 @@ class Breaker:
     ) -> tuple[Draft, int, list[Mapping[str, Any]]]:
         """Returns a draft with a tensor after all others, the number of its row, and all rows."""
         format, alignment = self.file.format, self._alignment(self.root)
-        types = [type_ for type_ in format.types if not (quantized and type_.exact)]
+        types = [type_ for type_ in format.types if not (quantized and type_.exact)] or list(format.types)
         shapes = [[0]] if empty else [[1], *([1, type_.least_row] for type_ in types[:1])]
         type_, shape = next((type_, shape) for type_ in types for shape in shapes if type_.refusal(shape) is None)
         end = max((tensor.offset + tensor.nbytes for tensor in self.file.tensors.values()), default=0)

@@ -1,0 +1,78 @@
+"""`glft edit`: changes metadata and names of tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.cli.convert import parse_metadata
+from glft_schema.cli.terminal import echo, file_errors, unique
+from glft_schema.errors import OptionError, shown
+from glft_schema.storage.file_source import read_regular
+from glft_schema.weights.edit import edit as edit_file
+
+
+def edit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file, not part of a set.")],
+    set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Metadata entry to change or add; KEY:TYPE=JSON for another type. @PATH is the text of a file. Repeatable.",
+        ),
+    ] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Metadata entry to remove. Repeatable.")] = None,
+    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Tensor to rename. Repeatable.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="OUT", help="Output file; replaced only on success. Default: FILE.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, but write nothing.")] = False,
+) -> None:
+    """Changes metadata and names of tensors.
+
+    Everything else is copied unchanged: payloads, order, alignment, byte order and version.
+
+    A value is parsed as the type of the value it replaces, or of a well-known key. Values of other
+    new keys are text. Arrays are JSON. @PATH stands for the text of a file, @@ for a literal @.
+
+    The output has one line for each change. After an error, nothing is written. general.alignment
+    and the keys of split files cannot be changed. A new key that resembles a well-known key is
+    written with a warning.
+    """
+    with file_errors(file):
+        edited = edit_file(
+            file,
+            out,
+            set=parse_metadata(set or [], typed=True, option="--set", value_of=text_of),
+            remove=remove or [],
+            rename=parse_renames(rename or []),
+            dry_run=dry_run,
+        )
+    echo(*map(str, edited.changes))
+    if dry_run:
+        echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
+
+
+def text_of(value: str) -> str:
+    """Returns the text of the file for ``@PATH``, and the text itself for others; ``@@`` is ``@``.
+
+    Raises:
+        OptionError: if the file is not UTF-8.
+        OSError: if it cannot be read.
+    """
+    if not value.startswith("@") or value.startswith("@@"):
+        return value.removeprefix("@")
+    try:
+        return read_regular(value[1:]).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"expected UTF-8 in {shown(value[1:])}, found a byte at {error.start} that is not") from None
+
+
+def parse_renames(texts: list[str]) -> dict[str, str]:
+    """Parses ``OLD=NEW``. Raises OptionError for any other form, and for a repeated OLD."""
+    parts = [text.partition("=") for text in texts]
+    if wrong := [text for text, (old, _, new) in zip(texts, parts, strict=True) if not (old and new)]:
+        raise OptionError(f"expected OLD=NEW, found {shown(wrong[0])}")
+    return unique("--rename", "tensor", [(old, new, new) for old, _, new in parts])

@@ -1,0 +1,144 @@
+"""JSON as Rust's serde_json reads it, and positions in it.
+
+Numbers must be finite, and surrogates in pairs. Integers beyond 64 bits and ``-0`` are floats, as
+``1.0`` is. Python's `json` decodes; these functions refuse what it takes in addition.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from math import isinf
+from typing import Any, NamedTuple
+
+from glft_schema.errors import FormatError, shown
+
+
+class NotJson(Exception):  # noqa: N818 - becomes a FormatError with a position
+    """JSON for Python, but not for serde_json: the end of the sentence "expected ..."."""
+
+
+class Part(NamedTuple):
+    """An element of an array, or a member of an object with its key: indices in the text.
+
+    Elements have a key of no characters.
+    """
+
+    key: int
+    key_end: int
+    start: int
+    end: int
+
+
+def decoded(stored: bytes, path: str = "", start: int = 0) -> Any:
+    """Returns the value of a text: objects as tuples of pairs, arrays as lists.
+
+    Args:
+        stored: the text.
+        path: of the text, for errors.
+        start: its first byte, from the start of the container.
+
+    Raises:
+        FormatError: if the text is not UTF-8 or not JSON.
+    """
+    try:
+        text = stored.decode()
+        try:
+            return _strict(text)
+        except NotJson as error:
+            refused = error
+            _LAX.decode(text)  # raises if the text is no JSON for Python either
+    except UnicodeDecodeError as error:
+        found = shown(stored[error.start : error.start + 8])
+        raise FormatError(f"expected UTF-8, found {found}", path, start + error.start) from None
+    except json.JSONDecodeError as error:
+        found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
+        raise FormatError(f"expected JSON, found {found} ({error.msg})", path, start + at) from None
+    raise FormatError(f"expected {refused}", path, start + _refused_at(stored))
+
+
+def value_at(text: str, at: int) -> tuple[Any, int]:
+    """Returns the value at `at` of valid JSON, numbers as text, and its end."""
+    return _LAX.raw_decode(text, at)
+
+
+def parts(text: str, at: int) -> Iterator[Part]:
+    """Yields the members of the object, or the elements of the array, at `at` of valid JSON."""
+    at = after_spaces(text, at)
+    is_object = text[at] == "{"
+    at = after_spaces(text, at + 1)
+    while text[at] not in "}]":
+        key = key_end = at
+        if is_object:
+            key_end = value_at(text, at)[1]
+            at = after_spaces(text, after_spaces(text, key_end) + 1)  # after the colon
+        end = value_at(text, at)[1]
+        yield Part(key, key_end, at, end)
+        at = after_spaces(text, end)
+        if text[at] == ",":
+            at = after_spaces(text, at + 1)
+
+
+def after_spaces(text: str, at: int) -> int:
+    """Returns the index of the first character from `at` on that is not white space."""
+    found = _SPACES(text, at)
+    assert found
+    return found.end()
+
+
+def levels_of(value: Any) -> int:
+    """Returns how deeply objects and arrays are nested; 0 for other values."""
+    levels, layer = 0, [value]
+    while layer := [part for part in layer if isinstance(part, (tuple, list))]:
+        levels += 1
+        layer = [inner for part in layer for inner in ([v for _, v in part] if isinstance(part, tuple) else part)]
+    return levels
+
+
+def _strict(text: str) -> Any:
+    value = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
+    if _SURROGATE(text):
+        try:
+            (again := json.dumps(value, ensure_ascii=False)).encode()
+        except UnicodeEncodeError as error:
+            raise NotJson(f"pairs of surrogates, found {again[error.start]!r} alone") from None
+    return value
+
+
+def _refused_at(stored: bytes, at: int = 0) -> int:
+    """Returns the index of the first value, at `at` or inside, that is refused alone."""
+    text = stored.decode("latin-1")  # a character for each byte
+    for part in parts(text, at) if text[after_spaces(text, at)] in "{[" else ():
+        for first, last in (part[:2], part[2:]):
+            try:
+                _strict(stored[first:last].decode() or "0")  # elements have no key
+            except NotJson:
+                return _refused_at(stored, first)
+    return after_spaces(text, at)
+
+
+def _integer(text: str) -> int | float:
+    number = _real(text)  # refuses more digits than a float can have; Python's int has its own limit
+    if text != "-0" and len(text) < 21 and -(1 << 63) <= int(text) < 1 << 64:
+        return int(text)
+    return number
+
+
+def _real(text: str) -> float:
+    if isinf(number := float(text)):
+        raise NotJson(f"a number that a 64-bit float can hold, found {shown(text)}")
+    return number
+
+
+def _constant(text: str) -> None:
+    raise NotJson(f"JSON, found {text}")
+
+
+_SPACES = re.compile(r"[ \t\n\r]*").match
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
+_ODD_INTEGER = re.compile(r"-0|[0-9]{19}").search  # for most texts, `int` is enough and faster
+_QUICK = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_real, parse_constant=_constant)
+_STRICT = json.JSONDecoder(object_pairs_hook=tuple, parse_int=_integer, parse_float=_real, parse_constant=_constant)
+_LAX = json.JSONDecoder(object_pairs_hook=tuple, parse_int=str, parse_float=str)
+to_json: Callable[[Any], str] = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -1,0 +1,159 @@
+"""Slips in the declaration of a format, each with a sentence that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import construct
+from construct.expr import ExprMixin
+
+from glft_schema.codec.context import Context
+from glft_schema.codec.expressions import Reference, read, references_in
+from glft_schema.codec.metadata_lines import KeyValueLines
+from glft_schema.codec.numbers import Number
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Count, Derived, Struct, member, unwrapped
+from glft_schema.codec.tables import Table
+from glft_schema.codec.type_codes import TypeCode, TypeTable
+from glft_schema.errors import shown
+from glft_schema.tensors.region import TensorData
+
+if TYPE_CHECKING:
+    from glft_schema.formats.format import Format
+
+Fields = tuple[construct.Struct, ...]  # a Struct, after those around it
+
+# The fields of a row that the package reads, with examples of their declarations.
+ROW = {
+    "name": '"name" / Text(u16)',
+    "dims": '"dims" / Sizes(u8, u64, "dims")',
+    "shape": '"shape" / Derived(this.dims), or Derived(reverse_(this.dims)) if the contiguous dim comes first',
+    "dtype": '"dtype" / TypeCode(u8, TYPES)',
+    "offset": '"offset" / u64, counted from the start of data',
+}
+
+
+def first_slip(format: Format) -> str | None:
+    """Returns what is wrong with a declaration and what to write, or None."""
+    return next((f"{format.name}: {slip}" for slip in _slips(format)), None)
+
+
+def _slips(format: Format) -> Iterator[str]:
+    """Yields slips. Each may rely on the absence of those before it."""
+    for name, texts, kind, example in (
+        ("magics", format.magics, bytes, (b"TOY1",)),
+        ("endings", format.endings, str, (".toy",)),
+    ):
+        if not isinstance(texts, tuple) or not all(isinstance(text, kind) and text for text in texts):
+            yield f"write {name} as a tuple such as {example}, found {texts!r}"
+    if not format.magics and format.sniff is None:
+        yield "give the first bytes of its files, magics=(b'TOY1',), or a function sniff that recognises them"
+    for ending in format.endings:
+        if not ending.startswith(".") or ending != ending.lower() or "." in ending[1:]:
+            yield f"write an ending in lower case with one dot, such as '.toy', found {ending!r}"
+    if not isinstance(format.types, TypeTable):
+        yield f"write types as TypeTable('toy', {{0: F32}}), with the code of each type, found {format.types!r}"
+    yield from _names(format.struct)
+    yield from _regions(format)
+    yield from _references(format.struct, ())
+
+
+def _names(declared: Any, path: str = "") -> Iterator[str]:
+    """Yields Structs of construct, and names of fields that cannot be used."""
+    if not isinstance(declared, Struct):
+        yield f"{path or 'struct'}: write Struct(...) of glft_schema.codec, found {shown(declared)}"
+        return
+    names = [field.name for field in declared.subcons if field.name]
+    for name in names:
+        if hasattr(Context, name) or hasattr(Record, name):
+            yield f"{_path(path, name)}: choose another name, because {name} is a method of the Struct's value"
+        if name.startswith("_") or not name.isidentifier():
+            yield f"{_path(path, name)}: choose a name of letters, digits and '_', which does not begin with '_' or a digit"
+        if names.count(name) > 1:
+            yield f"{_path(path, name)}: choose another name, because another field has this one"
+    for field in declared.subcons:
+        inner = unwrapped(field)
+        inner = getattr(inner, "row", getattr(inner, "subcon", inner))
+        if isinstance(inner, construct.Struct):
+            yield from _names(inner, _path(path, field.name))
+
+
+def _regions(format: Format) -> Iterator[str]:
+    """Yields slips in the regions, above all in the table and the payloads."""
+    names = [field.name for field in format.struct.subcons if field.name]
+    data = format.field("data")
+    if not isinstance(data, TensorData) or names[-1] != "data":
+        yield 'declare the payloads as the last region: "data" / TensorData("tensors"), with the name of the table'
+    table = format.field(data.table)
+    if type(table) is construct.Array or not (hasattr(table, "row") or hasattr(table, "subcon")):
+        yield f'data: TensorData({data.table!r}) needs the region "{data.table}" / Table(this.header.n_tensors, Row)'
+    for name, example in ROW.items():
+        if member(format.row, name) is None:
+            yield f"{data.table}: a row needs the field {name}: {example}"
+    if not isinstance(member(format.row, "shape"), Derived):
+        yield f"{data.table} -> shape: torch's order is computed from dims: {ROW['shape']}"
+    dtype = member(format.row, "dtype")
+    if not isinstance(dtype, TypeCode):
+        yield f"{data.table} -> dtype: write {ROW['dtype']}"
+    if dtype.table is not format.types:
+        kinds = f"{format.types.kind}, found {dtype.table.kind}"
+        yield f"{data.table} -> dtype: write TypeCode with the format's own table, {kinds}"
+
+
+def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
+    """Yields expressions on fields that do not exist, and counts that building does not compute."""
+    declared = unwrapped(declared)
+    if isinstance(declared, construct.Struct):
+        for field in declared.subcons:
+            yield from _references(field, (*outer, declared), _path(path, field.name or getattr(field, "id", "")))
+        return
+    for part in (value for name, value in vars(declared).items() if not name.startswith("_")):
+        for reference in references_in(part) if isinstance(part, ExprMixin) else ():
+            if _referent(reference, outer) is None:
+                yield f"{path}: {_written(reference)} is not a field; these are: {_visible(outer)}"
+        for inner in part.values() if isinstance(part, dict) else [part]:
+            if isinstance(inner, construct.Construct):
+                yield from _references(inner, outer, path)
+    counted = getattr(declared, "count", None) if isinstance(declared, Table) else getattr(declared, "size", None)
+    if isinstance(declared, (Table, KeyValueLines)) and isinstance(number := read(counted), Reference):
+        yield from _count(declared, number, outer, path)
+
+
+def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:
+    """Yields a number that is not a `Count` of the region it counts."""
+    found, region = _referent(number, outer), path.rpartition(" -> ")[2]
+    up = "_." * (len(number.names) - 1)
+    value = f"this.{up}{region}" if isinstance(declared, Table) else f"nbytes_of_lines(this.{up}{region})"
+    example = f'"{number.names[-1]}" / Count(u32, {value})'
+    if isinstance(found, (Number, construct.FormatField, construct.Default)):
+        yield f"{_written(number)} counts {region}, so building must compute it: {example}"
+    of = list(references_in(found.func)) if isinstance(found, Count) else []
+    if of and of[0].names[-1] != region:
+        yield f"{_written(number)} counts {of[0].names[-1]}, but {region} is read by it: {example}"
+
+
+def _referent(reference: Reference, outer: Fields) -> Any:
+    """Returns the field that a reference names, or a value of a field."""
+    if reference.up >= len(outer):
+        return None
+    found: Any = outer[0] if reference.of_root else outer[-1 - reference.up]
+    for name in reference.names:
+        if not isinstance(found, construct.Struct):
+            break
+        found = member(found, name)
+    return found
+
+
+def _written(reference: Reference) -> str:
+    return ".".join(("this", *(("_root",) if reference.of_root else ("_",) * reference.up), *reference.names))
+
+
+def _visible(outer: Fields) -> str:
+    """Returns the fields that expressions can name, in words."""
+    names = [f"this.{'_.' * up}{field.name}" for up, at in enumerate(reversed(outer)) for field in at.subcons if field.name]
+    return ", ".join(names)
+
+
+def _path(path: str, name: str) -> str:
+    return f"{path} -> {name}" if path else name

@@ -1,0 +1,280 @@
+"""Editing of metadata and tensor names in a file of any format. Everything else stays as it is.
+
+The regions before the payloads are built again. All bytes from the first payload to the end of the
+file, with the gaps between payloads, are copied as one span. The edited file is parsed before it is
+written, as a reader would: the new regions from memory, and the payloads from the old file.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from string import ascii_lowercase
+from typing import Any, NamedTuple
+
+from glft_schema.codec.construct_errors import our_errors
+from glft_schema.codec.context import new_context
+from glft_schema.codec.metadata import KeyTypes, TypedMetadata
+from glft_schema.codec.rules import REQUIRED
+from glft_schema.codec.structs import Padding
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import FormatError, OptionError, SimilarKeyWarning, shown
+from glft_schema.files.container import open
+from glft_schema.files.file import File
+from glft_schema.files.parsing import check_rules, parse_source
+from glft_schema.files.shards import index_of, shard_info
+from glft_schema.formats.registry import indexed_format
+from glft_schema.lazy import outside_graphs
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.source import SplicedSource, StrPath
+from glft_schema.storage.tensor_bytes import copy_all, write_all
+from glft_schema.tensors.region import TensorMap
+from glft_schema.weights.convert import MARKER, as_texts, has_types
+
+PAGE = 4096  # bytes: alignments of payloads up to this one are kept
+SHOWN = 60  # characters of a value in a report
+
+
+class Change(NamedTuple):
+    """A change to a file. Its text is a line of the report.
+
+    Attributes:
+        action: ``set``, ``add`` or ``remove`` for a metadata key, ``rename`` for a tensor.
+        name: the key, or the tensor's old name.
+        before: the old value, as `Typed` if the format has types, or None.
+        after: the new value, the tensor's new name, or None.
+    """
+
+    action: str
+    name: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        values = [_value_text(value) for value in (self.before, self.after) if value is not None]
+        return f"{self.action} {shown(self.name)}{':' if self.action != 'rename' else ' ->'} {' -> '.join(values)}"
+
+
+class Edited(NamedTuple):
+    """The result of `edit`.
+
+    Attributes:
+        changes: in the order of the arguments `set`, `remove` and `rename`.
+        nbytes: bytes of the edited file.
+        copied: bytes of payloads and gaps that are copied unchanged.
+    """
+
+    changes: tuple[Change, ...]
+    nbytes: int
+    copied: int
+
+
+@outside_graphs
+def edit(
+    source: StrPath,
+    out: StrPath | None = None,
+    *,
+    set: Mapping[str, Any] = {},
+    remove: str | Iterable[str] = (),
+    rename: Mapping[str, str] = {},
+    dry_run: bool = False,
+) -> Edited:
+    """Changes metadata and names of tensors in a file.
+
+    Payloads, gaps, the order of tensors and keys, the alignment, byte order and version stay as
+    they are. A key that is set keeps its position; a new key is the last. The new file replaces
+    `out` when it is complete, and nothing is written after an error.
+
+    A text is parsed as the type of the value it replaces, or of a well-known key; JSON except for
+    strings. `Typed` values change the type.
+
+    Args:
+        source: the file.
+        out: the file to write; by default `source` is replaced.
+        set: values by metadata key.
+        remove: metadata keys.
+        rename: new names of tensors by their old names. Names can be swapped.
+        dry_run: check everything, but write nothing.
+
+    Returns:
+        What was changed.
+
+    Raises:
+        OptionError: if a key or tensor to remove or rename is missing, a name is taken, a key is
+            set and removed or describes the file's layout, nothing is to be changed, or the file
+            is part of a set.
+        FormatError: if the file is invalid, a value does not fit its type, or the edited file
+            breaks a rule of a set whose rules the source satisfies.
+        OSError: from the system; `out` is unchanged.
+
+    Warns:
+        SimilarKeyWarning: if a new key resembles a well-known one.
+    """
+    removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
+    if not (set or removed or rename):
+        raise OptionError("expected at least one change, found none to set, remove or rename")
+    if indexed_format(source):
+        raise OptionError("expected a single file, found the index of a set: merge the set first")
+    with open(source, mmap=False, whole_set=False) as file, file.limits:
+        shard, index = shard_info(file), index_of(file)
+        if shard or index:
+            found = shard or f"a file that {shown(index.name if index else None)} lists"
+            raise OptionError(f"expected a file that is not part of a set, found {found}: merge the set first")
+        entries, changes = _edited_metadata(file, set, removed)
+        names = _new_names(file, rename)
+        changes += [Change("rename", old, None, new) for old, new in rename.items()]
+        edited, copied = _spliced(file, entries, names)
+        _check_rules(file, edited)
+        for change in changes:
+            if change.action == "add" and (known := _similar_key(change.name, file.metadata)):
+                problem = f"the new key {shown(change.name)} resembles the well-known key {shown(known)}"
+                warnings.warn(problem, SimilarKeyWarning, stacklevel=3)
+        if not dry_run:
+            with atomic_write(source if out is None else out) as stream:
+                write_all(stream, edited.read(0, edited.size - copied))
+                copy_all(stream, edited, edited.size - copied, copied)
+    return Edited(tuple(changes), edited.size, copied)
+
+
+def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> tuple[Mapping[str, Any], list[Change]]:
+    """Returns the new metadata, and the changes to it."""
+    format, old = file.format, file.metadata
+    for key in (*set, *removed):
+        if key in (format.alignment_key, *(format.shard_keys or ())):
+            raise OptionError(f"expected a key that can be edited, found {shown(key)}, which describes the file's layout")
+    for key in removed:
+        if key in set:
+            raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
+        if key not in old:
+            raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}")
+    if set and format.metadata is None:
+        raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
+    if not (set or removed):
+        return old, []
+    new: Mapping[str, Any]
+    if isinstance(old, TypedMetadata):
+        new = old.with_texts(set).without(*removed)
+        for key in set:
+            if old.key_types and (problem := old.key_types.refusal(key, new.type_of(key))):
+                raise FormatError(problem, f"metadata -> {key}")
+    else:
+        for key, value in set.items():
+            if not (isinstance(value, str) or has_types(old)):
+                raise FormatError(f"expected text, the only type in {format.name}, found {shown(value)}", f"metadata -> {key}")
+        texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
+        entries = {**old, **{key: texts[key] for key in set}}
+        replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored
+        new = replaced({key: text for key, text in entries.items() if key not in removed})
+    changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
+    return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
+
+
+def _value(entries: Mapping[str, Any], key: str) -> Any:
+    """Returns a value with its type, if it has one; None if it is missing."""
+    if key not in entries:
+        return None
+    return Typed(entries[key], entries.type_of(key)) if isinstance(entries, TypedMetadata) else entries[key]
+
+
+def _value_text(value: Any) -> str:
+    return f"{shown(value.value, SHOWN)} ({value.type})" if isinstance(value, Typed) else shown(value, SHOWN)
+
+
+def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
+    """Returns the new name of each tensor by its old one."""
+    for old, new in rename.items():
+        if old not in file.tensors:
+            hint = ", which is a metadata key" if old in file.metadata else ""
+            raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
+        is_free = new not in file.tensors or (new in rename and new != old)
+        if not is_free or list(rename.values()).count(new) > 1:
+            raise OptionError(f"expected a new name for tensor {shown(old)}, found {shown(new)}, which is taken")
+    return {name: rename.get(name, name) for name in file.tensors}
+
+
+def _spliced(file: File, entries: Mapping[str, Any], names: Mapping[str, str]) -> tuple[SplicedSource, int]:
+    """Returns the bytes of the edited file, and how many at its end are those of the old file."""
+    format, tensors = file.format, file.tensors
+    assert isinstance(tensors, TensorMap)
+    rows = [{**row, "name": names[row.name]} for row in file[format.table]]
+    before = {name: value for name, value in file.regions.items() if name != "data" and not _is_zero_padding(file, name)}
+    before |= {format.table: rows, **({"metadata": entries} if format.metadata is not None else {})}
+    head = _built(file, before)
+    gap = min((place.offset for place in tensors.places().values()), default=0)
+    new_gap = _aligned_gap(file, gap, len(head))
+    if new_gap != gap:
+        head = _built(file, {**before, format.table: [{**row, "offset": row["offset"] + new_gap - gap} for row in rows]})
+        head += bytes(new_gap)
+    start = tensors.start + (gap if new_gap != gap else 0)
+    return SplicedSource(head, file.source, start), file.source.size - start
+
+
+def _built(file: File, regions: Mapping[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    with our_errors():
+        file.format.head._build(regions, stream, new_context(False, limits=file.limits), "(building)")
+    return stream.getvalue()
+
+
+def _is_zero_padding(file: File, region: str) -> bool:
+    """Returns whether a region is complete padding of zeros, which is built in a new length."""
+    tensors = file.tensors
+    assert isinstance(tensors, TensorMap)
+    if not isinstance(file.format.field(region), Padding) or any(file[region]):
+        return False
+    return bool(tensors.start % file.regions.counts.get("alignment", 1) == 0)
+
+
+def _aligned_gap(file: File, gap: int, start: int) -> int:
+    """Returns the number of bytes before the first payload in the region of payloads.
+
+    If zeros align the first payload, their number changes with the start of the region, so that all
+    payloads keep their position modulo the alignment: the format's, or a page. A gap never becomes
+    empty, because its zeros are what tells that the payloads are aligned.
+
+    Args:
+        file: the file to edit.
+        gap: the number of bytes in `file`.
+        start: of the region in the edited file.
+    """
+    tensors, step = file.tensors, file.regions.counts.get("alignment", PAGE)
+    assert isinstance(tensors, TensorMap)
+    if not 0 < gap <= step or any(file.source.read(tensors.start, gap)):
+        return gap
+    return int((tensors.start + gap - start - 1) % step + 1)
+
+
+def _check_rules(file: File, edited: SplicedSource) -> None:
+    """Parses the edited file. Raises FormatError if it breaks a rule set that `file` satisfies."""
+    result = parse_source(edited)
+    sets = {*file.format.rule_sets} - {set_ for finding in check_rules(file, file.format.rule_sets) for set_ in finding.sets}
+    for finding in check_rules(result, [REQUIRED, *sets]):
+        error = FormatError(finding.problem, finding.path)
+        error.rule = finding.rule
+        raise error
+
+
+def _similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
+    """Returns a well-known key that `key` may be a slip for, or None."""
+    keys: KeyTypes | None = getattr(metadata, "key_types", None)
+    if keys is None:
+        return None
+    is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
+    return next(
+        (slip for slip in _slips(key) if keys.type_of(slip, False) is not None and (not is_known or slip in metadata)), None
+    )
+
+
+def _slips(key: str) -> Iterator[str]:
+    """Yields the texts that differ from `key` in case, by a letter, or by two swapped letters."""
+    if key != key.lower():
+        yield key.lower()
+    letters = f"{ascii_lowercase}_."
+    for at in range(len(key) + 1):
+        before, after = key[:at], key[at:]
+        yield from (f"{before}{letter}{after}" for letter in letters)
+        if after and not after[0].isdigit():  # numbers are not misspelled
+            yield before + after[1:]
+            yield from (f"{before}{letter}{after[1:]}" for letter in letters if letter != after[0])
+            yield before + after[1:2] + after[0] + after[2:]

@@ -1,0 +1,94 @@
+"""`glft edit`: how values are given, the report, and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import save_file
+from tests.tools.command_line import assert_refused, glft, in_this_process
+
+METADATA = {"general.architecture": "toy", "general.name": "Toy", "toy.block_count": 2, "toy.words": ["a"]}
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    save_file({"a": torch.arange(64.0), "b": torch.ones(3)}, tmp_path / "model.gguf", METADATA)
+    return tmp_path / "model.gguf"
+
+
+def test_values(gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("a line\r\n@ü=b\n".encode())
+    (tmp_path / "words").write_text('["x", "y"]\n')
+    values = {
+        "general.name": ("@@home", "@home"),
+        "general.author": ("@", None),
+        "general.url": ("a=b@c", "a=b@c"),
+        "tokenizer.chat_template": (f"@{tmp_path / 'text'}", "a line\r\n@ü=b\n"),
+        "toy.words": (f"@{tmp_path / 'words'}", ["x", "y"]),
+        "toy.block_count": ("[3, 4]", None),
+        "toy.n:int8": ("-3", -3),
+        "toy.list:array[string]": (f"@{tmp_path / 'words'}", ["x", "y"]),
+        "toy.new": ("", ""),
+    }
+    good = {key: value for key, value in values.items() if value[1] is not None}
+    options = [part for key, (text, _) in good.items() for part in ("--set", f"{key}={text}")]
+    done = in_this_process("edit", gguf, *options, "--remove", "general.architecture", "-o", tmp_path / "out.gguf")
+    assert_refused(done, f"{gguf}: metadata: expected the key general.architecture, found", "[gguf-architecture]")
+    assert not (tmp_path / "out.gguf").exists()
+    done = in_this_process("edit", gguf, *options, "--rename", "a=b", "--rename", "b=a", "-o", tmp_path / "out.gguf")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", len(good) + 2)
+    assert done.stdout.splitlines()[0] == "set 'general.name': 'Toy' (string) -> '@home' (string)"
+    with glft_schema.open(tmp_path / "out.gguf") as file:
+        assert {key: file.metadata[key.partition(":")[0]] for key in good} == {key: value for key, (_, value) in good.items()}
+        assert [file.metadata.type_of(key) for key in ("toy.n", "toy.list")] == ["int8", "array[string]"]
+        assert list(file.tensors) == ["b", "a"]
+
+
+def test_in_place_and_dry(gguf: Path) -> None:
+    before = gguf.read_bytes()
+    options = ("--remove", "toy.words", "--rename", "b=a longer name")
+    dry = in_this_process("edit", gguf, *options, "--dry-run")
+    assert gguf.read_bytes() == before
+    done = in_this_process("edit", gguf, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    with glft_schema.open(gguf) as file:
+        assert list(file.tensors) == ["a", "a longer name"]
+        copied = file.tensors.size
+    size = gguf.stat().st_size
+    assert dry.stdout == f"{done.stdout}dry run: {size:,} bytes would be written, {copied:,} of them copied unchanged\n"
+
+
+def test_errors_are_one_line(gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"ab\xff")
+    before = gguf.read_bytes()
+    for options, text in (
+        ([], "glft: expected at least one change, found none to set, remove or rename"),
+        (["--set", "general.name"], "glft: expected KEY=VALUE, found 'general.name'"),
+        (["--set", "a=1", "--set", "a:uint8=2"], "glft: --set: expected each key once, found 'a' twice: '1' and '2'"),
+        (["--set", "a:uint8=x"], "glft: expected a value in JSON for 'a:uint8', found 'x'"),
+        (["--set", "toy.block_count=x"], f"glft: {gguf}: metadata -> toy.block_count: expected a uint32, found 'x'"),
+        (["--set", f"a=@{tmp_path / 'gone'}"], f"glft: {tmp_path / 'gone'}: No such file or directory"),
+        (["--set", f"a=@{tmp_path}"], f"glft: {tmp_path}: not a regular file"),
+        (["--set", f"a=@{tmp_path / 'binary'}"], "binary', found a byte at 2 that is not"),
+        (["--set", "general.alignment=64"], "found 'general.alignment', which describes the file's layout"),
+        (["--remove", "gone"], "glft: expected a key of the metadata to remove, found 'gone'"),
+        (["--rename", "a"], "glft: expected OLD=NEW, found 'a'"),
+        (["--rename", "a="], "glft: expected OLD=NEW, found 'a='"),
+        (["--rename", "a=x", "--rename", "a=y"], "glft: --rename: expected each tensor once, found 'a' twice: 'x' and 'y'"),
+        (["--rename", "a=b"], "glft: expected a new name for tensor 'a', found 'b', which is taken"),
+        (["--rename", "a=x", "-o", tmp_path / "no" / "out"], f"glft: {tmp_path / 'no' / 'out'}: No such file or directory"),
+    ):
+        assert_refused(in_this_process("edit", gguf, *options), text)
+    assert gguf.read_bytes() == before
+    assert_refused(in_this_process("edit", tmp_path / "binary", "--set", "a=b"), "header -> magic: expected")
+
+
+@pytest.mark.slow
+def test_a_slip_is_one_line(gguf: Path) -> None:
+    done = glft("edit", gguf, "--set", "general.nmae=x")
+    assert (done.returncode, done.stdout) == (0, "add 'general.nmae': 'x' (string)\n")
+    assert done.stderr == "glft: warning: the new key 'general.nmae' resembles the well-known key 'general.name'\n"

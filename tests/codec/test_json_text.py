@@ -1,0 +1,76 @@
+"""JSON as serde_json reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from glft_schema import FormatError
+from glft_schema.codec.json_text import decoded, levels_of, parts, to_json
+
+BOUND = "x: expected a number that a 64-bit float can hold"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("-9223372036854775808", -(1 << 63)),
+        ("-9223372036854775809", -9223372036854775809.0),
+        ("18446744073709551615", (1 << 64) - 1),
+        ("18446744073709551616", 18446744073709551616.0),
+        ("1234567890123456789", 1234567890123456789),
+        ("9" * 308, float("9" * 308)),
+        ("0e999", 0.0),
+        ("1e-999", 0.0),
+        ('"-0"', "-0"),
+        (r'"\ud83d\ude00\u00e4\/"', "😀ä/"),
+        ('{"b":[1,{}],"a":null,"b":true}', (("b", [1, ()]), ("a", None), ("b", True))),
+    ],
+)
+def test_values(text: str, value: object) -> None:
+    found = decoded(text.encode())
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_integers_that_are_floats() -> None:
+    for text in ("-0", "[-0]", "0.0", "1.0", "1e0"):
+        found = decoded(text.encode())
+        assert type(found[0] if isinstance(found, list) else found) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" 1e999", "x: expected a number that a 64-bit float can hold, found '1e999' (at byte 11)"),
+        ("[" + "9" * 309 + "]", f"{BOUND}, found '{'9' * 68}'... (309 in all) (at byte 11)"),
+        ("[" + "9" * 5000 + "]", f"{BOUND}, found '{'9' * 68}'... (5000 in all) (at byte 11)"),
+        ('["é", -Infinity]', "x: expected JSON, found -Infinity (at byte 17)"),
+        (r'{"a":{"b":"\udc00"}}', r"x: expected pairs of surrogates, found '\udc00' alone (at byte 20)"),
+        ('"\x1f"', "x: expected JSON, found '\\x1f\"' (Invalid control character at) (at byte 11)"),
+        ("[1] 2", "x: expected JSON, found '2' (Extra data) (at byte 14)"),
+    ],
+)  # fmt: skip
+def test_refused_texts(text: str, message: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        decoded(text.encode(), "x", 10)
+    assert str(caught.value) == message
+
+
+def test_parts_have_positions() -> None:
+    text = ' { "a" : [1, {"x":2}] ,"b":\n"}" }'
+    found = [(text[part.key : part.key_end], text[part.start : part.end]) for part in parts(text, 0)]
+    assert found == [('"a"', '[1, {"x":2}]'), ('"b"', '"}"')]
+    assert [(part.key_end - part.key, text[part.start : part.end]) for part in parts(text, text.index("["))] == [
+        (0, "1"),
+        (0, '{"x":2}'),
+    ]
+    assert list(parts("[ ]", 0)) == []
+
+
+def test_levels_and_new_texts() -> None:
+    for text, levels in (("1", 0), ("{}", 1), ('{"a":[[],{"b":[]}],"c":[]}', 4)):
+        assert levels_of(decoded(text.encode())) == levels
+    value = {"ä\x7f": ['"\\\b\f\n\r\t\x00\x1f', 1]}
+    assert to_json(value) == '{"ä\x7f":["\\"\\\\\\b\\f\\n\\r\\t\\u0000\\u001f",1]}'
+    assert json.loads(to_json(value)) == value

@@ -1,0 +1,229 @@
+"""Copies by the system: complete or continued by reads, whatever copy_file_range answers."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from glft_schema import ClosedError, Container, TruncatedError, open_source
+from glft_schema.storage.atomic import BLOCK, atomic_write
+from glft_schema.storage.source import BytesSource, SplicedSource
+from glft_schema.storage.tensor_bytes import Sink, copy_all, write_all
+from tests.tools.forked_writers import container
+
+SIZE = 3 * BLOCK + 17
+BYTES = bytes(range(251)) * (SIZE // 251 + 1)
+Copy = Callable[..., int]
+
+needs_the_call = pytest.mark.skipif(not hasattr(os, "copy_file_range"), reason="the system has no copy_file_range")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").write_bytes(BYTES[: SIZE + 5])
+    return tmp_path / "source"
+
+
+def copied(source: Path, out: Path) -> bytes:
+    """Returns a file with bytes before, between and after two copies."""
+    with closing(open_source(source, offset=5)) as opened, atomic_write(out) as stream:
+        sink = Sink(stream)
+        write_all(sink, b"before")
+        assert copy_all(sink, opened, 0, SIZE) == SIZE
+        write_all(sink, b"between" * 1000)
+        copy_all(sink, opened, 3, SIZE - 3)
+        write_all(sink, b"after")
+        assert sink.tell() == 2 * SIZE + 7011 - 3
+    return out.read_bytes()
+
+
+EXPECTED = b"".join((b"before", BYTES[5 : SIZE + 5], b"between" * 1000, BYTES[8 : SIZE + 5], b"after"))
+
+
+def test_a_copy(source: Path, path: Path) -> None:
+    assert copied(source, path) == EXPECTED
+
+
+@needs_the_call
+def test_to_another_file_system(source: Path) -> None:
+    """The system refuses to copy from one kind of file system to another."""
+    if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == source.stat().st_dev:
+        pytest.skip("there is no second file system")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert copied(source, Path(folder, "out")) == EXPECTED
+
+
+def failing(code: int, first: int = 0) -> Callable[[Copy], Copy]:
+    """Returns a copy_file_range that fails, at first or always."""
+
+    def wrap(copy: Copy) -> Copy:
+        calls = iter(range(10**6))
+
+        def fail(*arguments: int) -> int:
+            if first and next(calls) >= first:
+                return copy(*arguments)
+            raise OSError(code, os.strerror(code))
+
+        return fail
+
+    return wrap
+
+
+ANSWERS: dict[str, Callable[[Copy], Copy]] = {
+    **{errno.errorcode[code]: failing(code) for code in (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EIO)},
+    "interrupted": failing(errno.EINTR, first=3),
+    "nothing": lambda copy: lambda *arguments: 0,
+    "short": lambda copy: lambda source, target, n, at: copy(source, target, min(n, 1_000_003), at),
+    "full after a part": lambda copy: (
+        lambda source, target, n, at: (
+            copy(source, target, 70_001, at) if at < BLOCK else failing(errno.ENOSPC)(copy)(source, target, n, at)
+        )
+    ),
+}
+
+
+@needs_the_call
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_answers_of_the_system(source: Path, path: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    monkeypatch.setattr(os, "copy_file_range", ANSWERS[answer](os.copy_file_range))
+    assert copied(source, path) == EXPECTED
+
+
+def test_without_the_call(source: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "copy_file_range", raising=False)
+    assert copied(source, path) == EXPECTED
+
+
+def test_sources_that_have_changed(source: Path, path: Path) -> None:
+    path.write_bytes(b"old")
+    opened = open_source(source)
+    os.truncate(source, SIZE - 1)
+    with pytest.raises(TruncatedError, match=f"expected {SIZE} bytes, found {SIZE - 1}"), atomic_write(path) as stream:
+        copy_all(stream, opened, 0, SIZE)
+    opened.close()
+    with pytest.raises(ClosedError), atomic_write(path) as stream:
+        copy_all(stream, opened, 0, SIZE)
+    assert path.read_bytes() == b"old"
+
+
+def test_other_streams_and_sources(path: Path) -> None:
+    stream = io.BytesIO()
+    copy_all(Sink(stream), BytesSource(BYTES), 1, SIZE)
+    assert stream.getvalue() == BYTES[1 : SIZE + 1]
+    with atomic_write(path) as file:
+        copy_all(file, BytesSource(BYTES), 1, SIZE)
+    assert path.read_bytes() == BYTES[1 : SIZE + 1]
+
+
+def test_a_spliced_source(source: Path, path: Path) -> None:
+    with closing(open_source(source)) as opened:
+        spliced = SplicedSource(b"head", opened, 3)
+        expected = b"head" + BYTES[3 : SIZE + 5]
+        assert spliced.size == len(expected)
+        for start, nbytes in ((0, 0), (0, 4), (0, 5), (2, 9), (3, 1), (4, 0), (4, 6), (100, 7), (spliced.size, 0)):
+            assert spliced.read(start, nbytes) == expected[start : start + nbytes], (start, nbytes)
+        for start in (0, 2, 4, 9):
+            with atomic_write(path) as stream:
+                copy_all(stream, spliced, start, spliced.size - start)
+            assert path.read_bytes() == expected[start:]
+        with pytest.raises(TruncatedError, match="expected 2 bytes, found 1"):
+            spliced.read(spliced.size - 1, 2)
+
+
+EDIT = """
+import sys
+from glft_schema import edit
+edit(sys.argv[1], set={"k": "another text"})
+"""
+
+
+def traced(log: Path, *options: str) -> list[str]:
+    """Edits a file in a process under strace. Returns the calls on it."""
+    path = log.with_name("model.glft")
+    Container.build_file(container(1, 1 << 21), path)
+    expected = Container.build({**container(1, 1 << 21), "metadata": {"k": "another text"}})
+    calls = "trace=copy_file_range,read,pread64,preadv,preadv2,write,pwrite64,fsync,rename"
+    command = ["strace", "-f", "-y", "-o", str(log), "-e", calls, *options, sys.executable, "-c", EDIT, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.read_bytes() == expected
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [log.name, path.name]
+    return [line.partition(" ")[2].strip() for line in log.read_text().splitlines() if "model.glft" in line]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    if not shutil.which("strace") or subprocess.run(["strace", "true"], capture_output=True).returncode:
+        pytest.skip("strace is not installed or does not run")
+    return tmp_path / "log"
+
+
+def amount(calls: list[str], *kinds: str) -> int:
+    """Returns the bytes that calls of some kinds took or gave."""
+    results = [re.fullmatch(r"(\w+)\(.* = (\d+)", call) for call in calls]
+    return sum(int(result[2]) for result in results if result and result[1] in kinds)
+
+
+@pytest.mark.slow
+@needs_the_call
+def test_payloads_stay_in_the_system(log: Path) -> None:
+    calls = traced(log)
+    assert amount(calls, "copy_file_range") == 4 * (2 * (1 << 21) + 13)
+    assert amount(calls, "write", "pwrite64") < 200  # the header, the metadata and the table
+    assert amount(calls, "read", "pread64", "preadv", "preadv2") < 1 << 20
+    order = [call.partition("(")[0] for call in calls]
+    assert order[order.index("copy_file_range") :][-2:] == ["fsync", "rename"]
+
+
+@pytest.mark.slow
+@needs_the_call
+@pytest.mark.parametrize(
+    "fault", ["error=EXDEV", "error=ENOSYS", "error=EOPNOTSUPP", "error=EINTR:when=1", "error=ENOSPC", "retval=0"]
+)
+def test_a_system_that_cannot_copy(log: Path, fault: str) -> None:
+    calls = traced(log, "-e", f"inject=copy_file_range:{fault}")
+    assert sum("(INJECTED)" in call for call in calls) == 1
+    payloads = 4 * (2 * (1 << 21) + 13)
+    in_system = amount(calls, "copy_file_range")
+    assert in_system == (payloads if "EINTR" in fault else 0)
+    assert payloads <= in_system + amount(calls, "write") < payloads + 200
+
+
+ON_A_SMALL_DISK = """
+import json, os, subprocess, sys
+from glft_schema import Container, edit
+from tests.tools.forked_writers import container
+folder = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", folder], check=True)
+path = folder + "/model.glft"
+Container.build_file(container(1, 1 << 21), path)
+old, before = open(path, "rb").read(), len(os.listdir("/proc/self/fd"))
+try:
+    edit(path, set={"k": "x"})
+except OSError as error:
+    found = [error.errno, error.filename == path, open(path, "rb").read() == old, os.listdir(folder)]
+assert len(os.listdir("/proc/self/fd")) == before
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path) -> None:
+    """30 MiB with a file of 16 MiB: full within the payloads."""
+    own = ["unshare", "--user", "--map-root-user", "--mount"]
+    if not shutil.which("unshare") or subprocess.run([*own, "true"], capture_output=True).returncode:
+        pytest.skip("a file system of one's own needs unshare and user namespaces, which are not here")
+    done = subprocess.run([*own, sys.executable, "-c", ON_A_SMALL_DISK, tmp_path], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [errno.ENOSPC, True, True, ["model.glft"]]

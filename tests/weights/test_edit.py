@@ -1,0 +1,481 @@
+"""Edits of metadata and names: everything else stays, and nothing is written after an error."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from construct import Bytes, Const, this
+from hypothesis import given
+from hypothesis import strategies as st
+
+import glft_schema
+from glft_schema import Container, FormatError, OptionError, SimilarKeyWarning, Typed, convert, edit, save_file, split
+from glft_schema.codec.numbers import Sizes, u8, u32
+from glft_schema.codec.structs import Count, Derived, Struct
+from glft_schema.codec.tables import Table
+from glft_schema.codec.text import Text
+from glft_schema.codec.type_codes import TypeCode
+from glft_schema.formats import registry
+from glft_schema.formats.format import Format
+from glft_schema.formats.glft import TYPES
+from glft_schema.formats.registry import FORMATS
+from glft_schema.storage.file_source import FileSource
+from glft_schema.tensors.region import TensorData, TensorFits
+from glft_schema.testing import containers
+from tests.golden import golden
+from tests.oracles import glft_reference as reference
+from tests.oracles import llama_cpp
+from tests.oracles.glft_reference import F32, Q8, Row
+
+TENSORS = {
+    "blk.0.weight": torch.arange(256.0).reshape(4, 64),
+    "norm": torch.ones(5),
+    "none": torch.zeros(0, 4),
+    "scale": torch.tensor(3.0),
+}
+METADATA = {
+    "general.architecture": "toy",
+    "general.name": "Toy",
+    "toy.block_count": 2,
+    "toy.u8": Typed(7, "uint8"),
+    "toy.words": ["a", "b"],
+    "toy.bytes": Typed([1, 2], "array[uint8]"),
+    "toy.flag": True,
+    "toy.nan": np.frombuffer(bytes.fromhex("0100a07f"), "<f4")[0],
+}
+NESTED = {"toy.nested": [[1, 2], ["x"]], "toy.none": Typed([], "array[array]")}
+SOURCES = ("gguf", "big", "v1", "gguf 64", "glft", "glft 64", "loose", "safetensors")
+
+
+def write_source(path: Path, name: str) -> None:
+    if name == "loose":
+        path.write_bytes(golden("loose_layout"))
+    elif name == "safetensors":
+        safetensors.torch.save_file(TENSORS, path, {"general.name": "Toy"})
+    elif name.startswith("glft"):
+        save_file(TENSORS, path, {"general.name": "Toy", "note": "a=b"}, alignment=64 if "64" in name else None, format="glft")
+    else:
+        header = {"big": {"byte_order": "big"}, "v1": {"version": 1}}.get(name, {})
+        save_file(TENSORS, path, METADATA | (NESTED if header else {}), schemes={"blk.*": "f16"}, header=header, format="gguf",
+                  alignment=64 if "64" in name else None, rules=())  # fmt: skip
+
+
+@pytest.fixture(params=SOURCES)
+def any_source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    write_source(tmp_path / "model", request.param)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    write_source(tmp_path / "model.gguf", "gguf")
+    return tmp_path / "model.gguf"
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Returns everything in a file except names, keys, values, and the lengths that they change."""
+    with glft_schema.open(path) as file:
+        tensors = list(file.tensors.values())
+        step = file.regions.counts.get("alignment", 64)
+        before_payloads = [gap for gap in file.tensors.gaps if gap.offset == 0]
+        return {
+            "header": dict(file.header.items()),
+            "payloads": [hashlib.sha256(tensor.raw).hexdigest() for tensor in tensors],
+            "rows": [(tensor.dims, tensor.dtype) for tensor in tensors],
+            "distances": [tensor.offset - tensors[0].offset for tensor in tensors],
+            "aligned": all(tensor.position % step == 0 for tensor in tensors),
+            "gaps": [b"".join(file.tensors.gap_pieces(gap)) for gap in file.tensors.gaps[len(before_payloads) :]],
+        }
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """Returns the metadata as stored, in order."""
+    with glft_schema.open(path) as file:
+        typed = hasattr(file.metadata, "stored")
+        return {key: repr(file.metadata.stored(key)) if typed else file.metadata[key] for key in file.metadata}
+
+
+def test_a_tensor_renamed_and_renamed_back(any_source: Path) -> None:
+    before, names = any_source.read_bytes(), list(Container.parse_file(any_source).tensors)
+    for name in ("n", names[0] + "é", "x" * 40):
+        was = facts(any_source)
+        edited = edit(any_source, rename={names[0]: name})
+        assert [str(change) for change in edited.changes] == [f"rename {names[0]!r} -> {name!r}"]
+        assert edited.nbytes == any_source.stat().st_size
+        assert facts(any_source) == was
+        assert list(Container.parse_file(any_source).tensors) == [name, *names[1:]]
+        edit(any_source, rename={name: names[0]})
+        assert any_source.read_bytes() == before
+
+
+def test_metadata_set_and_set_back(any_source: Path, tmp_path: Path) -> None:
+    before, was, entries = any_source.read_bytes(), facts(any_source), stored(any_source)
+    key = next(key for key in entries if key in ("general.name", "k"))
+    old = Container.parse_file(any_source).metadata[key]
+    edited = edit(any_source, tmp_path / "out", set={key: "a longer text", "toy.new": "x"})
+    assert any_source.read_bytes() == before
+    assert [change.action for change in edited.changes] == ["set", "add"]
+    assert facts(tmp_path / "out") == was
+    now = stored(tmp_path / "out")
+    assert list(now) == [*entries, "toy.new"]
+    assert {k: v for k, v in now.items() if k not in (key, "toy.new")} == {k: v for k, v in entries.items() if k != key}
+    edit(tmp_path / "out", set={key: old}, remove=["toy.new"])
+    assert (tmp_path / "out").read_bytes() == before
+
+
+@given(st.data())
+@pytest.mark.parametrize("format", ["gguf", "glft"])
+def test_any_file(tmp_path_factory: pytest.TempPathFactory, format: str, data: st.DataObject) -> None:
+    source = data.draw(containers(format))
+    file = Container.parse(source)
+    if not file.tensors:
+        return
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(source)
+    old, new = data.draw(st.sampled_from([*file.tensors])), data.draw(st.text("ab_", min_size=1, max_size=70))
+    if new in file.tensors:
+        return
+    edit(path, rename={old: new})
+    with glft_schema.open(path, mmap=False) as edited:
+        assert list(edited.tensors) == [new if name == old else name for name in file.tensors]
+        assert [bytes(tensor.raw) for tensor in edited.tensors.values()] == [bytes(t.raw) for t in file.tensors.values()]
+        has_text = any(file.regions.get("padding") or b"")
+    edit(path, rename={new: old})
+    assert path.read_bytes() == source or has_text  # padding other than zeros is lost if its length changes
+
+
+def test_against_bytes_written_by_hand(path: Path) -> None:
+    """The file after an edit is what another writer makes of the edited parts."""
+    rows = [Row("a", [2], F32, struct.pack("<2f", 1, 2)), Row("b", [1, 2], Q8, b"\x00\x3c\x05\xfb")]
+    path.write_bytes(reference.back_to_back(b"k=v\nlast=1\n", rows))
+    edit(path, set={"k": "=longer", "new": ""}, remove="last", rename={"a": "b", "b": "a"})
+    rows[0].name, rows[1].name = "b", "a"
+    assert path.read_bytes() == reference.back_to_back(b"k==longer\nnew=\n", rows)
+
+
+A, B = (f'{{"dtype": "U8" , "shape":[1],\t"data_offsets":[{i},{i + 1}]}}' for i in range(2))
+EDITS: list[tuple[str, dict[str, Any], str]] = [  # JSON before, what is edited, JSON after
+    (f'{{"a": {A}, "b":{B}}}', {"rename": {"a": 'c"é'}}, f'{{"c\\"é": {A}, "b":{B}}}'),
+    (f'{{"a":{A} , "\\u0062":{B}}}', {"rename": {"a": "bb"}}, f'{{"bb":{A} , "\\u0062":{B}}}'),
+    (f'{{"a":{A},"b":{B}}}', {"rename": {"a": "b", "b": "a"}}, f'{{"b":{A},"a":{B}}}'),
+    (f'{{ "a":{A},"b":{B}}}', {"set": {"k": "v"}}, f'{{"__metadata__":{{"k":"v"}}, "a":{A},"b":{B}}}'),
+    (f'{{"a":{A}, "__metadata__": {{ "k" : "v"}}, "b":{B}}}', {"remove": "k"}, f'{{"a":{A}, "b":{B}}}'),
+    (f'{{"a":{A},"b":{B}, "__metadata__": {{"k":"v"}} }}', {"remove": "k"}, f'{{"a":{A},"b":{B} }}'),
+    (f'{{"a":{A},"b":{B},"__metadata__": {{"k":"v"}}}}', {"set": {"l": ""}, "remove": "k"},
+     f'{{"a":{A},"b":{B},"__metadata__": {{"l":""}}}}'),
+    (f'{{"__metadata__":{{"i" : "1", "k" :"\\u0076", "l": "2"}},"a":{A},"b":{B}}}',
+     {"set": {"l": "3", "m": "4"}, "remove": "i", "rename": {"a": "c"}},
+     f'{{"__metadata__":{{"k" :"\\u0076", "l": "3","m":"4"}},"c":{A},"b":{B}}}'),
+    (f'{{"__metadata__":{{"i" : "1", "k" : "2", "l" : "3"}},"a":{A},"b":{B}}}', {"set": {"n": "4"}, "remove": ["k", "l"]},
+     f'{{"__metadata__":{{"i" : "1","n":"4"}},"a":{A},"b":{B}}}'),
+    (f'{{"__metadata__":{{}},"a":{A},"b":{B}}}', {"set": {"k": "v"}}, f'{{"__metadata__":{{"k":"v"}},"a":{A},"b":{B}}}'),
+    (f'{{"a":{A},"a":{A},"b":{B}}}', {"rename": {"a": "c"}}, f'{{"c":{A},"c":{A},"b":{B}}}'),
+    (f'{{"__metadata__":{{"k":"1","k":"2"}}, "a":{A},"b":{B}}}', {"set": {"k": "3"}},  # written anew: see the next line
+     f'{{"__metadata__":{{"k":"3"}},"a":{A},"b":{B}}}'.replace(" ", "").replace("\t", "")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("padding", [0, 9])
+@pytest.mark.parametrize(("before", "edits", "after"), EDITS)
+def test_json_is_kept_as_it_was_written(path: Path, before: str, edits: dict[str, Any], after: str, padding: int) -> None:
+    """Spaces, escapes and order stay; the text is padded if it was."""
+
+    def file(text: str) -> bytes:
+        stored = text.encode() + b" " * (8 + -len(text.encode()) % 8 if padding else 0)
+        return struct.pack("<Q", len(stored)) + stored + b"\x01\x02"
+
+    if not padding and len(before.encode()) % 8 == 0:
+        before, after = f"{before[:-1]} }}", f"{after[:-1]} }}"
+    path.write_bytes(file(before))
+    edit(path, **edits)
+    assert json.loads(path.read_bytes()[8:-2]) == json.loads(after)
+    if '"k":"1","k"' not in before:
+        assert path.read_bytes() == file(after)
+
+
+def test_against_the_safetensors_library(tmp_path: Path) -> None:
+    """The edited file is the one that the library writes, and a renamed tensor is what it reads."""
+    path, expected = tmp_path / "model.safetensors", tmp_path / "expected.safetensors"
+    for before, edits, after in (
+        (None, {"set": {"format": "pt"}}, {"format": "pt"}),
+        ({"format": "pt"}, {"set": {"format": 'é"\n'}}, {"format": 'é"\n'}),
+        ({"format": "pt"}, {"remove": "format"}, None),
+    ):
+        safetensors.torch.save_file(TENSORS, path, before)
+        safetensors.torch.save_file(TENSORS, expected, after)
+        edit(path, **edits)
+        assert path.read_bytes() == expected.read_bytes()
+    edit(path, rename={"norm": "ü" * 100})
+    loaded = safetensors.torch.load_file(path)
+    assert {name: tensor.tolist() for name, tensor in loaded.items()} == {
+        name.replace("norm", "ü" * 100): tensor.tolist() for name, tensor in TENSORS.items()
+    }
+
+
+def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
+    before = llama_cpp.contents(gguf.read_bytes())
+    edit(gguf, set={"toy.block_count": 3, "general.name": "Other"}, remove=["toy.words"], rename={"norm": "n"})
+    after = llama_cpp.contents(gguf.read_bytes())
+    assert before is not None
+    assert after is not None
+    changed = {b"toy.block_count": struct.pack("<I", 3), b"general.name": b"Other"}
+    entries = [(key, code, changed.get(key, value)) for key, code, value in before[0] if key != b"toy.words"]
+    assert after == (entries, [(b"n" if name == b"norm" else name, *rest) for name, *rest in before[1]])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected", "type_"),
+    [
+        ("toy.block_count", "3", 3, "uint32"),
+        ("toy.block_count", "[3, 4]", None, "expected a uint32, found '[3, 4]'"),
+        ("toy.block_count", Typed([3, 4], "array[int32]"), [3, 4], "array[int32]"),  # a number for each layer
+        ("toy.u8", "255", 255, "uint8"),
+        ("toy.u8", 256, None, "expected a number in the range of u8, found 256"),
+        ("toy.words", '["c"]', ["c"], "array[string]"),
+        ("toy.words", "[]", [], "array[string]"),
+        ("toy.words", ["d", "e"], ["d", "e"], "array[string]"),
+        ("toy.bytes", "[3]", [3], "array[uint8]"),
+        ("toy.bytes", "[300]", None, "expected an array[uint8], found '[300]'"),
+        ("toy.flag", "false", False, "bool"),
+        ("toy.flag", "0", False, "bool"),
+        ("general.name", "5", "5", "string"),
+        ("toy.u8", Typed(5, "int64"), 5, "int64"),
+        ("toy.context_length", "5", 5, "uint32"),  # well known
+        ("tokenizer.ggml.scores", "[0.5]", [0.5], "array[float32]"),
+        ("toy.new", "5", "5", "string"),
+        ("toy.new", 5, 5, "uint32"),
+        ("toy.new", Typed(5, "uint16"), 5, "uint16"),
+    ],
+)
+def test_types(gguf: Path, key: str, value: Any, expected: Any, type_: str) -> None:
+    if expected is None:
+        with pytest.raises(FormatError, match=re.escape(type_)):
+            edit(gguf, set={key: value})
+        return
+    (change,) = edit(gguf, set={key: value}).changes
+    with glft_schema.open(gguf) as file:
+        assert (file.metadata[key], file.metadata.type_of(key)) == (expected, type_)
+        assert change.after == Typed(expected, type_)
+
+
+def test_nested_arrays(path: Path) -> None:
+    write_source(path, "big")
+    edit(path, set={"toy.nested": '[[3, 4], ["y"]]'})
+    with glft_schema.open(path) as file:
+        assert file.metadata["toy.nested"] == [[3, 4], ["y"]]
+        assert file.metadata.type_of("toy.nested") == "array[array[int32],array[string]]"
+
+
+def test_typed_values_in_text(gguf: Path, tmp_path: Path) -> None:
+    """GLFT files made of GGUF files have types in their text; they are kept."""
+    convert(gguf, tmp_path / "model.glft")
+    before = stored(tmp_path / "model.glft")
+    edited = edit(tmp_path / "model.glft", set={"toy.block_count": "3", "toy.new": Typed(1, "uint8")}, remove="toy.u8")
+    assert [str(change) for change in edited.changes] == [
+        "set 'toy.block_count': 'uint32 2' -> 'uint32 3'",
+        "add 'toy.new': 'uint8 1'",
+        "remove 'toy.u8': 'uint8 7'",
+    ]
+    after = before | {"toy.block_count": "uint32 3", "toy.new": "uint8 1"}
+    del after["toy.u8"]
+    assert stored(tmp_path / "model.glft") == after
+
+
+def test_lines_of_the_report(gguf: Path) -> None:
+    set_ = {"toy.words": '["c"]', "toy.new": "text " * 40, "toy.u8": Typed(1, "int8")}
+    edited = edit(gguf, set=set_, remove=["toy.flag"], rename={"norm": "n\n"}, dry_run=True)
+    assert [str(change) for change in edited.changes] == [
+        "set 'toy.words': ['a', 'b'] (array[string]) -> ['c'] (array[string])",
+        "add 'toy.new': 'text text text text text text text text text tex'... (200 in all) (string)",
+        "set 'toy.u8': 7 (uint8) -> 1 (int8)",
+        "remove 'toy.flag': True (bool)",
+        "rename 'norm' -> 'n\\n'",
+    ]
+
+
+def test_dry_run(gguf: Path) -> None:
+    before, status = gguf.read_bytes(), gguf.stat()
+    planned = edit(gguf, set={"general.name": "A longer name"}, dry_run=True)
+    assert (gguf.read_bytes(), gguf.stat(), os.listdir(gguf.parent)) == (before, status, [gguf.name])
+    with glft_schema.open(gguf) as file:
+        assert planned.copied == file.tensors.size
+    assert edit(gguf, set={"general.name": "A longer name"}) == planned
+    assert gguf.stat().st_size == planned.nbytes
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({}, "expected at least one change, found none to set, remove or rename"),
+    ({"remove": ["toy.gone"]}, "expected a key of the metadata to remove, found 'toy.gone'"),
+    ({"remove": "blk.0.weight"}, "expected a key of the metadata to remove, found 'blk.0.weight'"),
+    ({"rename": {"gone": "x"}}, "expected a tensor to rename, found 'gone'"),
+    ({"rename": {"general.name": "x"}}, "expected a tensor to rename, found 'general.name', which is a metadata key"),
+    ({"rename": {"norm": "scale"}}, "expected a new name for tensor 'norm', found 'scale', which is taken"),
+    ({"rename": {"norm": "norm"}}, "expected a new name for tensor 'norm', found 'norm', which is taken"),
+    ({"rename": {"norm": "x", "scale": "x"}}, "found 'x', which is taken"),
+    ({"set": {"toy.u8": 1}, "remove": ["toy.u8"]}, "expected each key to be set or removed, found both for 'toy.u8'"),
+    ({"set": {"general.alignment": 64}}, "found 'general.alignment', which describes the file's layout"),
+    ({"remove": ["general.alignment"]}, "found 'general.alignment', which describes the file's layout"),
+    ({"set": {"split.count": 1}}, "found 'split.count', which describes the file's layout"),
+    ({"set": {"toy.block_count": "x"}}, "metadata -> toy.block_count: expected a uint32, found 'x'"),
+    ({"set": {"toy.block_count": Typed("x", "string")}}, "expected an integer or an array of integers for toy.block_count"),
+    ({"set": {"toy.new": Typed("x", "text")}}, "expected one of uint8, "),
+    ({"set": {"toy.new": []}}, "expected at least one element, found none: give the type"),
+    ({"remove": ["general.architecture"]}, "expected the key general.architecture, found 7 other keys"),
+    ({"set": {"General.Name": "x"}}, "expected lower_snake_case segments joined by dots, found 'General.Name'"),
+    ({"rename": {"norm": "n" * 64}}, "tensor_infos -> 1 -> name: expected at most 63 bytes, found 'nnn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "text"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+def test_refused(gguf: Path, edits: dict[str, Any], text: str) -> None:
+    before = gguf.read_bytes()
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises((OptionError, FormatError), match=re.escape(text)):
+            edit(gguf, **edits, **options)
+    assert (gguf.read_bytes(), os.listdir(gguf.parent)) == (before, [gguf.name])
+
+
+def test_rules_that_the_source_breaks_are_not_enforced(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    save_file(TENSORS, path, {"No": 1}, format="gguf", rules=())
+    edit(path, set={"Also no": "x"}, rename={"norm": "n" * 63})
+    with pytest.raises(FormatError, match="expected at most 63 bytes") as caught:  # of llama.cpp, whose rules it keeps
+        edit(path, rename={"scale": "n" * 64})
+    assert caught.value.rule == "gguf-name-63"
+    with pytest.raises(FormatError, match="expected an integer or an array of integers for toy"):
+        edit(path, set={"toy.block_count": Typed("x", "string")})
+
+
+def test_text_takes_no_types(path: Path) -> None:
+    write_source(path, "glft")
+    for value in (5, Typed(5, "uint8")):
+        with pytest.raises(FormatError, match=r"metadata -> k: expected text, the only type in GLFT, found (5|Typed)"):
+            edit(path, set={"k": value})
+    with pytest.raises(FormatError, match="expected a value without newlines for 'k'"):
+        edit(path, set={"k": "a\nb"})
+
+
+def test_sets_of_shards(gguf: Path, tmp_path: Path) -> None:
+    with glft_schema.open(gguf) as file:
+        paths = split(file, tmp_path / "part", max_tensors=2)
+    for number, path in enumerate(paths):
+        text = f"not part of a set, found file {number + 1} of 2 with 4 tensors in all: merge the set first"
+        with pytest.raises(OptionError, match=text):
+            edit(path, set={"general.name": "x"})
+
+
+def test_sets_with_an_index(tmp_path: Path) -> None:
+    write_source(tmp_path / "whole.safetensors", "safetensors")
+    (tmp_path / "no.safetensors.index.json").write_text("{}")
+    with glft_schema.open(tmp_path / "whole.safetensors") as file:
+        *paths, index = split(file, tmp_path / "part", max_tensors=2)
+    edit(tmp_path / "whole.safetensors", set={"k": "v"})
+    for path in paths:
+        with pytest.raises(OptionError, match=r"found a file that 'part\.safetensors\.index\.json' lists: merge the set first"):
+            edit(path, set={"k": "v"})
+    with pytest.raises(OptionError, match="expected a single file, found the index of a set: merge the set first"):
+        edit(index, set={"k": "v"})
+
+
+ROW = Struct(
+    "name" / Text(u8) * "name",
+    "dims" / Sizes(u8, u32, "dims") * "sizes",
+    "dtype" / TypeCode(u8, TYPES) * "type",
+    "shape" / Derived(this.dims) * "sizes",
+    "offset" / u32 * "first byte",
+    TensorFits("bare-fits", "dims"),
+)
+BARE = Format(
+    "Bare",
+    (b"BARE",),
+    TYPES,
+    Struct(
+        "magic" / Const(b"BARE") * "the magic",
+        "n" / Count(u8, this.rows) * "number of rows",
+        "rows" / Table(this.n, ROW) * "a row for each tensor",
+        "note" / Bytes(3) * "three bytes",
+        "data" / TensorData("rows") * "payloads",
+    ),
+)
+
+
+def test_a_format_without_metadata(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "FORMATS", [*FORMATS, BARE])
+    row = b"\x01\x02\x00\x00\x00\x00" + struct.pack("<I", 1)
+    source = b"BARE\x01" + b"\x01a" + row + b"yes" + b"?" + struct.pack("<2f", 1, 2)
+    path.write_bytes(source)
+    edit(path, rename={"a": "bcd"})
+    assert path.read_bytes() == source.replace(b"\x01a", b"\x03bcd")
+    with pytest.raises(OptionError, match="Bare files have no metadata, found 'k' to set"):
+        edit(path, set={"k": "v"})
+
+
+@pytest.mark.parametrize(
+    ("key", "known"),
+    [
+        ("general.nmae", "general.name"),  # swapped
+        ("general.nam", "general.name"),
+        ("general.namee", "general.name"),
+        ("generalname", "general.name"),
+        ("toy.bloc_count", "toy.block_count"),
+        ("tby.block_count", "toy.block_count"),  # known for any architecture, but the file's is another
+        ("tokenizer.ggml.bos_token_jd", "tokenizer.ggml.bos_token_id"),
+        ("toy.u9", None),  # not well known
+        ("general.base_model.1.name", None),
+        ("general.author", None),
+        ("toy.context_length", None),
+        ("general.nmea", None),  # two slips
+    ],
+)
+def test_slips(gguf: Path, key: str, known: str | None) -> None:
+    edit(gguf, set={"general.base_model.0.name": "x"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        edit(gguf, set={key: Typed("x", "string") if known is None and "length" not in key else "1"})
+        edit(gguf, set={key: "1"})  # not new any more
+    expected = [(SimilarKeyWarning, f"the new key {key!r} resembles the well-known key {known!r}", __file__)] if known else []
+    assert [(warning.category, str(warning.message), warning.filename) for warning in caught] == expected
+
+
+def test_a_slip_in_case(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    save_file(TENSORS, path, {"No": 1}, format="gguf", rules=())  # breaks the rule about keys already
+    with pytest.warns(SimilarKeyWarning, match="'General.Name' resembles the well-known key 'general.name'"):
+        edit(path, set={"General.Name": "x"})
+
+
+def test_a_file_without_tensors(tmp_path: Path) -> None:
+    """The padding has its full length again, and stays missing if the file has none."""
+    path = tmp_path / "vocabulary.gguf"
+    Container.build_file({"format": "GGUF", "metadata": METADATA}, path)
+    for cut in (0, 7):
+        source = path.read_bytes().removesuffix(bytes(cut))
+        path.write_bytes(source)
+        for name in ("T", "A name of another length", "Toy"):
+            edit(path, set={"general.name": name})
+            assert cut or path.stat().st_size % 32 == 0
+        assert path.read_bytes() == source
+
+
+def test_payloads_do_not_pass_through_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(os, "copy_file_range"):
+        pytest.skip("the system has no copy_file_range")
+    path, read = tmp_path / "model.gguf", []
+    save_file({"w": torch.zeros(3, 1 << 20)}, path, METADATA, format="gguf")
+    before, of = hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest(), FileSource._read
+    monkeypatch.setattr(FileSource, "_read", lambda self, start, nbytes: read.append(nbytes) or of(self, start, nbytes))
+    edited = edit(path, set={"general.name": "Another"})
+    monkeypatch.undo()
+    assert (edited.copied, sum(read) < 1 << 20) == (3 << 22, True)
+    assert hashlib.sha256(Container.parse_file(path).tensors["w"].raw).digest() == before
