@@ -37,7 +37,7 @@ LIMITS = {
     "dims":      Maximum(64,      "dims of a tensor", "numpy's limit"),
     "alignment": Maximum(1 << 20, "bytes of alignment of payloads",
                        "no memory page is larger, and each payload may need as much padding"),
-    "text":      Maximum(1 << 28, "bytes of a GGUF string: a key, value or name", "it is held in memory"),
+    "text":      Maximum(1 << 28, "bytes of a string: a key, value or name", "it is held in memory"),
     "strings":   Maximum(1 << 24, "strings of an array",
                        "finding one requires scanning those before it; the largest vocabularies have a million"),
     "metadata":  Maximum(1 << 28, "bytes of GLFT metadata", "it is held in memory and parsed as a whole"),

@@ -50,7 +50,7 @@ def options(
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
     limit: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help=LIMIT)] = None,
 ) -> None:
-    """Inspects, verifies, converts and writes GGUF and GLFT model files."""
+    """Inspects, verifies, converts, edits and writes files of model weights."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit

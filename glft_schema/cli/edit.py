@@ -15,7 +15,7 @@ from glft_schema.weights.edit import edit as edit_file
 
 
 def edit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF, GLFT or safetensors file, not part of a set.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file, not part of a set.")],
     set: Annotated[
         list[str] | None,
         typer.Option(

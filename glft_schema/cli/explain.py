@@ -25,7 +25,7 @@ RANGE = re.compile(f"(?P<start>{NUMBER})?:(?P<end>{NUMBER})?")
 
 
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; may be any file of a set.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file; may be any file of a set.")],
     tensor: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only this tensor: its table entry and the start of its payload.")
     ] = None,

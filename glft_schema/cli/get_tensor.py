@@ -19,7 +19,7 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def get_tensor(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file.")],
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Tensor name, or a wildcard pattern that matches exactly one tensor.")
     ],

@@ -27,7 +27,7 @@ FIRST = 8  # elements shown of a long array
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file, or imatrix.dat; for a set, its first file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file or imatrix.dat; for a set, its first file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
 ) -> None:

@@ -21,7 +21,7 @@ DEFAULT = next(iter(Language))
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="gguf, glft, or a tensor type such as q4_k.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A format such as gguf, or a tensor type such as q4_k.")],
     language: Annotated[Language, typer.Option("--as", help="Output format: a document, data, or source code.")] = DEFAULT,
 ) -> None:
     """Prints the schema of a format or tensor type.
@@ -35,6 +35,9 @@ def schema(
 
 def find(name: str) -> Format | TensorType:
     """Returns a format or tensor type by name in any case. Raises OptionError if unknown."""
+    for type_ in (type_ for format in FORMATS for type_ in format.types):
+        if type_.scheme == name.lower():
+            return type_
     with suppress(OptionError):
         return format_named(name)
     for format in FORMATS:

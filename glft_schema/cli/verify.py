@@ -44,7 +44,7 @@ class Outcome:
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file; for a set, its first file.")],
     against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from.")] = None,
     tolerance: Annotated[
         float, typer.Option(metavar="ERROR", min=0, help="With --against: maximum absolute error allowed for a weight.")

@@ -16,7 +16,7 @@ from glft_schema.weights.checkpoints import open_checkpoint
 
 
 def view(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or GLFT file; for a set, its first file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file; for a set, its first file.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="PAGE", help="Output page; replaced only on success.")],
     against: Annotated[
         Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from; adds quantization errors.")

@@ -12,6 +12,7 @@
 `spec`, `ggml`, `both`                      rules of a rule set
 `equals`, `at_most`, `multiple_of` ...      predicates, see `glft_schema.codec.predicates`
 `Lookup`, `matches`, `nbytes_`, `reverse_`  expressions beside construct's ``this`` and ``len_``
+`nbytes_of_lines`                           the size of `KeyValueLines`, for its `Count`
 ==========================================  ========================================================
 """
 
@@ -19,7 +20,8 @@ from glft_schema.codec.arrays import Numbers, Strings
 from glft_schema.codec.context import BIG, LITTLE, Context, Parameters, byte_order
 from glft_schema.codec.expressions import Lookup, matches, nbytes_, reverse_
 from glft_schema.codec.metadata import KeyTypes, KeyValues, TypedArray, TypedMetadata
-from glft_schema.codec.metadata_lines import KeyValueLines, TextMetadata
+from glft_schema.codec.metadata_lines import KeyValueLines, TextMetadata, nbytes_of_lines
+from glft_schema.codec.metadata_rules import KeyType, an_integer, each, has_key, lengths, not_nested
 from glft_schema.codec.numbers import (
     ByteOrderOf,
     Number,
@@ -60,9 +62,10 @@ from glft_schema.codec.structs import Count, Derived, Padding, Struct
 from glft_schema.codec.tables import NamesOnce, Nested, Table
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.codec.typed_values import ValueType
+from glft_schema.codec.typed_values import ARRAY, ValueType
 
 __all__ = [
+    "ARRAY",
     "BIG",
     "GGML",
     "LITTLE",
@@ -73,6 +76,7 @@ __all__ = [
     "Context",
     "Count",
     "Derived",
+    "KeyType",
     "KeyTypes",
     "KeyValueLines",
     "KeyValues",
@@ -101,6 +105,7 @@ __all__ = [
     "TypedMetadata",
     "ValueType",
     "above",
+    "an_integer",
     "at_least",
     "at_most",
     "bf16",
@@ -108,19 +113,24 @@ __all__ = [
     "byte_order",
     "contained_in",
     "differs_from",
+    "each",
     "equals",
     "f16",
     "f32",
     "f64",
     "ggml",
+    "has_key",
     "i8",
     "i16",
     "i32",
     "i64",
+    "lengths",
     "matches",
     "meets",
     "multiple_of",
     "nbytes_",
+    "nbytes_of_lines",
+    "not_nested",
     "one_of",
     "pattern",
     "power_of_two",

@@ -391,10 +391,11 @@ class JsonRows(list[Any]):
             if len(old) < len(self.reserved or ()) or sum(name == self.name for name, _ in entries) > 1:
                 return None
             edits += self._edits_of_reserved(entries, old, texts)
-        stored, at = b"", 0
+        pieces, at = list[bytes](), 0
         for first, last, new in sorted(edits):
-            stored, at = stored + self.stored[at:first] + new.encode(), last
-        stored += self.stored[at:]
+            pieces += [self.stored[at:first], new.encode()]
+            at = last
+        stored = b"".join([*pieces, self.stored[at:]])
         if len(self.stored) % PADDED_TO:
             return stored
         text = stored.rstrip(b" ")

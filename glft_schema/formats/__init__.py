@@ -1,7 +1,22 @@
-"""The formats, one module each, in the order of the specification, and the registry."""
+"""The formats, one module each, in the order of the specification, the registry, and what a
+declaration needs in addition to `glft_schema.codec`."""
 
 from glft_schema.formats.format import Format, ShardIndex, ShardKeys
 from glft_schema.formats.registry import FORMATS, format_named, register_format
+from glft_schema.tensors.layout_rules import Contiguous, has_quantized, padded_to, zero_gaps
 from glft_schema.tensors.region import TensorData, TensorFits
 
-__all__ = ["FORMATS", "Format", "ShardIndex", "ShardKeys", "TensorData", "TensorFits", "format_named", "register_format"]
+__all__ = [
+    "FORMATS",
+    "Contiguous",
+    "Format",
+    "ShardIndex",
+    "ShardKeys",
+    "TensorData",
+    "TensorFits",
+    "format_named",
+    "has_quantized",
+    "padded_to",
+    "register_format",
+    "zero_gaps",
+]

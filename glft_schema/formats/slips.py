@@ -74,7 +74,7 @@ def _names(declared: Any, path: str = "") -> Iterator[str]:
             yield f"{_path(path, name)}: choose another name, because another field has this one"
     for field in declared.subcons:
         inner = unwrapped(field)
-        inner = getattr(inner, "subcon", inner)
+        inner = getattr(inner, "row", getattr(inner, "subcon", inner))
         if isinstance(inner, construct.Struct):
             yield from _names(inner, _path(path, field.name))
 
@@ -86,14 +86,14 @@ def _regions(format: Format) -> Iterator[str]:
     if not isinstance(data, TensorData) or names[-1] != "data":
         yield 'declare the payloads as the last region: "data" / TensorData("tensors"), with the name of the table'
     table = format.field(data.table)
-    if not isinstance(getattr(table, "subcon", None), Struct) or type(table) is construct.Array:
+    if type(table) is construct.Array or not (hasattr(table, "row") or hasattr(table, "subcon")):
         yield f'data: TensorData({data.table!r}) needs the region "{data.table}" / Table(this.header.n_tensors, Row)'
     for name, example in ROW.items():
-        if member(table.subcon, name) is None:
+        if member(format.row, name) is None:
             yield f"{data.table}: a row needs the field {name}: {example}"
-    if not isinstance(member(table.subcon, "shape"), Derived):
+    if not isinstance(member(format.row, "shape"), Derived):
         yield f"{data.table} -> shape: torch's order is computed from dims: {ROW['shape']}"
-    dtype = member(table.subcon, "dtype")
+    dtype = member(format.row, "dtype")
     if not isinstance(dtype, TypeCode):
         yield f"{data.table} -> dtype: write {ROW['dtype']}"
     if dtype.table is not format.types:
@@ -108,7 +108,7 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
         for field in declared.subcons:
             yield from _references(field, (*outer, declared), _path(path, field.name or getattr(field, "id", "")))
         return
-    for part in vars(declared).values():
+    for part in (value for name, value in vars(declared).items() if not name.startswith("_")):
         for reference in references_in(part) if isinstance(part, ExprMixin) else ():
             if _referent(reference, outer) is None:
                 yield f"{path}: {_written(reference)} is not a field; these are: {_visible(outer)}"

@@ -93,7 +93,7 @@ class FileSource(Source):
             os.close(fd)
 
     def __del__(self) -> None:
-        if hasattr(self, "_fd"):
+        if hasattr(self, "_fd") and os:  # at Python's exit, the modules may be gone already
             self._release()
 
 

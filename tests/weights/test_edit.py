@@ -204,6 +204,25 @@ def test_json_is_kept_as_it_was_written(path: Path, before: str, edits: dict[str
         assert path.read_bytes() == file(after)
 
 
+def test_against_the_safetensors_library(tmp_path: Path) -> None:
+    """The edited file is the one that the library writes, and a renamed tensor is what it reads."""
+    path, expected = tmp_path / "model.safetensors", tmp_path / "expected.safetensors"
+    for before, edits, after in (
+        (None, {"set": {"format": "pt"}}, {"format": "pt"}),
+        ({"format": "pt"}, {"set": {"format": 'é"\n'}}, {"format": 'é"\n'}),
+        ({"format": "pt"}, {"remove": "format"}, None),
+    ):
+        safetensors.torch.save_file(TENSORS, path, before)
+        safetensors.torch.save_file(TENSORS, expected, after)
+        edit(path, **edits)
+        assert path.read_bytes() == expected.read_bytes()
+    edit(path, rename={"norm": "ü" * 100})
+    loaded = safetensors.torch.load_file(path)
+    assert {name: tensor.tolist() for name, tensor in loaded.items()} == {
+        name.replace("norm", "ü" * 100): tensor.tolist() for name, tensor in TENSORS.items()
+    }
+
+
 def test_llama_cpp_sees_only_the_edit(gguf: Path) -> None:
     before = llama_cpp.contents(gguf.read_bytes())
     edit(gguf, set={"toy.block_count": 3, "general.name": "Other"}, remove=["toy.words"], rename={"norm": "n"})

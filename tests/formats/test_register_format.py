@@ -1,0 +1,400 @@
+"""Formats of one's own work everywhere, and slips in their declarations are told."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import construct
+import pytest
+import safetensors.torch
+import torch
+from construct import Const, this
+from hypothesis import HealthCheck, Phase, given, settings
+
+import glft_schema as glft
+from glft_schema import Container, FormatError, MetadataWarning, OptionError, byte_map, load_file, save_file
+from glft_schema.codec import (
+    Count,
+    Derived,
+    KeyValueLines,
+    Rule,
+    Sizes,
+    Struct,
+    Table,
+    Text,
+    TypeCode,
+    TypeTable,
+    equals,
+    f16,
+    f32,
+    nbytes_of_lines,
+    u8,
+    u16,
+    u32,
+)
+from glft_schema.describe import schema_of, write
+from glft_schema.formats import FORMATS, Format, TensorData, register_format
+from glft_schema.formats.slips import first_slip
+from glft_schema.testing import containers, fuzz
+from glft_schema.types import block_type
+from tests.formats.own_formats import BARE, F32, LINES, LINES_TYPES, LONG, LONG_MAGIC, OWN, TYPED, Row, registered
+from tests.tools.command_line import in_this_process
+
+STATE = {"w": torch.arange(128, dtype=torch.float32).reshape(2, 64), "b": torch.ones(3)}
+NAMES = [format.name for format in OWN]
+
+
+@pytest.fixture(autouse=True)
+def _own_formats() -> Iterator[None]:
+    with registered(*OWN):
+        yield
+
+
+@pytest.fixture(params=OWN, ids=NAMES)
+def format(request: pytest.FixtureRequest) -> Format:
+    return request.param
+
+
+@pytest.fixture
+def path(format: Format, tmp_path: Path) -> Path:
+    """Returns a file of each format, chosen by its ending."""
+    path = tmp_path / f"model.{format.name}"
+    save_file(STATE, path, {"author": "me"} if format.metadata else None, schemes={"w": "f16"})
+    return path
+
+
+def test_bytes_of_a_format_that_are_written_by_hand() -> None:
+    header = b"LINES" + bytes.fromhex("01000000 0300") + b"k=v"
+    row = b"\1w" + bytes.fromhex("01 02000000 01 0000000000000000")
+    stored = header + row + bytes.fromhex("0000803F 00000040")
+    file = Container.parse(stored)
+    assert (file.format, file.metadata["k"], file.get_tensor("w").tolist()) == (LINES, "v", [1.0, 2.0])
+    rows = [{"name": "w", "dims": [2], "dtype": "F32"}]
+    parts = {"format": "lines", "metadata": {"k": "v"}, "rows": rows, "data": {"w": stored[-8:]}}
+    assert Container.build(parts) == stored
+
+
+def test_opened_loaded_and_rebuilt(format: Format, path: Path) -> None:
+    with glft.open(path) as file:
+        assert file.format is format
+        assert [tensor.dtype.name for tensor in file.tensors.values()] == ["F16", "F32"]
+        assert Container.build(file) == path.read_bytes()
+        assert pickle.loads(pickle.dumps(file)) == file
+        assert all(
+            f": {format.name}" in text or f"<{format.name}" in text for text in (str(file), file._repr_html_(), repr(file))
+        )
+        if format is TYPED:
+            assert [tensor.position % 64 for tensor in file.tensors.values()] == [0, 0]
+    assert all(torch.equal(tensor, STATE[name]) for name, tensor in load_file(path, dtype=torch.float32).items())
+    assert Container.parse_stream(io.BytesIO(path.read_bytes())).format is format
+
+
+def test_the_codes_are_those_of_the_format(format: Format, path: Path) -> None:
+    codes = {stretch.path.rpartition(" -> ")[2]: stretch for stretch in byte_map(glft.open(path)) if "dtype" in stretch.path}
+    at, size = codes["dtype"].start, codes["dtype"].end - codes["dtype"].start
+    assert path.read_bytes()[at : at + size] == (7 if format is TYPED else 1).to_bytes(size, "little")
+    assert f"= {7 if format is TYPED else 1}, F32" in in_this_process("explain", path).stdout
+
+
+@pytest.mark.parametrize("verb", ["inspect", "inspect --json", "verify", "verify --values", "explain", "hash"])
+def test_verbs(path: Path, format: Format, verb: str) -> None:
+    name, *options = verb.split()
+    done = in_this_process(name, path, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["format"] == format.name if "--json" in verb else f"{path}" in done.stdout
+
+
+@pytest.mark.slow
+def test_verbs_that_write(path: Path, format: Format, tmp_path: Path) -> None:
+    page, values, copied = tmp_path / "page.html", tmp_path / "w.npy", tmp_path / "out.lines"
+    for arguments in (
+        ("view", path, "-o", page),
+        ("get-tensor", path, "w", values),
+        ("edit", path, "--rename", "w=v", "-o", tmp_path / "edited"),
+        ("convert", path, copied, "--scheme", "w=f32"),
+        ("fuzz", path, "--examples", "20"),
+        ("fuzz", format.name, "--examples", "20"),
+        ("schema", format.name, "--as", "c"),
+    ):
+        done = in_this_process(*arguments)
+        assert (done.returncode, done.stderr) == (0, ""), arguments
+    assert format.name in page.read_text("utf-8")
+    assert list(load_file(tmp_path / "edited")) == ["v", "b"]
+    assert torch.equal(load_file(copied)["w"], STATE["w"])
+
+
+@pytest.mark.parametrize("language", ["markdown", "json", "c", "kaitai"])
+def test_schema_in_every_language(format: Format, language: str) -> None:
+    text = write(schema_of(format), language)
+    assert format.name in text.lower()
+    code = {"json": '"code": 7', "c": "F32 = 7", "kaitai": "7: ", "markdown": "F32, code 7"}[language]
+    assert (code in text) == (format is TYPED)
+
+
+@pytest.mark.parametrize("target", [*NAMES, "gguf", "glft", "safetensors"])
+def test_converted_to_every_format_and_back(path: Path, format: Format, target: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MetadataWarning)
+        glft.convert(path, tmp_path / "there", format=target)
+        glft.convert(tmp_path / "there", tmp_path / "back", format=format.name)
+    back = glft.open(tmp_path / "back")
+    assert all(torch.equal(load_file(tmp_path / "back")[name].float(), numbers) for name, numbers in STATE.items())
+    if format.metadata and target not in ("bare", "long") and (format is TYPED or target not in ("typed", "gguf")):
+        assert back.metadata["author"] == "me"
+
+
+def test_typed_values_become_those_of_the_target(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": glft.Typed(5, "uint32")})
+    glft.convert(tmp_path / "in.gguf", tmp_path / "out.typed")
+    metadata = glft.open(tmp_path / "out.typed").metadata
+    assert (dict(metadata), metadata.type_of("x")) == ({"general.architecture": "x", "x": 5}, "uint32")
+    for value, found in ((glft.Typed(5, "int8"), "int8"), ([1], "array[int32]")):
+        save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": value})
+        problem = rf"metadata -> x: expected one of uint32, float32, string, found '{found.replace('[', '.')[:-1]}.'"
+        with pytest.raises(FormatError, match=problem):
+            glft.convert(tmp_path / "in.gguf", tmp_path / "out.typed")
+
+
+def test_metadata_for_a_format_without(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "in.lines", {"a": "b", "c": "d"})
+    with pytest.warns(MetadataWarning, match=r"^bare files have no metadata: 2 entries are left out$"):
+        glft.convert(tmp_path / "in.lines", tmp_path / "out.bare")
+    safetensors.torch.save_file(STATE, tmp_path / "in.safetensors", {"format": "pt"})
+    glft.convert(tmp_path / "in.safetensors", tmp_path / "out.bare")  # this entry is in all files: no warning
+    with pytest.raises(OptionError, match=r"^bare files have no metadata, found {'a': 'b'}$"):
+        save_file(STATE, tmp_path / "out.bare", {"a": "b"})
+
+
+def test_random_files(format: Format) -> None:
+    seen = set()
+
+    @settings(
+        max_examples=15, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(containers(format.name))
+    def look(stored: bytes) -> None:
+        file = Container.parse(stored)
+        assert (file.format, Container.build(file)) == (format, stored)
+        seen.update(row.dtype.name for row in file[format.table])
+
+    look()
+    assert len(seen) > 1
+
+
+@pytest.mark.slow
+def test_fuzzing(format: Format, path: Path) -> None:
+    for source in (format, path.read_bytes()):
+        fuzzed = fuzz(source, 300)
+        assert fuzzed.failure is None, fuzzed.failure
+        assert fuzzed.counts["corrupted"] > 20
+
+
+def test_bytes_of_no_format() -> None:
+    with pytest.raises(FormatError, match=r"or b'a magic of 22 bytes\.\.\.' \(long\), found b'a magic of 21 bytes\.\.\.' "):
+        Container.parse(LONG_MAGIC.replace(b"22", b"21") + bytes(30))
+    with pytest.raises(FormatError, match=r" or a bare file or "):
+        Container.parse(b"\5\1")
+    for stored, found in ((LONG_MAGIC[:9], LONG), (LONG_MAGIC, LONG), (b"\xb7", TYPED), (b"\5\0", BARE)):
+        with pytest.raises(glft.TruncatedError):
+            Container.parse(stored)
+        assert found.claims(stored)
+
+
+# What is taken
+
+
+@pytest.mark.parametrize(
+    ("changes", "taken"),
+    [
+        ({"name": "GGUF"}, "'GGUF' of GGUF"),
+        ({"name": "Safetensors"}, "'Safetensors' of safetensors"),
+        ({"endings": (".own", ".gguf")}, "'.gguf' of GGUF"),
+        ({"magics": (b"GG",)}, "b'GG' of GGUF"),
+        ({"magics": (b"OWN", b"TFLG2")}, "b'TFLG2' of GLFT"),
+        ({"name": "lines"}, "'lines' of lines"),
+    ],
+)
+def test_what_another_format_has(changes: dict[str, Any], taken: str) -> None:
+    before = list(FORMATS)
+    with pytest.raises(ValueError, match=f"^expected a name, file extensions and magics that no format has, found {taken}$"):
+        register_format(declared(**{"name": "own", "magics": (b"OWN",), "endings": (".own",), **changes}))
+    assert before == FORMATS
+
+
+def test_registered_twice() -> None:
+    assert register_format(LINES) is LINES
+    assert FORMATS.count(LINES) == 1
+
+
+# Slips
+
+
+def row(**changes: Any) -> Struct:
+    fields = {"name": Text(u16), "dims": Sizes(u8, u32, "dims"), "shape": Derived(this.dims)}
+    fields |= {"dtype": TypeCode(u8, LINES_TYPES), "offset": u32, **changes}
+    return Struct(*(name / field for name, field in fields.items() if field is not None))
+
+
+def declared(
+    *,
+    name: str = "own",
+    magics: Any = (b"OWN",),
+    types: Any = LINES_TYPES,
+    header: Any = None,
+    row: Any = Row,
+    metadata: Any = None,
+    table: Callable[..., Any] = Table,
+    regions: Any = None,
+    **options: Any,
+) -> Format:
+    """Returns a declaration, complete but for what is given."""
+    header = header or Struct("magic" / Const(b"OWN"), "n" / Count(u32, this._.rows))
+    metadata = ["metadata" / metadata] if metadata else []
+    regions = regions or ["header" / header, *metadata, "rows" / table(this.header.n, row), "data" / TensorData("rows")]
+    return Format(name, magics, types, Struct(*regions), **options)
+
+
+COUNT = "n" / Count(u32, this._.rows)
+REGIONS = "this.header, this.rows, this.data"
+SLIPS = [
+    ({"magics": ()}, "give the first bytes of its files, magics=(b'TOY1',), or a function sniff that recognises them"),
+    ({"magics": b"OWN"}, "write magics as a tuple such as (b'TOY1',), found b'OWN'"),
+    ({"magics": (b"",)}, "write magics as a tuple such as (b'TOY1',), found (b'',)"),
+    ({"endings": ".own"}, "write endings as a tuple such as ('.toy',), found '.own'"),
+    ({"endings": ("own",)}, "write an ending in lower case with one dot, such as '.toy', found 'own'"),
+    ({"types": {0: F32}}, "write types as TypeTable('toy', {0: F32}), with the code of each type, found {0: F32}"),
+    (
+        {"types": TypeTable("other", F32)},
+        "rows -> dtype: write TypeCode with the format's own table, other, found lines",
+    ),
+    ({"row": row(name=None)}, 'rows: a row needs the field name: "name" / Text(u16)'),
+    ({"row": row(dims=None, shape=None)}, 'rows: a row needs the field dims: "dims" / Sizes(u8, u64, "dims")'),
+    (
+        {"row": row(shape=None)},
+        'rows: a row needs the field shape: "shape" / Derived(this.dims), or Derived(reverse_(this.dims)) if the contiguous '
+        "dim comes first",
+    ),
+    ({"row": row(dtype=None)}, 'rows: a row needs the field dtype: "dtype" / TypeCode(u8, TYPES)'),
+    ({"row": row(offset=None)}, 'rows: a row needs the field offset: "offset" / u64, counted from the start of data'),
+    (
+        {"row": row(shape=Sizes(u8, u32, "dims"))},
+        'rows -> shape: torch\'s order is computed from dims: "shape" / Derived(this.dims), or Derived(reverse_(this.dims)) '
+        "if the contiguous dim comes first",
+    ),
+    ({"row": row(dtype=u8)}, 'rows -> dtype: write "dtype" / TypeCode(u8, TYPES)'),
+    (
+        {"regions": ["header" / Struct("version" / u8)]},
+        'declare the payloads as the last region: "data" / TensorData("tensors"), with the name of the table',
+    ),
+    (
+        {"regions": ["header" / Struct("version" / u8), "data" / TensorData("tensors")]},
+        "data: TensorData('tensors') needs the region \"tensors\" / Table(this.header.n_tensors, Row)",
+    ),
+    (
+        {"table": construct.Array},
+        "data: TensorData('rows') needs the region \"rows\" / Table(this.header.n_tensors, Row)",
+    ),
+    ({"header": construct.Struct("n" / u8)}, "header: write Struct(...) of glft_schema.codec, found <Struct>"),
+    (
+        {"header": Struct("items" / u8, COUNT)},
+        "header -> items: choose another name, because items is a method of the Struct's value",
+    ),
+    ({"row": row(keys=u8)}, "rows -> keys: choose another name, because keys is a method of the Struct's value"),
+    (
+        {"header": Struct("_n" / u8, COUNT)},
+        "header -> _n: choose a name of letters, digits and '_', which does not begin with '_' or a digit",
+    ),
+    ({"header": Struct("n" / u8, COUNT)}, "header -> n: choose another name, because another field has this one"),
+    ({"header": Struct("n" / u8)}, 'this.header.n counts rows, so building must compute it: "n" / Count(u32, this._.rows)'),
+    ({"header": Struct("m" / u8)}, f"rows: this.header.n is not a field; these are: {REGIONS}"),
+    (
+        {"header": Struct("n" / Count(u32, this._.tensors))},
+        "header -> n: this._.tensors is not a field; these are: this.n, this._.header, this._.rows, this._.data",
+    ),
+    (
+        {"header": Struct("n" / Count(u32, this._._.rows))},
+        "header -> n: this._._.rows is not a field; these are: this.n, this._.header, this._.rows, this._.data",
+    ),
+    (
+        {"header": Struct("n" / Count(u32, this._root.tensors))},
+        "header -> n: this._root.tensors is not a field; these are: this.n, this._.header, this._.rows, this._.data",
+    ),
+    (
+        {"header": Struct("n" / Count(u32, this._.data))},
+        'this.header.n counts data, but rows is read by it: "n" / Count(u32, this._.rows)',
+    ),
+    (
+        {"header": Struct(COUNT, Rule("own-version", this.version, equals(1)))},
+        "header -> own-version: this.version is not a field; these are: this.n, this._.header, this._.rows, this._.data",
+    ),
+    (
+        {"header": Struct(COUNT, "size" / u8), "metadata": KeyValueLines(this.header.size)},
+        'this.header.size counts metadata, so building must compute it: "size" / Count(u32, nbytes_of_lines(this._.metadata))',
+    ),
+    (
+        {
+            "header": Struct(COUNT, "size" / Count(u8, nbytes_of_lines(this._.meta))),
+            "metadata": KeyValueLines(this.header.size),
+        },
+        "header -> size: this._.meta is not a field; these are: this.n, this.size, this._.header, this._.metadata, "
+        "this._.rows, this._.data",
+    ),
+]
+
+
+@pytest.mark.parametrize(("slip", "sentence"), SLIPS, ids=lambda value: value[:50] if isinstance(value, str) else "")
+def test_slips(slip: dict[str, Any], sentence: str) -> None:
+    before = list(FORMATS)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        register_format(declared(**slip))
+    assert (str(caught.value), before) == (f"own: {sentence}", FORMATS)
+
+
+def test_no_slips() -> None:
+    assert [first_slip(format) for format in (declared(), *FORMATS)] == [None] * (1 + len(FORMATS))
+    with pytest.raises(TypeError, match=r"^expected a Format, found <Struct>$"):
+        register_format(Row)
+
+
+def taken(d: torch.Tensor) -> torch.Tensor:
+    return d
+
+
+@pytest.mark.parametrize(
+    ("block", "weights", "sentence"),
+    [
+        (Struct("d" / f16), 1, "d: write an array of numbers with constant dims, such as f16[1], found f16"),
+        (Struct("d" / f16[this.n]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[this['n']]"),
+        (Struct("d" / construct.Bytes(2)), 1, "d: write an array of numbers with constant dims, such as u8[16], found <Bytes>"),
+        (Struct(f16[1]), 1, 'give each field of the block a name, such as "d" / f16[1], found f16[1] without one'),
+        (["d" / f16[1]], 1, 'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found [<Renamed d f16[1]>]'),
+        (Struct("e" / f32[1]), 1, "the formula gets the fields of the block as keywords: write (e), found "),
+        (Struct("d" / f16[1]), 0, "expected at least one weight per block, found 0"),
+    ],
+)
+def test_slips_in_blocks(block: Any, weights: int, sentence: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        block_type("SLIP", 9, weights, block, dequantize=taken)
+    assert str(caught.value).startswith(f"SLIP: {sentence}")
+
+
+WRONG = block_type("WRONG", 9, 4, Struct("d" / f16[1], "qs" / u8[4]), dequantize=lambda d, qs: d.float(),
+                   quantize=lambda weights: {"d": weights[:, :1].half(), "qs": weights})  # fmt: skip
+LACKS = block_type("LACKS", 9, 4, Struct("d" / f16[1]), quantize=lambda weights: {"e": weights[:, :1].half()})
+
+
+def test_functions_of_a_block_that_return_something_else() -> None:
+    problem = "expected d f16[2, 1], qs u8[2, 4] from the encoder, found d torch.float16 [2, 1], qs torch.float32 [2, 4]"
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        WRONG.encode(torch.zeros(2, 4), "w")
+    assert str(caught.value) == problem
+    with pytest.raises(ValueError, match=r"^expected d f16\[2, 1\] from the encoder, found e torch.float16 \[2, 1\]$"):
+        LACKS.encode(torch.zeros(2, 4), "w")
+    with pytest.raises(ValueError, match=r"^expected weights \[2, 4\] from the formula, found \[2, 1\]$"):
+        WRONG.decode({"blocks": torch.zeros(2, 6, dtype=torch.uint8)}, 4)
