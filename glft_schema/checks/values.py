@@ -90,7 +90,7 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
     """Yields the unusual values of one tensor; see `check_values`."""
     count = math.prod(tensor.shape)
     all_zero = Oddity(tensor.name, tensor.file, "weights", ALL_ZERO, count, (0,) * len(tensor.shape), tensor.position)
-    if not tensor.dtype.is_known:
+    if tensor.dtype.bytes_only:
         yield replace(all_zero, field="", kind=UNKNOWN)
     elif count:
         scan = _Scan(tensor)

@@ -27,9 +27,7 @@ TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, or directory of shards.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, or directory of shards.")],
     out: Out,
     scheme: Annotated[
         list[str] | None,

@@ -40,9 +40,7 @@ class Target(NamedTuple):
 def fuzz(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE-OR-FORMAT", help="Weights file, manifest of an earlier run, or a format such as gguf."
-        ),
+        typer.Argument(metavar="FILE-OR-FORMAT", help="Weights file, manifest of an earlier run, or a format such as gguf."),
     ],
     examples: Annotated[int, typer.Option(metavar="N", min=0, help="Number of files to try.")] = 1000,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed; reproducible in the same environment.")] = 0,

@@ -15,9 +15,7 @@ from glft_schema.files.container import Container
 
 
 def hash(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Weights files; for a split model, only its first file.")
-    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Weights files; for a split model, only its first file.")],
 ) -> None:
     """Prints SHA-256 hashes of files and tensors.
 

@@ -93,7 +93,9 @@ class _Header(NodeWords):
         self.constants()
         structs = self.schema.container_structs
         for name in in_order(self.schema):
-            if name in structs:
+            if name in structs and structs[name].is_json:
+                self.json(structs[name])
+            elif name in structs:
                 self.write_struct(structs[name])
         for type_ in self.schema.types:
             self.tensor_type(type_)
@@ -158,8 +160,12 @@ class _Header(NodeWords):
 
     def table(self, name: str, table: TypeTable[Any]) -> None:
         enum, names = self.name(name), Identifiers()
-        entries = [(names.new(f"{enum}_{type_.name}".upper()), code, type_.name) for code, type_ in table.by_code()]
-        self.comment(f"The codes of {table.kind} types.")
+        by_code = [(code if isinstance(code, int) else i, type_.name) for i, (code, type_) in enumerate(table.by_code())]
+        entries = [(names.new(f"{enum}_{type_name}".upper()), code, type_name) for code, type_name in by_code]
+        if all(isinstance(code, int) for code, _ in table.by_code()):
+            self.comment(f"The codes of {table.kind} types.")
+        else:
+            self.comment(f"The {table.kind} types. Files store their names; the numbers are of this header only.")
         rows = [f"    {constant} = {code}" for constant, code, _ in entries]
         self.put(f"enum {enum} {{", ",\n".join(rows), "};", "")
         self.comment("Returns the name of a type by its code, or NULL if there is no such type.")
@@ -184,6 +190,15 @@ class _Header(NodeWords):
         for name, run in runs:
             for suffix, sentence, outcome in self.outcomes(run):
                 self.packed(name + suffix, [*([sentence] if sentence else []), *general], run, outcome)
+
+    def json(self, struct: s.StructOf) -> None:
+        """Puts a comment about the objects of a JSON text, which the header does not describe."""
+        lines = [f"{struct.name}, an object in the JSON text. Only this comment describes its values:"]
+        for part in struct.fields:
+            lines.append(f"    {part.name}: {self.words(part.node)}. {part.doc}")
+            lines += [f"        {rule_text(rule)}" for rule in part.rules]
+        self.comment(*lines)
+        self.put("")
 
     def members(self, struct: s.StructOf) -> Iterator[_Member]:
         """Yields a struct's fields, and before those of varying size their lengths or counts."""
@@ -257,12 +272,12 @@ class _Header(NodeWords):
         if not size:
             return None
         if isinstance(node, s.Number):
-            return C_TYPES[node.kind], "", size
+            return c_type(node), "", size
         if isinstance(node, s.Bytes):
             return "uint8_t", f"[{size}]", size
         if isinstance(node, s.Numbers):
             dims = "".join(f"[{dim}]" for dim in node.dims) if size > node.number.size else ""
-            return C_TYPES[node.number.kind], dims, size
+            return c_type(node.number), dims, size
         return (f"struct {self.name(node.name)}", "", size) if isinstance(node, s.Ref) else None
 
     def layout(self, struct: s.StructOf, members: list[_Member], runs: list[tuple[str, list[_Member]]]) -> None:
@@ -295,7 +310,8 @@ class _Header(NodeWords):
         return outermost(expression).replace(f"{ROOT}.", "")
 
     def number(self, number: s.Number) -> str:
-        return C_TYPES[number.kind] + (f" ({HALVES[number.kind]})" if number.kind in HALVES else "")
+        note = HALVES.get(number.kind, "" if number.kind in C_TYPES else f"the bits of {number.kind}")
+        return c_type(number) + (f" ({note})" if note else "")
 
     def array(self, node: s.Numbers) -> str:
         kind, space, note = self.number(node.number).partition(" ")
@@ -312,7 +328,7 @@ class _Header(NodeWords):
     def tensor_type(self, type_: s.TypeOf) -> None:
         fields = self.schema.structs[type_.payload].fields
         self.comment(
-            f"{type_.type.name}, code {type_.code}. A payload of [out, in] weights, in order:",
+            f"{type_.type.name}, code {self.number_of(type_)}. A payload of [out, in] weights, in order:",
             *(f"    {part.name}: {self.words(part.node)}. {part.doc}" for part in fields),
             *(f"    {rule_text(rule)}" for rule in type_.rules),
             f"A weight is {type_.formula}",
@@ -322,6 +338,10 @@ class _Header(NodeWords):
         else:
             self.put("")
 
+    def number_of(self, type_: s.TypeOf) -> int:
+        """Returns the code of a type; its number in this header if files store its name."""
+        return type_.code if isinstance(type_.code, int) else self.schema.types.index(type_)
+
     def list_of_types(self) -> None:
         self.comment(
             "All tensor types, each as X(identifier, code, name, weights, bytes). `weights` is the number of weights in a"
@@ -330,7 +350,7 @@ class _Header(NodeWords):
         )
         names, rows = Identifiers(RESERVED), []
         for type_ in self.schema.types:
-            name, code = type_.type.name, type_.code
+            name, code = type_.type.name, self.number_of(type_)
             rows.append(f"    X({names.new(name)}, {code}, {c_string(name)}, {type_.weights}, {type_.nbytes})")
         self.put(f"#define {self.macro}_TENSOR_TYPES(X) \\", " \\\n".join(rows), "")
 
@@ -351,8 +371,9 @@ class _Header(NodeWords):
         )
         body = ["(void)out;", "(void)in;", "switch (type) {"]
         for type_ in self.schema.types:
-            body.append(f"case {type_.code}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
+            body.append(f"case {self.number_of(type_)}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
             body += [f"    if (!{condition}) return {self.macro}_NO_SIZE;" for condition in self.conditions(type_)]
+            body += [f"    in /= {type_.packed}; /* as torch counts */"] if type_.packed > 1 else []
             body.append(f"    return {self.total(self.schema.structs[type_.payload].fields)};")
         signature = f"uint64_t {self.name('payload_size')}(uint64_t type, uint64_t out, uint64_t in)"
         self.function(signature, *body, f"default: return {self.macro}_NO_SIZE;", "}")
@@ -364,6 +385,8 @@ class _Header(NodeWords):
                 self.function(signature, "(void)out;", "(void)in;", f"return {self.total(fields[:i])};")
 
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
+        if type_.packed > 1:
+            yield f"(in % {type_.packed} == 0)"
         for part in self.schema.structs[type_.payload].fields:
             if isinstance(part.node, s.BlockArray):
                 yield f"(in % {part.node.weights} == 0)"
@@ -406,6 +429,11 @@ class _Header(NodeWords):
             if expression.sign in SIGNS:
                 return f"({left} {SIGNS[expression.sign]} {right})"
         raise NotImplementedError(f"expected an expression on out, in and dims, found {expression}")
+
+
+def c_type(number: s.Number) -> str:
+    """Returns the type of a number, or an unsigned integer of its size if C has none."""
+    return C_TYPES.get(number.kind, f"uint{8 * number.size}_t")
 
 
 def in_order(schema: s.Schema) -> list[str]:

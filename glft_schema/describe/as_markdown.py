@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -50,7 +51,7 @@ def structs_reference(schema: s.Schema) -> str:
     """Returns a section for each struct of the container: its fields in order, and its rules."""
     sections = []
     for struct in schema.container_structs.values():
-        size = f", {struct.size} bytes" if struct.size is not None else ""
+        size = f", {struct.size} bytes" if struct.size is not None else ", a JSON object" if struct.is_json else ""
         sections.append(f"## {_title(struct.name)}{size}\n\n{struct_section(struct, schema)}")
     return "\n".join(sections)
 
@@ -70,7 +71,7 @@ def codes_reference(schema: s.Schema) -> str:
 def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
     rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
-    rows = [(f"`{rule.id}`", rule.field, rule.expected, held_by(rule)) for rule in rules]
+    rows = [(f"`{rule.id}`", rule.field, _escaped(rule.expected), held_by(rule)) for rule in rules]
     return _table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
@@ -81,7 +82,10 @@ def types_table(schema: s.Schema) -> str:
         bits = 8 * type_.nbytes / type_.weights
         encoder = "by importance" if type_.type.needs_importance else "yes" if type_.type.has_encoder else ""
         rows.append((f"{type_.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
-    return _table(("code", "name", "weights", "bytes", "bits per weight", "encoder"), rows, "-:---:")
+    head, align = ("code", "name", "weights", "bytes", "bits per weight", "encoder"), "-:---:"
+    if all(code == name for code, name, *_ in rows):  # names are stored
+        head, align, rows = head[1:], align[1:], [row[1:] for row in rows]
+    return _table(head, rows, align)
 
 
 def types_reference(schema: s.Schema) -> str:
@@ -91,7 +95,7 @@ def types_reference(schema: s.Schema) -> str:
 
 def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules."""
-    head = f"{'#' * level} {type_.type.name}, code {type_.code}"
+    head = f"{'#' * level} {type_.heading}"
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
     sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
     struct = schema.structs[type_.block or type_.payload]
@@ -100,9 +104,9 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     spans = type_.type.field_spans([1, weights]) if type_.block is None else {}
     starts = {start: name for name, (start, _) in spans.items()}
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
-    drawn = picture(weights_of_bits(type_.type, weights), starts)
+    drawn = [] if type_.is_copied else ["```text", *picture(weights_of_bits(type_.type, weights), starts), "```", ""]
     formula = f"A weight is {type_.formula.replace('*', chr(92) + '*')}"
-    lines = [head, "", sizes, "", *_fields(struct, schema), "", "```text", *drawn, "```", "", formula]
+    lines = [head, "", sizes, "", *_fields(struct, schema), "", *drawn, formula]
     reserved = [f"- `{part.field}`: no encoder writes {part.numbers}" for part in type_.type.reserved]
     return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules, reserved)]) + "\n"
 
@@ -115,20 +119,29 @@ def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
 
 def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
     rows = []
+    if struct.is_json:
+        words = (WORDS.words(part.node) for part in struct.fields)
+        rows = [(f"`{part.name}`", stored, _escaped(part.doc)) for part, stored in zip(struct.fields, words, strict=True)]
+        return _table(("field", "stored as", "meaning"), rows, ":::").splitlines()
     for part, at in zip(struct.fields, struct.offsets, strict=True):
         size = schema.size(part.node)
         offset = "then" if at is None else f"{at}"
         value = part.value
         default = f"; `{value if value < 1 << 16 else f'0x{value:08X}'}` by default" if isinstance(value, int) else ""
         stored = WORDS.words(part.node)
-        rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, part.doc + default))
+        rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, _escaped(part.doc) + default))
     return _table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
 def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
     """Returns the lines of a list of rules and `more`, after an empty line if there are any."""
-    items = [f"- `{rule.field}`: {rule.expected} (`{rule.id}`, {held_by(rule)})" for rule in rules] + more
+    items = [f"- `{rule.field}`: {_escaped(rule.expected)} (`{rule.id}`, {held_by(rule)})" for rule in rules] + more
     return ["", *items] if items else []
+
+
+def _escaped(text: str) -> str:
+    """Returns a sentence with names such as ``__init__`` as code: they would be bold."""
+    return re.sub(r"\b__\w+__\b", r"`\g<0>`", text)
 
 
 def _stored(name: str, schema: s.Schema) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 import glft_schema.describe.nodes as s
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.trace import Span
+from glft_schema.describe.json_parts import padding_of, parts_of_no_row
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import FormatError, OptionError, shown
@@ -36,6 +37,7 @@ from glft_schema.tensors.region import TensorMap
 
 FIELD, PADDING, GAP, UNCLAIMED = "field", "padding", "gap", "unclaimed"
 STEP = " -> "
+JSON_SYNTAX = "JSON syntax and known keys"
 PAYLOAD = "payload"  # the struct of a tensor type's payload
 
 
@@ -272,6 +274,7 @@ class _ParsedFields:
         self._folded: set[str] = set()  # paths of fields whose parts the parse names differently
         self._spans = spans
         self._leaves: list[tuple[Span, _Row, s.Field]] = []
+        self._tables_in_json: list[Span] = []
         for span in self._spans:
             parent, _, name = span.path.rpartition(STEP)
             if (row := self._enter(parent)) is None:
@@ -280,7 +283,9 @@ class _ParsedFields:
             if isinstance(row.fields[name].node, s.ByteOrder):
                 self.reader.order = span.value
             folded = span.path in self._folded
-            if (folded or not span.has_parts) and span.end != span.start:
+            if isinstance(row.fields[name].node, s.JsonTable):
+                self._tables_in_json.append(span)
+            elif (folded or not span.has_parts) and span.end != span.start:
                 self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))
 
     def _row(self, struct: str, outer: Scope | None, label: str, of_tensor: bool) -> _Row:
@@ -305,8 +310,9 @@ class _ParsedFields:
         node, label = self.reader.settled(outer.fields[name].node, outer.scope), outer.label
         of_tensor = outer.of_tensor or (not field_path and name in self._tables)
         for _ in range(indices):
-            if isinstance(node, s.List):
-                label = node.key or ("name" if of_tensor else label)
+            if isinstance(node, (s.List, s.JsonTable, s.JsonTexts)):
+                key = node.key if isinstance(node, s.List) else "key" if isinstance(node, s.JsonTexts) else None
+                label = key or ("name" if of_tensor else label)
                 node = self.reader.settled(node.item, outer.scope)
         if not isinstance(node, s.Ref):
             self._folded.add(STEP.join((field_path, name)) if field_path else name)
@@ -316,6 +322,10 @@ class _ParsedFields:
 
     def stretches(self) -> Iterator[Stretch]:
         """Yields a stretch for each innermost field that takes bytes, in order."""
+        parts = [stretch for span in self._tables_in_json for stretch in self._json_parts(span)]
+        yield from sorted([*self._of_leaves(), *parts], key=lambda stretch: stretch.start)
+
+    def _of_leaves(self) -> Iterator[Stretch]:
         for span, row, declared in sorted(self._leaves, key=lambda leaf: leaf[0].start):
             node = self.reader.settled(declared.node, row.scope)
             if isinstance(node, s.Payloads):
@@ -340,12 +350,28 @@ class _ParsedFields:
 
     def between(self, start: int, end: int) -> Stretch:
         """Returns bytes that no leaf covers: of the innermost field around them, or unclaimed."""
+        for span in self._tables_in_json:
+            if span.start <= start and end <= (span.end or 0):
+                return self._json(span, start, end, span.path, JSON_SYNTAX)
         for span in self._spans:
             if span.has_parts and span.start <= start and end <= (span.end or 0):
                 parent, _, name = span.path.rpartition(STEP)
                 if row := self._rows[parent]:
                     return Stretch(start, end, span.path, FIELD, "bytes", row.fields[name].doc)
         return Stretch(start, end, "", UNCLAIMED, "bytes", "not covered by any declared field")
+
+    def _json_parts(self, span: Span) -> Iterator[Stretch]:
+        """Yields the stretches of a JSON text that are of no row."""
+        for part in parts_of_no_row(span.value):
+            path, tensors = STEP.join((span.path, *part.path)), (part.name,) if span.path in self._tables else ()
+            yield replace(self._json(span, part.start, part.end, path, part.doc), tensors=tensors)
+        start, end = padding_of(span.value)
+        if start < end:
+            yield Stretch(start, end, span.path, PADDING, "spaces", "after the JSON object")
+
+    def _json(self, span: Span, start: int, end: int, path: str, doc: str) -> Stretch:
+        text = span.value.stored[start - span.start : end - span.start].decode("utf-8")
+        return Stretch(start, end, path, FIELD, "JSON", doc, text)
 
     def _payloads(self, span: Span, node: s.Payloads, scope: Scope) -> Iterator[Stretch]:
         assert isinstance(span.value, TensorMap)

@@ -175,9 +175,9 @@ def hue(stretch: Stretch) -> str:
     if stretch.kind != FIELD:
         return UNCLAIMED if stretch.kind == UNCLAIMED else "none"
     node = stretch.node.item if isinstance(stretch.node, s.List) else stretch.node
-    if isinstance(node, (s.Numbers, s.BlockArray)) or node is None:
+    if isinstance(node, (s.Numbers, s.BlockArray)) or (node is None and stretch.type != "JSON"):
         return "payload"
-    return "text" if isinstance(node, (s.Text, s.Lines, s.Bytes)) else "number"
+    return "text" if isinstance(node, (s.Text, s.Lines, s.Bytes)) or stretch.type.startswith("JSON") else "number"
 
 
 def value_text(stretch: Stretch) -> str:
@@ -186,7 +186,8 @@ def value_text(stretch: Stretch) -> str:
     if value is None:
         return ""
     if isinstance(stretch.node, s.Code):
-        return f"{stretch.node.table.code_of(value)}, {value}" if hasattr(value, "code") else str(value)
+        code = stretch.node.table.code_of(value) if hasattr(value, "code") else str(value)
+        return str(value) if code == str(value) else f"{code}, {value}"
     if isinstance(stretch.node, (s.Number, s.Numbers)) and not isinstance(value, list):
         return f"{float(value):.7g}" if stretch.type.startswith(("f16", "bf16", "f32")) else str(value)
     return shown(value, 200)

@@ -22,6 +22,7 @@ import glft_schema.codec.expressions as e
 import glft_schema.describe.nodes as s
 from glft_schema.codec.arrays import StoredStrings
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder
+from glft_schema.lazy import torch
 from glft_schema.storage.source import Source
 
 COUNT = "count"  # the part before the elements of a list
@@ -115,7 +116,7 @@ class NodeReader:
     def size(self, node: s.Node, scope: Scope) -> int | None:
         """Returns the size of a node in bytes; None if it depends on the bytes."""
         node = self.settled(node, scope)
-        if isinstance(node, (s.Bytes, s.Lines)):
+        if isinstance(node, (s.Bytes, s.Lines, s.JsonTable)):
             return int(scope.evaluate(node.size)) if node.size else None
         if isinstance(node, (s.Numbers, s.BlockArray)):
             item = node.number if isinstance(node, s.Numbers) else node
@@ -173,10 +174,12 @@ class NodeReader:
 
     def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
         """Returns `count` numbers from byte `start`."""
-        dtype = s.KINDS[number.kind].numpy_dtype(self._order_of(number))
-        stored = np.frombuffer(self._source.view(start, count * number.size), dtype)
+        view = self._source.view(start, count * number.size)
+        stored = np.frombuffer(view, number.of.numpy_dtype(self._order_of(number)))
         if number.kind == "bf16":  # the upper half of an f32: numpy has none
             stored = (stored.astype(np.uint32) << 16).view(np.float32)
+        elif number.kind.startswith("f8"):  # neither
+            stored = torch.from_numpy(stored.copy()).view(number.of.dtype).float().numpy()
         return list(stored.tolist())
 
     def _order_of(self, number: s.Number) -> ByteOrder:
@@ -269,7 +272,7 @@ class NodeReader:
             number = self.settled(node.length, scope) if isinstance(node, s.Text) else None
             if isinstance(number, s.Number):
                 left, order = self._source.size - first, self._order_of(number)
-                texts = StoredStrings(self._source, first, left, count, s.KINDS[number.kind], order)
+                texts = StoredStrings(self._source, first, left, count, number.of, order)
                 ends = [first + end for end in texts.ends().tolist()]
             else:
                 ends, at = [], first
@@ -334,6 +337,8 @@ def type_text(node: s.Node, scope: Scope, reader: NodeReader, count: int | None 
             return f"padding to {scope.evaluate(node.to)}"
         case s.Lines():
             return "lines key=value"
+        case s.Json():
+            return f"JSON {node.kind}"
         case s.Ref():
             return node.name
     return type(node).__name__.lower()

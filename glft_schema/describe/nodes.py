@@ -55,15 +55,24 @@ class Declared:
 
 @dataclass(frozen=True)
 class Number(Declared):
-    """A number, ``u8`` to ``f64``, in byte order ``little``, ``big``, or that of the ``file``."""
+    """A number, ``u8`` to ``f64``, in byte order ``little``, ``big``, or that of the ``file``.
+
+    The numbers of a tensor type may be of another kind, such as ``f8_e4m3``.
+    """
 
     kind: str
     order: str
+    declared: numbers.Number | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def of(self) -> numbers.Number:
+        """The declaration."""
+        return self.declared or KINDS[self.kind]
 
     @property
     def size(self) -> int:
         """The size in bytes."""
-        return int(self.kind.lstrip("ubfi")) // 8
+        return self.of.itemsize
 
 
 @dataclass(frozen=True)
@@ -175,6 +184,35 @@ class Lines(Declared):
 
 
 @dataclass(frozen=True)
+class JsonTable(Declared):
+    """`size` bytes of JSON: an object with an entry `item` for each row, and one other entry."""
+
+    size: Expression
+    item: Node
+    reserved: str
+
+
+@dataclass(frozen=True)
+class JsonTexts(Declared):
+    """No bytes of its own: the entry of a `JsonTable` that is not a row, with texts by key."""
+
+    table: str
+    item: Node
+
+
+@dataclass(frozen=True)
+class Json(Declared):
+    """A value in a JSON object: its ``name`` there, a ``text``, ``integers``, or one ``integer``.
+
+    The value is at `key` of a row's object; `index` is that of one integer of several.
+    """
+
+    kind: str
+    key: str | None = None
+    index: int | None = None
+
+
+@dataclass(frozen=True)
 class Padding(Declared):
     """Bytes up to a multiple of `to` in the file. If `may_lack` holds, the file may end earlier."""
 
@@ -210,8 +248,8 @@ class Payloads(Declared):
 
 # fmt: off
 Node = (
-    Number | Bytes | Text | List | Counted | Numbers | BlockArray | Either | Code | Switch | Ref | Lines | Padding | ByteOrder
-    | Derived | Payloads
+    Number | Bytes | Text | List | Counted | Numbers | BlockArray | Either | Code | Switch | Ref | Lines | JsonTable | JsonTexts
+    | Json | Padding | ByteOrder | Derived | Payloads
 )
 # fmt: on
 
@@ -268,6 +306,11 @@ class StructOf:
     declared: Any = field(default=None, repr=False)
 
     @property
+    def is_json(self) -> bool:
+        """Whether its fields are values in a JSON object."""
+        return any(isinstance(inner, Json) for part in self.fields for inner in within(part.node))
+
+    @property
     def parts(self) -> list[Field | Check]:
         """Fields and rules in the order of the declaration."""
         left = iter(self.fields)
@@ -291,6 +334,7 @@ class TypeOf:
         nbytes: the bytes of `weights` weights.
         row_nbytes: the bytes of a row in addition to those of its weights.
         rules: on the dims, as in the struct `payload`.
+        packed: the weights in a byte that torch counts as one element; 1 if it counts weights.
     """
 
     type: TensorType
@@ -301,6 +345,17 @@ class TypeOf:
     nbytes: int
     row_nbytes: int
     rules: tuple[Check, ...]
+    packed: int = 1
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the type stores a dtype that is only copied: nothing is converted to it."""
+        return self.type.exact is not None and not self.type.has_encoder
+
+    @property
+    def heading(self) -> str:
+        """The name, and the code unless that is the name."""
+        return self.type.name if self.code == self.type.name else f"{self.type.name}, code {self.code}"
 
     @property
     def sizes(self) -> str:
@@ -365,7 +420,7 @@ class Schema:
             return self.size(node.number)
         if isinstance(node, Ref):
             return self.structs[node.name].size if node.name in self.structs else None
-        if isinstance(node, (ByteOrder, Derived)):
+        if isinstance(node, (ByteOrder, Derived, JsonTexts)):
             return 0
         if isinstance(node, Bytes) and isinstance(size := getattr(node.size, "value", None), int):
             return size

@@ -15,7 +15,7 @@ from typing import Any
 import construct
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec import arrays, numbers, structs, tables, type_codes
+from glft_schema.codec import arrays, json_table, numbers, structs, tables, type_codes
 from glft_schema.codec import text as codec_text
 from glft_schema.codec.expressions import Constant, Expression, Operation, read
 from glft_schema.codec.metadata import KeyValues
@@ -30,6 +30,11 @@ from glft_schema.tensors.region import TensorData
 ORDERS = {"<": "little", ">": "big", "=": "file"}
 LETTERS = {"B": "u8", "b": "i8", "H": "u16", "h": "i16", "L": "u32", "l": "i32", "Q": "u64", "q": "i64"}
 LETTERS |= {"e": "f16", "f": "f32", "d": "f64"}
+PAIR = structs.Struct(  # of a `JsonTexts`
+    "key" / json_table.Key() * "unique",
+    "value" / json_table.TextAt() * "any text",
+    title="metadata_entry",
+)
 
 
 def schema_of(described: Format | TensorType) -> Schema:
@@ -57,7 +62,9 @@ def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     weights = type_.least_row
     row = type_.nbytes([1, weights])
     nbytes = type_.nbytes([1, 2 * weights]) - row
-    return TypeOf(type_, code, payload.name, block, weights, nbytes, row - nbytes, schema.structs[payload.name].rules)
+    packed = 2 if (type_.exact or "").endswith("_x2") else 1  # torch's names of such dtypes
+    rules = schema.structs[payload.name].rules
+    return TypeOf(type_, code, payload.name, block, weights * packed, nbytes, row - nbytes, rules, packed)
 
 
 @singledispatch
@@ -82,7 +89,7 @@ def struct_of(declared: construct.Struct) -> StructOf:
 
 def rows_of(node: Node) -> StructOf | None:
     """Returns the struct of the rows of a table; None if the node is not a table."""
-    item = node.item if isinstance(node, s.List) else None
+    item = node.item if isinstance(node, (s.List, s.JsonTable)) else None
     return struct_of(item.declared) if isinstance(item, Ref) else None
 
 
@@ -141,7 +148,7 @@ def _register(declared: Any, read: Callable[[Any, Callable[[Any], Any]], Node]) 
 
 
 def _of_file(number: numbers.Number) -> s.Number:
-    return s.Number(number.kind, "file")
+    return s.Number(number.kind, "file", number)
 
 
 # fmt: off
@@ -165,6 +172,13 @@ _register(construct.Bytes,       lambda it, of: s.Bytes(known(it.length)))
 _register(construct.GreedyBytes, lambda it, of: s.Bytes(None))
 _register(codec_text.Text,       lambda it, of: s.Text(of(it.length), is_strict=it.strict))
 _register(KeyValueLines,         lambda it, of: s.Lines(known(it.size)))
+
+_register(json_table.JsonTable,  lambda it, of: s.JsonTable(known(it.size), of(it.row), it.reserved))
+_register(json_table.JsonTexts,  lambda it, of: s.JsonTexts(it.table, of(PAIR)))
+_register(json_table.Key,        lambda it, of: s.Json("name"))
+_register(json_table.TextAt,     lambda it, of: s.Json("text", it.key))
+_register(json_table.IntegerAt,  lambda it, of: s.Json("integer", it.key, it.index))
+_register(json_table.IntegersAt, lambda it, of: s.Json("integers", it.key))
 
 _register(construct.Array, lambda it, of: s.List(known(it.count), of(it.subcon)))
 _register(arrays.Numbers,  lambda it, of: s.List(known(it.count), of(it.number)))

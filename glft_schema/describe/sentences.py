@@ -101,6 +101,16 @@ class NodeWords:
                 return self.struct(node.name)
             case s.Lines():
                 return f"{self.expression(node.size)} bytes of UTF-8 lines {self.code('key=value')}"
+            case s.JsonTable():
+                return (
+                    f"{self.expression(node.size)} bytes of JSON: an object with {self.words(node.item)} for each row by name"
+                )
+            case s.JsonTexts():
+                return f"no bytes of its own; an entry of {self.code(node.table)}: {self.words(node.item)} for each text"
+            case s.Json(kind="name"):
+                return "key of the object"
+            case s.Json():
+                return f"{node.kind}{'' if node.index is None else f' {node.index}'}{f' at {self.code(node.key)}' if node.key else ''}"
             case s.Padding():
                 return f"padding to a multiple of {self.expression(node.to)}, counted from the start of the file"
             case s.ByteOrder():

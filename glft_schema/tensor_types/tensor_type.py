@@ -157,8 +157,8 @@ class TensorType:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The torch dtype that `decode` returns by default."""
-        dtype = getattr(torch, self.exact or "float32")
+        """The torch dtype that `decode` returns by default; uint8 if torch lacks it."""
+        dtype = getattr(torch, self.exact or "float32", torch.uint8)
         assert isinstance(dtype, torch.dtype)
         return dtype
 
@@ -168,9 +168,11 @@ class TensorType:
         return True
 
     @property
-    def lacks(self) -> str | None:
-        """The name of the torch dtype of the numbers, if this version of torch lacks it."""
-        return self.exact if self.exact and not hasattr(torch, self.exact) else None
+    def bytes_only(self) -> str | None:
+        """Why tensors of the type have bytes, but no values in torch; None if they have values."""
+        if self.exact is None or hasattr(torch, self.exact):
+            return None
+        return f"torch {torch.__version__} has no {self.exact}: {self} can be copied and hashed only"
 
     @property
     def is_integer(self) -> bool:
@@ -477,6 +479,10 @@ class OpaqueType(TensorType):
     @property
     def is_known(self) -> bool:
         return False
+
+    @property
+    def bytes_only(self) -> str | None:
+        return f"type {self.code} is unknown; add it with glft_schema.types.register_type"
 
     def __post_init__(self) -> None:
         """Reserves no name: the type is identified by its code."""

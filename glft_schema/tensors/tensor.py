@@ -223,11 +223,7 @@ class Tensor:
         return part if is_view or part.numel() == block.numel() else part.clone()
 
     def _check_known(self) -> None:
-        if not self.dtype.is_known:
-            problem = f"type {self.dtype.code} is unknown; add it with glft_schema.types.register_type"
-            raise TensorError(problem, self.name)
-        if self.dtype.lacks:
-            problem = f"torch {torch.__version__} has no {self.dtype.lacks}: {self.dtype} can be copied and hashed only"
+        if problem := self.dtype.bytes_only:
             raise TensorError(problem, self.name)
 
     def _ranges(self, index: Index | tuple[Index, ...]) -> tuple[list[range], list[bool]]:

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from glft_schema.codec.rules import GGML, SPEC
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line
 from glft_schema.files.container import Container
@@ -250,9 +249,9 @@ def _parsed(case: Case) -> File | None:
 def _read_contents(file: File) -> None:
     with escaping(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        str(file), dict(file.metadata), check_rules(file, (SPEC, GGML))
+        str(file), dict(file.metadata), check_rules(file, file.format.rule_sets)
         for tensor in file.tensors.values():
-            if not tensor.dtype.is_known:
+            if tensor.dtype.bytes_only:
                 bytes(tensor.raw)
             elif tensor.nbytes <= NUMBERS:
                 try:

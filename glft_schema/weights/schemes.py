@@ -74,10 +74,10 @@ def _choose(
     """Returns the type of a tensor. `requests` are the matching keys and their types, in order."""
     stored_type = tensor.file_tensor.dtype if tensor.file_tensor else None
     refusals: list[str] = []
-    if stored_type is not None and not stored_type.is_known:
+    if stored_type is not None and (reason := stored_type.bytes_only):
         if stored_type not in types or name in [key for key, _ in requests]:
-            raise TensorError(f"type {stored_type.code} is unknown and cannot be converted", name)
-        return Choice(stored_type, "its type is unknown" if requests else "")
+            raise TensorError(f"cannot be converted: {reason}", name)
+        return Choice(stored_type, reason if requests else "")
     by_name, by_pattern = ([item for item in reversed(requests) if (item[0] == name) == exact] for exact in (True, False))
     for key, type_ in by_name + by_pattern:
         if type_ == stored_type:

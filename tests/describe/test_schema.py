@@ -244,7 +244,7 @@ def test_a_picture() -> None:
 def test_finding_by_name() -> None:
     assert (find("GLFT"), find("gguf"), find("Q4_K")) == (GLFT, GGUF, GGML_TYPES["q4_k"])
     assert find("q8_per_channel") is GLFT.types["q8_per_channel"]
-    with pytest.raises(OptionError, match=r"expected glft or gguf, or one of f32, .*; found 'q4_l'"):
+    with pytest.raises(OptionError, match=r"expected glft or gguf or safetensors, or one of f32, .*; found 'q4_l'"):
         find("q4_l")
 
 

@@ -263,7 +263,7 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
         assert file.tensors["a"].raw == b"abcde".ljust(32, b"\1")
         assert bytes(file.tensors["c"].raw) == b"z" + bytes(31)  # its size is unknown: it includes the padding
     first, *_ = convert(source, out, schemes={"*": "i16"})
-    assert (first.type.name, first.note) == ("type 200", "its type is unknown")
+    assert (first.type.name, first.note) == ("type 200", "type 200 is unknown; add it with glft_schema.types.register_type")
     for target, options, problem in (
         (out, {"schemes": {"a": "q8_0"}}, ""),
         (tmp_path / "out.glft", {}, " and cannot be converted"),

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from glft_schema import FormatError, TensorError, save_file
+from glft_schema import FormatError, TensorError, convert, save_file
 from glft_schema.weights.checkpoints import open_checkpoint
 
 STATE = {"b": torch.randn(3, 4), "a": torch.arange(3), "h": torch.randn(2).half(), "z": torch.zeros(0, 2).bfloat16()}
@@ -36,10 +36,13 @@ def test_safetensors(tmp_path: Path) -> None:
 
 def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
-    with pytest.raises(TensorError, match=r"expected a torch.Tensor, found 'F6_E2M3, a dtype that torch lacks'"):
-        open_checkpoint(tmp_path)
-    assert open_checkpoint(tmp_path, exclude="w") == {}
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\1\2\3")
+    with pytest.raises(TensorError, match=r"^tensor 'w': cannot be converted: torch \S+ has no float6_e2m3fn: F6_E2M3 can be"):
+        convert(tmp_path, tmp_path / "out.gguf")
+    (written,) = convert(tmp_path, tmp_path / "out.safetensors", schemes={"*": "f16"})
+    assert written.copied
+    assert written.note.startswith("torch")
+    assert (tmp_path / "out.safetensors").read_bytes()[-3:] == b"\1\2\3"
 
 
 def test_a_file_that_changes_after_it_was_opened(tmp_path: Path) -> None:

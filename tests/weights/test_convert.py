@@ -147,7 +147,7 @@ def test_safetensors_files_are_what_the_library_reads(source: Path, tmp_path: Pa
     assert path.read_bytes()[:8] == (len(path.read_bytes()) - 12 - 32 - 4 - 1 - 8).to_bytes(8, "little")
     assert metadata_of(path) == {"format": "pt", "k": "v", "k2": "v2"}
     save_file({"__metadata__": torch.ones(1)}, tmp_path / "x.gguf", format="gguf")
-    with pytest.raises(FormatError, match="name: expected a name other than __metadata__, found '__metadata__'"):
+    with pytest.raises(FormatError, match="name: expected each name once, and none that is reserved, found '__metadata__'"):
         convert(tmp_path / "x.gguf", path)
 
 

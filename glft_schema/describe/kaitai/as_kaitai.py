@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
@@ -42,7 +43,9 @@ def as_kaitai(schema: s.Schema) -> str:
     specs = {name: _struct(types, name) for name in (root, *types.ids)}
     for name in specs:
         for part in schema.structs[name].fields:
-            if isinstance(part.node, s.Payloads):
+            if isinstance(part.node, s.Payloads) and not isinstance(
+                schema.structs[name].field(part.node.table).node, s.JsonTable
+            ):
                 with_payload(types, specs, name, part)
     for search in types.expressions.searches.values():
         with_lookup(types, specs, search)
@@ -98,7 +101,7 @@ def _byte_order(types: Types) -> dict[str, Attr]:
         raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
     ((offset, node),) = found
     name = types.expressions.names[types.root].new("number that tells byte order")
-    kind = types.kind(s.Number(node.number.kind, "little"))
+    kind = types.kind(replace(node.number, order="little"))
     return {
         name: {"doc": "Read as little-endian, whatever the byte order is.", "pos": offset, "type": kind},
         types.is_big: {"doc": "The byte order, see below.", "value": f"{name} != 0 and {name} % 65536 == 0"},
@@ -155,6 +158,8 @@ def _struct(types: Types, name: str) -> Attr:
 def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[str, Attr]]:
     """Returns the attributes and instances of a field; none if nothing determines it."""
     id, node = types.expressions.ids[at.struct].get(part.name, ""), part.node
+    if isinstance(node, s.JsonTexts):
+        return [], {}
     if isinstance(node, (s.Derived, s.ByteOrder)):
         instance = _instance(types, node, at)
         return [], {id: instance} if instance else {}
@@ -167,7 +172,7 @@ def _field(types: Types, part: s.Field, at: Location) -> tuple[list[Attr], dict[
 def _about_type(types: Types, struct: str) -> Iterator[str]:
     for type_ in types.schema.types:
         if struct in (type_.payload, type_.block):
-            yield f"{type_.type.name}, code {type_.code}: {type_.sizes}."
+            yield f"{type_.heading}: {type_.sizes}."
             yield f"A weight is {type_.formula}"
 
 

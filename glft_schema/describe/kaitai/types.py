@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
@@ -18,6 +19,7 @@ Attr = dict[str, Any]
 LETTERS = {"u": "u", "i": "s", "f": "f"}
 OUT, IN, DIMS = "out", "in", "dims"  # the parameters of a payload
 ENCODING = "UTF-8"
+JSON_TEXT = "JSON text. Its entries are not described here."
 
 
 class Types:
@@ -30,6 +32,7 @@ class Types:
         self.id = id
         self.names = KaitaiNames(id)  # of types
         written = schema.structs if schema.format else self._below(root)
+        written = {name for name in written if not schema.structs[name].is_json}
         self.ids = {name: self.names.new(name, "type") for name in schema.structs if name in written and name != root}
         self.own: dict[str, Attr] = {}  # generated types that are not structs of the schema, by identifier
         self.enums: dict[str, dict[int | str, Any]] = {}  # by identifier
@@ -64,6 +67,8 @@ class Types:
                 return [attr | ({"size": integer_or_text(text(node.size, at))} if node.size else {"size-eos": True})]
             case s.Lines():
                 return [attr | {"size": integer_or_text(text(node.size, at)), "type": self._lines()}]
+            case s.JsonTable():
+                return [attr | {"doc": JSON_TEXT, **self._sized_text(text(node.size, at))}]
             case s.Padding():
                 return [attr | {"size": self._padding(node, at)}]
             case s.Payloads():
@@ -108,7 +113,8 @@ class Types:
     def kind(self, number: s.Number) -> str:
         """Returns a number's type, with its byte order if the containing type has another."""
         order = {"little": "le" if self.is_big else "", "big": "be"}.get(number.order, "") if number.size > 1 else ""
-        return f"{'u' if number.kind in HALVES else LETTERS[number.kind[0]]}{number.size}{order}"
+        is_known = number.kind in s.KINDS and number.kind not in HALVES
+        return f"{LETTERS[number.kind[0]] if is_known else 'u'}{number.size}{order}"
 
     def _in_order(self, condition: str | None, then: s.Number, otherwise: s.Number, at: Location) -> str | Attr:
         """Returns the type of a number, which is one of two if there is a condition.
@@ -119,7 +125,7 @@ class Types:
         if self.is_big and at == Location(self.root) and then.order == otherwise.order == "file":
             on = f"({self.is_big} ? 1 : 0)" + (f" + ({condition} ? 0 : 2)" if condition else "")
             numbers = (then, otherwise) if condition else (then,)
-            kinds = [self.kind(s.Number(number.kind, order)) for number in numbers for order in ("little", "big")]
+            kinds = [self.kind(replace(number, order=order)) for number in numbers for order in ("little", "big")]
             return {"switch-on": on, "cases": {str(i): kind for i, kind in enumerate(kinds)}}
         if condition is None:
             return self.kind(then)
@@ -203,6 +209,9 @@ class Types:
         doc = "key=value, up to a newline or the end."
         line = self._once("line", "line", lambda: {"doc": doc, "seq": [key, value]})
         return self._once(s.Lines, "lines", lambda: {"seq": [{"id": "lines", "type": line, "repeat": "eos"}]})
+
+    def _sized_text(self, size: str) -> Attr:
+        return {"size": integer_or_text(size), "type": "str", "encoding": ENCODING}
 
     def _payloads(self) -> str:
         doc = "The payloads, from `start` to the end of the file. The payload of each tensor is an instance of its row."

@@ -63,8 +63,9 @@ class Content:
         for i, tensor in enumerate(self._tensors):
             if progress:
                 progress(tensor.name, i / len(self._tensors))
-            unknown = {"problem": f"the type with code {tensor.dtype.code} is unknown"}
-            self._numbers.append(describe(sample(tensor, count)) if tensor.dtype.is_known else unknown)
+            self._numbers.append(
+                {"problem": reason} if (reason := tensor.dtype.bytes_only) else describe(sample(tensor, count))
+            )
             if against is not None and self._errors is not None:
                 self._errors.append(errors(tensor, against.tensors, count))
                 if len(self._tensors) > HISTOGRAMS:

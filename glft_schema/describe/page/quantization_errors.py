@@ -32,7 +32,7 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
     if tensor.name not in source:
         return {"problem": "not in the source"}
     stored = source[tensor.name]
-    if not tensor.dtype.is_known or stored.dtype.is_complex:
+    if tensor.dtype.bytes_only or stored.dtype.is_complex:
         return {"problem": "of a type whose numbers cannot be compared"}
     if stored.shape != tensor.shape:
         return {"problem": f"shape {list(stored.shape)} in the source, {list(tensor.shape)} in the file"}
