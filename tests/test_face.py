@@ -19,6 +19,7 @@ MOST = {  # functions with more than two positional arguments
     "save_file": 3,
     "write_gguf_lite": 3,  # the lab's signature
     "node_of": 3,  # a singledispatch function for user-defined constructs
+    "block_type": 4,  # a row in the table of a family: name, code, weights, block
     "pack": 3,  # codes, width, axis
     "unpack": 3,
 }

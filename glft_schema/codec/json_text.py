@@ -43,17 +43,16 @@ def decoded(stored: bytes, path: str = "", start: int = 0) -> Any:
         FormatError: if the text is not UTF-8 or not JSON.
     """
     try:
-        text = stored.decode()
         try:
-            return _strict(text)
+            return _strict(stored)
         except NotJson as error:
             refused = error
-            _LAX.decode(text)  # raises if the text is no JSON for Python either
+            _LAX.decode(stored.decode())  # raises if the text is no JSON for Python either
     except UnicodeDecodeError as error:
         found = shown(stored[error.start : error.start + 8])
         raise FormatError(f"expected UTF-8, found {found}", path, start + error.start) from None
     except json.JSONDecodeError as error:
-        found, at = shown(text[error.pos : error.pos + 20]), len(text[: error.pos].encode())
+        found, at = shown(error.doc[error.pos : error.pos + 20]), len(error.doc[: error.pos].encode())
         raise FormatError(f"expected JSON, found {found} ({error.msg})", path, start + at) from None
     raise FormatError(f"expected {refused}", path, start + _refused_at(stored))
 
@@ -96,8 +95,10 @@ def levels_of(value: Any) -> int:
     return levels
 
 
-def _strict(text: str) -> Any:
-    value = (_STRICT if _ODD_INTEGER(text) else _QUICK).decode(text)
+def _strict(stored: bytes) -> Any:
+    text = stored.decode()
+    has_odd_integers = b"-0" in stored or LONG in stored.translate(DIGITS)
+    value = (_STRICT if has_odd_integers else _QUICK).decode(text)
     if _SURROGATE(text):
         try:
             (again := json.dumps(value, ensure_ascii=False)).encode()
@@ -112,7 +113,7 @@ def _refused_at(stored: bytes, at: int = 0) -> int:
     for part in parts(text, at) if text[after_spaces(text, at)] in "{[" else ():
         for first, last in (part[:2], part[2:]):
             try:
-                _strict(stored[first:last].decode() or "0")  # elements have no key
+                _strict(stored[first:last] or b"0")  # elements have no key
             except NotJson:
                 return _refused_at(stored, first)
     return after_spaces(text, at)
@@ -137,7 +138,7 @@ def _constant(text: str) -> None:
 
 _SPACES = re.compile(r"[ \t\n\r]*").match
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
-_ODD_INTEGER = re.compile(r"-0|[0-9]{19}").search  # for most texts, `int` is enough and faster
+DIGITS, LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19  # for shorter integers, `int` is enough and faster
 _QUICK = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_real, parse_constant=_constant)
 _STRICT = json.JSONDecoder(object_pairs_hook=tuple, parse_int=_integer, parse_float=_real, parse_constant=_constant)
 _LAX = json.JSONDecoder(object_pairs_hook=tuple, parse_int=str, parse_float=str)

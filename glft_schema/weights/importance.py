@@ -12,6 +12,7 @@ b6000 to b7000.
 from __future__ import annotations
 
 import os
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -245,6 +246,8 @@ def is_old_matrix(path: StrPath) -> bool:
 
     Raises OSError from the system.
     """
+    if os.path.isdir(path):
+        return False
     source = open_source(path, mmap=False)
     try:
         if source.size < 8 or find_format(source):

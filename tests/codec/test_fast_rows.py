@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from glft_schema import Container, FormatError, Limits
 from glft_schema.codec.context import BIG, LITTLE, ByteOrder, new_context
 from glft_schema.codec.fast_rows import READERS, row_reader
+from glft_schema.codec.json_table import JsonField
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.numbers import Number, Picked, Sizes, f16, f32, f64, i8, i16, i64, u8, u16, u32, u64
 from glft_schema.codec.predicates import differs_from, meets, multiple_of
@@ -283,7 +284,9 @@ def subclasses(kind: type) -> Iterator[type]:
 
 
 def test_every_reader_is_tried() -> None:
-    ours = {kind for kind in subclasses(construct.Construct) if "_fast_reader" in vars(kind)}
+    ours = {
+        kind for kind in subclasses(construct.Construct) if "_fast_reader" in vars(kind) and not issubclass(kind, JsonField)
+    }
     assert len(ours) == 8
     assert ours | READERS.keys() <= {type(part) for part in parts(sheet(Everything))}
     assert row_reader(

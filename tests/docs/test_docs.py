@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -15,6 +16,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema import Container, FormatError, save_file
+from glft_schema.cli import app
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
@@ -184,6 +186,50 @@ assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape =
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
         edited.write_text(edited.read_text("utf-8") + "\n".join(added) + "\n", "utf-8")
+
+
+@pytest.mark.slow
+def test_a_format_and_a_type_as_a_package(tmp_path: Path) -> None:
+    """The page's package is installed, then used by the page's program and commands."""
+    pytest.importorskip("setuptools", minversion="70.1")
+    pytest.importorskip("pip")
+    page, project, site = ROOT / "docs" / "adding-a-format.md", tmp_path / "project", tmp_path / "site"
+    (declaration, program), (pyproject,), (commands,) = (blocks(page, language) for language in ("python", "toml", "bash"))
+    project.mkdir()
+    (project / "toy.py").write_text(declaration, "utf-8")
+    (project / "pyproject.toml").write_text(pyproject, "utf-8")
+    options = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, "--target", site, project], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+
+    def run(*command: str) -> str:
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, ""), command
+        return done.stdout
+
+    assert run("-c", program).startswith("2 me T4\n")
+    assert run("-c", "import glft_schema as glft; print(glft.open('edited.toy').metadata['author'])") == "you\n"
+    outputs = {}
+    for line in commands.splitlines():
+        _, verb, *arguments = shlex.split(line)
+        outputs[verb, arguments[0]] = run("-m", "glft_schema", verb, *arguments)
+    assert "model.toy: toy, 176 bytes, n_tensors 2, n_bytes 9\n" in outputs["inspect", "model.toy"]
+    assert "all rules hold (spec)" in outputs["verify", "model.toy"]
+    assert "tensors -> 0 -> dtype: u8 = 3, T4" in outputs["explain", "model.toy"]
+    assert "# tensor " in outputs["hash", "model.toy"]
+    assert "T4 dequantized" in outputs["convert", "model.toy"]
+    assert "fc.weight  T4     converted" in outputs["convert", "model.safetensors"]
+    assert "'me' -> 'you'" in outputs["edit", "model.toy"]
+    assert "TOY_TYPE_T4 = 3" in outputs["schema", "toy"]
+    assert "16 weights in 10 bytes" in outputs["schema", "t4"]
+    assert all("no failure in 5" in outputs["fuzz", source] for source in ("toy", "model.toy"))
+    assert "T4" in (tmp_path / "model.html").read_text("utf-8")
+    assert (tmp_path / "weight.npy").stat().st_size == 4 * 128 + 128
+    verbs = {verb for verb, *_ in outputs}
+    others = {"imatrix", "lab", "merge", "split"}  # of GGUF and of the lab
+    assert verbs | others == {
+        command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
+    }
 
 
 def test_every_field_of_the_schema_has_a_sentence() -> None:

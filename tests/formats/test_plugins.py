@@ -1,0 +1,151 @@
+"""Formats and tensor types that other packages announce as entry points."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from glft_schema import PluginWarning, plugins, save_file
+from glft_schema.formats import FORMATS, register_format
+from glft_schema.tensor_types.ggml import GGML_TYPES, _registered
+from tests.formats.own_formats import LINES, registered
+
+ROOT = Path(__file__).parents[2]
+TYPE = """
+from glft_schema.codec import Struct, f16
+from glft_schema.types import register_type
+PLUGGED = register_type("PLUGGED", {code}, weights=2, block=Struct("pair" / f16[2]), dequantize=lambda pair: pair.float())
+"""
+
+Package = Callable[..., Path]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """Returns a function that installs a package, one module with entry points, on `sys.path`."""
+
+    def install(name: str, source: str, **entries: str) -> Path:
+        """Writes a module and announces its values: the group (formats, types) -> the name."""
+        folder = tmp_path / "site"
+        about = folder / f"{name}-1.0.dist-info"
+        about.mkdir(parents=True)
+        (folder / f"{name}.py").write_text(source, "utf-8")
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", "utf-8")
+        text = "".join(f"[glft_schema.{group}]\n{name} = {name}:{value}\n" for group, value in entries.items())
+        (about / "entry_points.txt").write_text(text, "utf-8")
+        monkeypatch.syspath_prepend(folder)
+        return folder
+
+    return install
+
+
+def run(site: Path, program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, env=environment
+    )
+
+
+def loaded(group: str) -> list[str]:
+    """Loads the plugins of a group, and returns the warnings."""
+    register = register_format if group == plugins.FORMATS else _registered
+    with pytest.warns(PluginWarning) as caught, registered():
+        plugins.load(group, register)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_plugin_that_fails_to_import(package: Package) -> None:
+    package("broken", "import nothing_of_this_name", formats="TOY", types="T4")
+    problem = "is not available: ModuleNotFoundError: No module named 'nothing_of_this_name'"
+    assert loaded(plugins.FORMATS) == [f"broken of broken (glft_schema.formats) {problem}"]
+    assert loaded(plugins.TYPES) == [f"broken of broken (glft_schema.types) {problem}"]
+
+
+def test_a_plugin_that_takes_a_built_in_format(package: Package) -> None:
+    package(
+        "taker",
+        "from tests.formats.own_formats import LINES\nobject.__setattr__(LINES, 'endings', ('.gguf',))",
+        formats="LINES",
+    )
+    try:
+        (problem,) = loaded(plugins.FORMATS)
+    finally:
+        object.__setattr__(LINES, "endings", (".lines",))
+    assert problem.endswith(
+        "ValueError: expected a name, file extensions and magics that no format has, found '.gguf' of GGUF"
+    )
+    assert LINES not in FORMATS
+
+
+def test_a_plugin_that_takes_a_used_code(package: Package) -> None:
+    package("usurper", TYPE.format(code=12), types="PLUGGED")
+    (problem,) = loaded(plugins.TYPES)
+    assert problem.endswith("ValueError: expected an unused code and an unused name, found one used by 12 Q4_K")
+    package(
+        "adder",
+        "from glft_schema.types import GGML_TYPES\nfrom tests.formats.own_formats import PAIR\nGGML_TYPES.add(PAIR, 12)",
+    )
+    with pytest.raises(ValueError, match=r"^expected an unused code and an unused name, found 12, used by Q4_K$"):
+        import adder  # noqa: F401
+    assert GGML_TYPES[12].name == "Q4_K"
+
+
+def test_values_that_are_not_registered(package: Package) -> None:
+    package("other", "VALUE = 5", formats="VALUE", types="VALUE")
+    assert loaded(plugins.FORMATS)[0].endswith("TypeError: expected a Format, found 5")
+    assert loaded(plugins.TYPES)[0].endswith("TypeError: expected a type that register_type has returned, found 5")
+
+
+OPEN = """
+import sys
+import glft_schema as glft
+with glft.open(sys.argv[1]) as file:
+    str(file), list(file.tensors.values())
+print(sorted({"importlib.metadata", "broken", "torch"} & {*sys.modules}))
+"""
+
+
+def test_known_files_load_no_plugin(package: Package, tmp_path: Path) -> None:
+    site = package("broken", "print('loaded')", formats="TOY", types="T4")
+    for ending in ("gguf", "glft", "safetensors"):
+        save_file({"w": torch.zeros(1, 64)}, tmp_path / f"a.{ending}", rules=[])
+        done = run(site, OPEN, tmp_path / f"a.{ending}")
+        assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+UNKNOWN = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import glft_schema as glft
+print(glft.open(sys.argv[1]).tensors["w"].dtype)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_is_loaded_for_its_code_or_its_name(package: Package, tmp_path: Path) -> None:
+    site = package("plugged", TYPE.format(code=211), types="PLUGGED")
+    path = tmp_path / "a.gguf"
+    rows = [{"name": "w", "dims": [2], "dtype": 211}]
+    code = "import glft_schema as glft, sys; glft.Container.build_file({'format': 'gguf', 'tensor_infos': "
+    done = run(site, f"{code}{rows}, 'data': {{'w': bytes(4)}}}}, sys.argv[1])", path)
+    assert done.stderr == ""
+    assert run(site, UNKNOWN, path).stdout == "PLUGGED\n"
+    assert run(tmp_path / "nothing", UNKNOWN, path).stdout == "type 211\n"
+    done = run(site, "from glft_schema.cli import main; main()", "schema", "plugged")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_the_command_line_warns_once(package: Package, tmp_path: Path) -> None:
+    site = package("broken", "raise ImportError('no\\nlibrary')", formats="TOY", types="T4")
+    (tmp_path / "a.bin").write_bytes(b"nothing known")
+    done = run(site, "from glft_schema.cli import main; main()", "inspect", tmp_path / "a.bin")
+    first, second = done.stderr.splitlines()
+    assert first == "glft: warning: broken of broken (glft_schema.formats) is not available: ImportError: no library"
+    assert (done.returncode, second[:14]) == (2, f"glft: {tmp_path}"[:14])
