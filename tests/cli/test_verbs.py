@@ -116,11 +116,11 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
     out, nan = tmp_path / "out.glft", tmp_path / "nan.safetensors"
     safetensors.torch.save_file({"w": torch.full((1, 64), float("nan"))}, nan)
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
-    magic = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found"
+    magic = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
     no_file = "No such file or directory"
     for command, *parts in (
         (["inspect", tmp_path / "missing"], f"missing: {no_file}"),
-        (["inspect", tmp_path], ": not a regular file"),
+        (["inspect", tmp_path], ": expected an index (*.safetensors.index.json) or one safetensors file, found "),
         (["inspect", tmp_path / "a\nglft: forged"], rf"a\nglft: forged: {no_file}"),
         (["inspect", nan], f"glft: {nan}: {magic}", "a safetensors file"),
         (["verify", source, "--against", source], magic),
