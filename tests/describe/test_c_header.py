@@ -241,7 +241,7 @@ def made_up() -> Format:
     """Returns a format with keywords as names, two conditions, and comment delimiters in docs."""
     point = Struct("x" / u8[2, 3] * "*/ int no; /* ??/", "new" / i64 * "signed", title="point")
     block = Struct("class" / f16[1] * "scale", "qs" / u8[4, 2] * "codes")
-    type_ = block_type('made "up" \\ %d', 77, 16, block, lambda **fields: fields["qs"])
+    type_ = block_type('made "up" \\ %d', 77, 16, block, dequantize=lambda **fields: fields["qs"])
     header = Struct(
         "magic" / Default(u64, 1 << 40) * "a large number",
         "raw" / Default(u32, 7) * "two\nlines",

@@ -94,7 +94,7 @@ def test_what_cannot_be_split_or_merged(index: Path, whole: Path) -> None:
     ):
         split(file, index.with_name("x"), max_tensors=1)
     with glft_schema.open(whole) as file:
-        with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of-00003\.safetensors'"):
+        with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of"):
             split(file, index.with_name("part"), max_tensors=2)
         with pytest.raises(OptionError, match="expected the first file or the index of a split model"):
             merge(file, index.with_name("x.safetensors"))
