@@ -266,7 +266,7 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
         (tmp_path / "out.glft", {}),
         (out, {"header": {"byte_order": "big"}}),
     ):
-        with pytest.raises(TensorError, match="tensor 'a': .*type 200 is unknown; add it"):
+        with pytest.raises(TensorError, match=r"tensor 'a': .*type 200 is unknown; add it"):
             convert(source, target, **options)
 
 
