@@ -174,7 +174,7 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
             name: bytes(tensor.raw) for name, tensor in original.tensors.items()
         }
     assert_refused(
-        glft("convert", gguf, tmp_path / "out"), "expected a format, or an output file that ends in .glft, .gguf-lite"
+        glft("convert", gguf, tmp_path / "out"), "an output file that ends in .glft, .gguf-lite"
     )
     assert glft("convert", gguf, typed, "--exclude", "i", "--metadata", "t.more:uint8=7").returncode == 0
     assert Container.parse_file(typed).metadata["t.more"] == "uint8 7"
