@@ -84,6 +84,7 @@ class JsonTable(construct.Construct):
 
     Attributes:
         keys: the keys of a row's object, in the order of new texts.
+        fields: the fields of a row with a value in the text, by name.
     """
 
     refuses = (
@@ -99,8 +100,8 @@ class JsonTable(construct.Construct):
         self.reserved = reserved
         self.metadata = metadata
         self._values = Struct(*(field for field in row.subcons if not isinstance(field, Check)))
-        self._fields = {field.name: found for field in self._values.subcons if (found := _json_field(field))}
-        self.keys = tuple(dict.fromkeys(field.key for field in self._fields.values() if field.key is not None))
+        self.fields = {field.name: found for field in self._values.subcons if (found := _json_field(field))}
+        self.keys = tuple(dict.fromkeys(field.key for field in self.fields.values() if field.key is not None))
 
     def _parse(self, stream: Any, context: Context, path: str) -> JsonRows:
         start, size = stream.tell(), evaluate(self.size, context)
@@ -133,7 +134,7 @@ class JsonTable(construct.Construct):
         traced = set(trace.rows_in(without_root(path), len(order))) if trace else ()
         for i in order:
             if len(rows) in traced:
-                params["trace"] = _RowTrace(trace, stream, rows.spans(i, self._fields))
+                params["trace"] = _RowTrace(trace, stream, rows.spans(i, self.fields))
                 rows.append(self._row(rows, entries, i, context, f"{path} -> {len(rows)}"))
                 params["trace"] = None
                 continue

@@ -279,6 +279,11 @@ class Field:
     declared: Any = field(default=None, repr=False)
 
     @property
+    def is_json(self) -> bool:
+        """Whether it is a value in a JSON object."""
+        return any(isinstance(inner, Json) for inner in within(self.node))
+
+    @property
     def is_computed(self) -> bool:
         """Whether building computes the field, so that values omit it."""
         computed = any(wrapper.is_closed and not wrapper.options for wrapper in self.node.wrappers)
@@ -308,7 +313,7 @@ class StructOf:
     @property
     def is_json(self) -> bool:
         """Whether its fields are values in a JSON object."""
-        return any(isinstance(inner, Json) for part in self.fields for inner in within(part.node))
+        return any(part.is_json for part in self.fields)
 
     @property
     def parts(self) -> list[Field | Check]:

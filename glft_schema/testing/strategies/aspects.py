@@ -12,6 +12,7 @@ from typing import TypeVar
 from hypothesis import strategies as st
 
 from glft_schema.codec.expressions import Reference, ValueOfKey, equality, read, subexpressions
+from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.rules import Rule
 from glft_schema.describe.nodes import Derived, Padding, Payloads, Ref
 from glft_schema.describe.schema import struct_of
@@ -59,7 +60,7 @@ def aspect_of_rule(format: Format, location: RuleLocation) -> str:
         names = {name for part in parts if isinstance(part, Reference) for name in part.names}
         if steps.keys() & names or (equality(check.when) or ("", None))[1] in steps.values():
             return ALIGNMENT
-    elif not location.of_rows:
+    elif not location.of_rows and not isinstance(check, JsonRule):
         return CONSISTENCY  # between rows
     return aspect_of_region(format, location.region or check.field)
 

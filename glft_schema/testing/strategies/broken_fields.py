@@ -24,12 +24,14 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields
 from glft_schema.formats.registry import MAGIC, find_format
 from glft_schema.storage.source import BytesSource
+from glft_schema.storage.streams import START
 from glft_schema.testing.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
 from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft, forged
 from glft_schema.testing.strategies.fitting import value_in
 
+MANY = 1 << 47  # a count that every format claims
 Damage = Callable[[File], st.SearchStrategy[Corruption | None]]  # None if the file has no such field
 
 
@@ -100,6 +102,9 @@ def _counts(file: File) -> Iterator[tuple[int, int, str]]:
             least = value.number.itemsize
         elif isinstance(value, arrays.StoredStrings):
             least = value.length.itemsize
+        elif isinstance(node, s.JsonTable):
+            yield span.start, (span.end or 0) - span.start, span.path
+            continue
         elif node and (rows := rows_of(node)):
             least = least_size(rows.declared)
         elif isinstance(value, list) and span.path.endswith(" -> elements"):
@@ -134,7 +139,9 @@ def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
         return None
     region, counter = draw(st.sampled_from(list(counters.items())))
     outer, field = counter
-    stored = draft.counted(region, 256 ** _number(field.node, breaker.root[outer] if outer else breaker.root).size - 1).stored()
+    counts = (256 ** _number(field.node, breaker.root[outer] if outer else breaker.root).size - 1, MANY)
+    drafts = (draft.counted(region, count).stored() for count in counts)
+    stored = next(stored for stored in drafts if file.format.claims(stored[:START]))
     sentence = f"the count of {region} claims more than there is"
     return Corruption(stored, sentence, _count_path(draft.field(region).node, region), error=FormatError, within=True)
 
@@ -144,7 +151,8 @@ def in_a_row(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     """Breaks a field of an added row: a text's length, a text, the number of dims, a type."""
     breaker = Breaker(draw, file)
     draft, regions = breaker.draft, [name for name in file.format.regions if aspect_of_region(file.format, name) == aspect]
-    if (region := next((name for name in regions if rows_of(draft.field(name).node)), None)) is None:
+    nodes = {name: draft.field(name).node for name in regions}
+    if (region := next((name for name, node in nodes.items() if isinstance(node, s.List) and rows_of(node)), None)) is None:
         return None
     row, at = breaker.new_row(region), len(draft.rows(region))
     context = breaker.context(draft.row_struct(region), row)
@@ -221,6 +229,18 @@ def bad_line(draw: st.DrawFn, file: File) -> Corruption | None:
 
 
 @st.composite
+def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
+    """Breaks the text of a JSON table, its rows, or its reserved entry."""
+    breaker = Breaker(draw, file)
+    if not isinstance(breaker.draft.field(file.format.table).node, s.JsonTable):
+        return None
+    draft, texts = breaker.json()
+    broken = draw(st.sampled_from([*(texts.wrong_texts() if aspect == METADATA else texts.wrong_rows())]))
+    changed, path, offset = breaker.with_broken(draft, broken)
+    return Corruption(changed.stored(), broken.sentence, path, offset, error=broken.error, within=broken.within)
+
+
+@st.composite
 def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
     """Moves the start of a payload past the end of the file, or into another payload."""
     draft, table = Draft.of(file), file.format.table
@@ -242,8 +262,10 @@ def misplaced(draw: st.DrawFn, file: File) -> Corruption | None:
 
 # fmt: off
 DAMAGES: dict[str, tuple[Damage, ...]] = {  # by aspect; damage that is listed twice is drawn twice as often
-    METADATA:    (partial(truncated, aspect=METADATA), partial(in_a_row, aspect=METADATA), long_array, bad_line, bad_line),
-    TENSOR_INFO: (partial(truncated, aspect=TENSOR_INFO), partial(in_a_row, aspect=TENSOR_INFO)),
+    METADATA:    (partial(truncated, aspect=METADATA), partial(in_a_row, aspect=METADATA), long_array, bad_line, bad_line,
+                  partial(bad_json, aspect=METADATA)),
+    TENSOR_INFO: (partial(truncated, aspect=TENSOR_INFO), partial(in_a_row, aspect=TENSOR_INFO),
+                  partial(bad_json, aspect=TENSOR_INFO)),
     HEADER:      (partial(truncated, aspect=HEADER),),
     CONSISTENCY: (too_many, misplaced),
     ALIGNMENT:   (partial(truncated, aspect=ALIGNMENT),),

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import construct
 from hypothesis import strategies as st
 
 from glft_schema.codec.context import BIG, LITTLE, Context, byte_order
 from glft_schema.codec.expressions import equality, read
+from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.metadata_rules import HasKey, KeyType
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, Check, Rule
-from glft_schema.codec.structs import Forged
+from glft_schema.codec.structs import Forged, unwrapped
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.describe.nodes import ByteOrder, Code, Node, Padding, Payloads, StructOf, Switch, Text
+from glft_schema.describe.nodes import ByteOrder, Code, Field, JsonTexts, Node, Padding, Payloads, StructOf, Switch, Text
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import FormatError
 from glft_schema.files.container import Container
@@ -27,17 +29,19 @@ from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorFits
+from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft, forged, plain
 from glft_schema.testing.strategies.fitting import EXAMPLES, candidates, derive, holds, resized, value_in
+from glft_schema.testing.strategies.json_texts import with_text
 from glft_schema.testing.strategies.layouts import size_of
 from glft_schema.testing.strategies.lengths import fits
 from glft_schema.testing.strategies.rule_locations import RuleLocation
 from glft_schema.testing.strategies.structs import drawing_context
 
 SHARED = ("dims", "dtype", "offset")  # fields that are equal in rows that share a payload
-HUGE = 1 << 31  # two such dims overflow 64 bits
+HUGE = 1 << 31  # three such dims overflow 64 bits
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Breaker:
             return self._dims(location)
         if isinstance(location.check, NamesOnce):
             return self._same_name(location)
+        if isinstance(location.check, JsonRule):
+            return self._irregular(location.check)
         if location.of_rows:
             return self._entries(location) if self.draft.is_metadata(location.region) else self._rows(location)
         return self._fields(location) if location.region else self._file(location)
@@ -231,6 +237,9 @@ class Breaker:
     def _rows(self, location: RuleLocation) -> Iterator[Attempt]:
         """Breaks a rule of an existing row, or of an added row with an empty payload."""
         table, field = self.table, location.check.field
+        if location.struct.field(field).is_count:
+            yield from self._count(location.struct.field(field))
+            return
         drafts = []
         if (rows := self.draft.rows(table)) and field not in SHARED:
             drafts.append((self.draft, self.draw(st.integers(0, len(rows) - 1)), rows))
@@ -246,10 +255,39 @@ class Breaker:
                     continue  # breaks the rule on unique names
                 yield Attempt(draft.with_row(table, at, row), f"{table} -> {at} -> {field}", row[field])
 
+    def _count(self, counter: Field) -> Iterator[Attempt]:
+        """Adds a row with a wrong count of its empty payload."""
+        draft, at, rows = self._appended()
+        for wrong in (rows[at]["offset"] + 1, rows[at]["offset"] - 1):
+            number = Forged(unwrapped(counter.declared).subcon, wrong, wrong)
+            if wrong >= 0:
+                draft = draft.with_row(self.table, at, {**rows[at], counter.name: number})
+                yield Attempt(draft, f"{self.table} -> {at} -> {counter.name}", number)
+
+    # JSON texts
+
+    def json(self) -> tuple[Draft, TextBreaker]:
+        """Returns a draft with one more row, and the breaker of its table's text."""
+        draft, declared = self._appended()[0], unwrapped(self.draft.field(self.table).declared)
+        return draft, TextBreaker(plain(draft.regions[self.table]), self.draft.row_struct(self.table), declared.fields)
+
+    def with_broken(self, draft: Draft, broken: BrokenText) -> tuple[Draft, str, int | None]:
+        """Returns a draft with a broken text, and the path and offset that must be reported."""
+        rows = with_text(plain(draft.regions[self.table]), broken.stored)
+        texts = (part.name for part in self.whole.fields if isinstance(part.node, JsonTexts))
+        path = " -> ".join((next(texts) if broken.of_texts else self.table, *broken.path))
+        return draft.with_json(self.table, rows), path, None if broken.at is None else rows.start + broken.at
+
+    def _irregular(self, check: JsonRule) -> Iterator[Attempt]:
+        draft, breaker = self.json()
+        for broken in breaker.irregular(check.expected):
+            changed, path, offset = self.with_broken(draft, broken)
+            yield Attempt(changed, path, Forged(construct.Pass, None, None, offset))
+
     def _dims(self, location: RuleLocation) -> Iterator[Attempt]:
         """Breaks the rule that a type can hold its dims, or a rule of a type on them."""
         draft, at, rows = self._appended()
-        for shape in [[HUGE, HUGE]] if location.type is None else _refused_shapes(location.type, location.check):
+        for shape in [[HUGE] * 3] if location.type is None else _refused_shapes(location.type, location.check):
             dims = forged(location.struct, "dims", list(self.file.format.dims_of(shape)))
             row = {**rows[at], "dims": dims, "dtype": location.type or rows[at]["dtype"]}
             yield Attempt(draft.with_row(self.table, at, row), f"{self.table} -> {at} -> dims", dims)
@@ -335,7 +373,10 @@ def can_be_broken(location: RuleLocation) -> bool:
     check = location.check
     if location.type is not None or not isinstance(check, Rule):
         return True
-    node = location.struct.field(check.field).node
+    field = location.struct.field(check.field)
+    if field.is_count:
+        return location.of_rows  # of others, the size of the file would have to follow
+    node = field.node
     is_known = bool(check.must.broken_by) or isinstance(check.must, HasKey) or read(check.condition) is not None
     return is_known or isinstance(node, (Padding, Payloads)) or bool(_edges(node))
 

@@ -104,7 +104,7 @@ def _decoded(decode: Callable[[Any, Any, str], Any], context: Context, value: An
 @values_of.register
 def _(node: s.Number, context: Context) -> st.SearchStrategy[Any]:
     """Integers, often 0, 1 or extreme; numpy floats of any bits, often special ones."""
-    number, bits = s.KINDS[node.kind], 8 * node.size
+    number, bits = node.of, 8 * node.size
     if number.is_float:
         dtype = number.numpy_dtype()
         stored = st.binary(min_size=node.size, max_size=node.size)
@@ -160,6 +160,28 @@ def _(node: s.Lines, context: Context) -> st.SearchStrategy[TextMetadata]:
 
 
 @values_of.register
+def _(node: s.JsonTable, context: Context) -> st.SearchStrategy[Any]:
+    """Lists of rows with different names."""
+    name = struct_of(node.item.declared).fields[0].name if isinstance(node.item, s.Ref) else ""
+    most = context._params._drawing.most.get(context.get("_field"), ITEMS)
+    rows = wrapped_values(node.item, context).filter(lambda row: row[name] != node.reserved)
+    return st.lists(rows, max_size=most, unique_by=lambda row: row[name])
+
+
+@values_of.register
+def _(node: s.JsonTexts, context: Context) -> st.SearchStrategy[dict[str, str]]:
+    texts = st.text(st.characters(codec="utf-8"), max_size=BYTES)
+    return st.dictionaries(texts, texts, max_size=ITEMS)
+
+
+@values_of.register
+def _(node: s.Json, context: Context) -> st.SearchStrategy[Any]:
+    integers = st.sampled_from([0, 1, (1 << 64) - 1]) | st.integers(0, (1 << 64) - 1)
+    kinds = {"integer": integers, "integers": st.lists(integers, max_size=ITEMS)}
+    return kinds.get(node.kind, st.text(st.characters(codec="utf-8"), max_size=BYTES))
+
+
+@values_of.register
 def _(node: s.List, context: Context) -> st.SearchStrategy[Any]:
     """Lists of the declared length; short lists if the length is computed from them."""
     if isinstance(node.item, s.Ref) and node.item.level > Limits().nesting:
@@ -184,7 +206,7 @@ def _(node: s.Counted, context: Context) -> st.SearchStrategy[list[Any]]:
 def _(node: s.Numbers | s.BlockArray, context: Context) -> st.SearchStrategy[Any]:
     """Tensors of any bits, blocks among them."""
     shape = sizes(node.dims, partial(value_in, context)) + ([node.size] if isinstance(node, s.BlockArray) else [])
-    number = s.KINDS[node.number.kind if isinstance(node, s.Numbers) else "u8"]
+    number = node.number.of if isinstance(node, s.Numbers) else s.KINDS["u8"]
     nbytes = math.prod(shape) * number.itemsize
     return payloads(nbytes).map(lambda bits: tensor_over(memoryview(bytearray(bits)), number.dtype, shape))
 

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from glft_schema.codec.rules import rule_sets
-from glft_schema.describe.nodes import Padding, Payloads
+from glft_schema.describe.nodes import JsonTable, Padding, Payloads
 from glft_schema.describe.schema import struct_of
 from glft_schema.errors import SchemeError, shown
 from glft_schema.formats.format import Format
@@ -17,6 +17,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.testing.strategies.constructs import values_of
 from glft_schema.testing.strategies.drafts import Draft
 from glft_schema.testing.strategies.fitting import is_wanted, value_in
+from glft_schema.testing.strategies.json_texts import respelled, with_text
 from glft_schema.testing.strategies.structs import MAX_BYTES, Knobs, drawing_context
 
 MAX_TENSORS = 6
@@ -67,6 +68,11 @@ def _files(draw: st.DrawFn, format: Format, knobs: Knobs) -> bytes:
     draft = Draft(format, {name: value for name, value in regions.items() if name != "data"}, b"")
     head, built = draft.head()
     whole = struct_of(format.struct)
+    if isinstance(whole.field(format.table).node, JsonTable):
+        rows = built[format.table]
+        text = draw(respelled(rows, is_plain=bool(knobs.rules)))
+        draft = draft.with_json(format.table, with_text(rows, text))
+        head = draft.head()[0]
     guarded = {check.field for check in whole.rules if is_wanted(check, knobs.rules)}
     payloads = _region(draw, built[format.table], regions.data, "data" not in guarded)
     if "data" in guarded or draw(st.booleans()):

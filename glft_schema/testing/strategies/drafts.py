@@ -11,14 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import construct
+
 from glft_schema.codec.context import new_context
 from glft_schema.codec.expressions import Reference
+from glft_schema.codec.json_table import JsonRows
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Forged, unwrapped
-from glft_schema.describe.nodes import Field, Lines, List, StructOf
+from glft_schema.describe.nodes import Field, JsonTable, Lines, List, StructOf
 from glft_schema.describe.schema import rows_of, struct_of
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
+from glft_schema.testing.strategies.json_texts import with_json_row
 
 
 def forged(struct: StructOf, name: str, value: Any) -> Forged:
@@ -84,6 +88,8 @@ class Draft:
     def rows(self, table: str) -> list[Mapping[str, Any]]:
         """Returns the rows of a table, or the entries of metadata, forged or not."""
         value = self.regions.get(table)
+        if isinstance(self.field(table).node, JsonTable):
+            return list(plain(value))
         if isinstance(value, Forged):
             return list(value.value)
         if self.is_metadata(table):
@@ -101,6 +107,8 @@ class Draft:
             seen: the table as other fields see it; by default the rows, or the old metadata.
         """
         declared, rows = unwrapped(self.field(table).declared), self.rows(table)
+        if isinstance(self.field(table).node, JsonTable):
+            return self.with_json(table, with_json_row(declared, plain(self.regions[table]), at, row))
         rows[at : at + 1] = [row]
         if self.is_metadata(table):
             declared, seen = declared.subcon, plain(self.regions[table]) if seen is None else seen
@@ -108,13 +116,17 @@ class Draft:
             seen = [Record({name: plain(value) for name, value in row.items()}) for row in rows]
         return self.counted(table, len(rows)).replaced({table: Forged(declared, rows, seen)})
 
+    def with_json(self, table: str, rows: JsonRows) -> Draft:
+        """Returns a draft with the text of `rows`, and a count to match."""
+        return self.counted(table, len(rows.stored)).replaced({table: Forged(construct.GreedyBytes, rows.stored, rows)})
+
     def counter(self, region: str) -> tuple[str, Field] | None:
         """Returns the field that counts a region, after the name of its own region, or None.
 
         The name is empty if the field is a region itself.
         """
         node = self.field(region).node
-        number = node.count if isinstance(node, List) else node.size if isinstance(node, Lines) else None
+        number = node.count if isinstance(node, List) else node.size if isinstance(node, (Lines, JsonTable)) else None
         if not isinstance(number, Reference) or len(number.names) > 2:
             return None
         if len(number.names) == 1:

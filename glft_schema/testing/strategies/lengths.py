@@ -14,6 +14,7 @@ import construct
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Constant, Expression, Length, Reference, read, subexpressions
+from glft_schema.codec.json_table import Entry
 from glft_schema.codec.rules import Check
 from glft_schema.describe.nodes import Bytes, Counted, Field, List, Node, Ref, Switch
 from glft_schema.describe.schema import struct_of
@@ -114,7 +115,7 @@ def fits(field: Field, value: Any, context: Context) -> bool:
         return False
     at = Context(context)
     at._params = Context(context._params)  # building changes it: it sets the byte order
-    at._io = stream = io.BytesIO()
+    at._io = stream = Entry() if field.is_json else io.BytesIO()
     try:
         field.declared._build(value, stream, at, "(drawing)")
     except (KeyError, AttributeError):

@@ -21,7 +21,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.typed_values import StoredValue
-from glft_schema.describe.nodes import KINDS, Code, Derived, Field, Number, Payloads, StructOf, Switch, Text
+from glft_schema.describe.nodes import Code, Derived, Field, Number, Payloads, StructOf, Switch, Text
 from glft_schema.describe.schema import rows_of
 from glft_schema.errors import FormatError
 from glft_schema.tensor_types import TensorType
@@ -116,7 +116,7 @@ def draw_field(draw: st.DrawFn, part: Field, later: Sequence[Field | Check], con
 
     value = fresh()
     for _ in range(TRIES):
-        if not (unkept := broken(value)):
+        if not (unkept := broken(value)) and (not part.is_json or fits(part, value, context)):
             break
         if options := near(value, unkept):
             value = draw(st.sampled_from(options))
@@ -205,7 +205,7 @@ def values_of_key(field: Field, lookup: ValueOfKey, context: Context) -> list[St
     assert isinstance(switch, Switch)
     values = sorted({1, 8, default // 4, 3 * default // 4, default, 2 * default, 4 * default})
     checks = [check for check in row.rules if is_wanted(check, context._params._drawing.rules)]
-    numbers = [(code.table[case.code], KINDS[case.node.kind]) for case in switch.cases if isinstance(case.node, Number)]
+    numbers = [(code.table[case.code], case.node.of) for case in switch.cases if isinstance(case.node, Number)]
     for (type_, number), value in product(numbers, values):
         at = inner_context(context, row.declared)
         at.update({"key": lookup.key, "type": type_, "value": value})

@@ -1,0 +1,191 @@
+"""Texts of JSON tables with one thing broken: a rule, or the kind of a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from glft_schema.codec import json_table as j
+from glft_schema.codec.json_text import Part, to_json
+from glft_schema.describe.nodes import Code, Json, StructOf
+from glft_schema.errors import FormatError, LimitError, shown
+from glft_schema.limits import Limits
+from glft_schema.testing.strategies.json_texts import entries_of_rows, object_end, with_members
+
+MARK = b"\0"  # before what must be reported: JSON has no such byte
+TEXTS = (b"5", b"null", b"[]", b"{}", b'{"F32":1}', b"true")  # in place of a text
+INTEGERS = (
+    b"5",
+    b"null",
+    b"{}",
+    b'"1"',
+    *(b"[%s]" % value for value in (b"1.0", b"1e0", b"-1", b"-0", b"null", b'"1"', b"[1]")),
+)
+INTEGERS += (b"[18446744073709551616]", b"[true]")  # in place of integers
+NOT_FINITE = (b"NaN", b"Infinity", b"-Infinity", b"1e999")
+
+
+class BrokenText(NamedTuple):
+    """A text with one thing broken.
+
+    Attributes:
+        text: with `MARK` before what must be reported; without, if its position is not known.
+        path: below the table's, in steps.
+        sentence: what is broken.
+        error: what reading must raise.
+        within: whether the error may be about a field within `path`.
+        of_texts: whether the path is below the reserved entry's, not the table's.
+    """
+
+    text: bytes
+    path: tuple[str, ...] = ()
+    sentence: str = ""
+    error: type[FormatError] = FormatError
+    within: bool = False
+    of_texts: bool = False
+
+    @property
+    def stored(self) -> bytes:
+        """The text as it is stored."""
+        return self.text.replace(MARK, b"", 1)
+
+    @property
+    def at(self) -> int | None:
+        """The index of what must be reported, if it is known."""
+        return self.text.index(MARK) if MARK in self.text else None
+
+
+class TextBreaker:
+    """Breaks a table's text, mostly in the entry of its last row.
+
+    Args:
+        rows: the table, with at least one row.
+        struct: of the rows.
+        fields: the fields of the rows that are in the text.
+    """
+
+    def __init__(self, rows: j.JsonRows, struct: StructOf, fields: Mapping[str, j.JsonField]) -> None:
+        self.rows = rows
+        self.text = rows.stored
+        self.struct = struct
+        self.fields = fields
+        self.entry = entries_of_rows(rows)[-1]
+        self.name = shown(rows.key_of(self.entry))
+        self.values = dict(rows.fields_of(self.entry))
+        self.row = str(len(rows) - 1)
+        self.key = self.text[self.entry.key : self.entry.key_end]
+        self.value = self.text[self.entry.start : self.entry.end]
+
+    def irregular(self, kind: str) -> Iterator[BrokenText]:
+        """Yields texts with an irregularity of a kind that a `JsonRule` has."""
+        (key, part), *_ = self.values.items()
+        again = self._added(MARK + self._pair(part))
+        reserved, name = self._reserved(), shown(self.rows.name)
+        match kind:
+            case j.BEGINS_WITH_BRACE:
+                yield BrokenText(MARK + b" " + self.text)
+            case j.PADDED_WITH_SPACES:
+                yield BrokenText(self.text + MARK + b"\n", ("padding",))
+            case j.NAMES_ONCE:
+                yield BrokenText(with_members(self.text, MARK + self.key + b":" + self.value), (self.name,))
+            case j.RESERVED_ONCE:
+                text = self.text if reserved else with_members(self.text, self._reserved_name() + b":{}")
+                yield BrokenText(with_members(text, MARK + self._reserved_name() + b":{}"), (name,))
+            case j.RESERVED_OBJECT:
+                yield BrokenText(self._with_reserved(MARK + b"null"), (name,))
+            case j.RESERVED_KEYS_ONCE:
+                yield BrokenText(self._with_reserved(b'{"k":"a",' + MARK + b'"k":"b"}'), (name, shown("k")))
+            case j.KNOWN_KEYS:
+                yield BrokenText(self._added(MARK + b'"?":[1.5]'), (self.name, shown("?")))
+            case j.KEYS_ONCE:
+                yield BrokenText(again, (self.name, shown(key)))
+            case j.PLAIN_ENTRIES:
+                values = [self.text[self.values[key].start : self.values[key].end] for key in self.rows.keys]
+                yield BrokenText(self._with_entry(MARK + b"[%s]" % b",".join(values)), (self.name,))
+            case j.NOT_DEEP:
+                levels = j.MOST_LEVELS - 1
+                yield BrokenText(self._added(b'"?":' + MARK + b"[" * levels + b"]" * levels), (self.name, shown("?")))
+
+    def wrong_rows(self) -> Iterator[BrokenText]:
+        """Yields texts that are refused for their syntax, or for a row."""
+        end = object_end(self.text)
+        yield BrokenText(self.text[: end + 1] + MARK + b"?", (), "there is more than an object")
+        for at in (self.entry.key_end, self.entry.end - 1, self.entry.end):
+            yield BrokenText(self.text[:at], (), "the text ends within an object")
+        for value in NOT_FINITE:
+            yield BrokenText(self._added(b'"?":' + MARK + value), (), "a number is not finite")
+        for key, problem in ((b'"%s\xff"', "UTF-8"), (b'%s"\\ud800"', "pairs of surrogates"), (b'"%s\n"', "JSON")):
+            yield BrokenText(self.text[: self.entry.key] + key % MARK + self.text[self.entry.key_end :], (), f"not {problem}")
+        for value in (b"5", b"null", b"[]"):
+            yield BrokenText(self._with_entry(MARK + value), (self.row,), "an entry is not an object")
+        replaced = self.key + b":{},"
+        text = self.text[: self.entry.key] + replaced + self.text[self.entry.key :]
+        yield BrokenText(text, (self.name,), "a replaced entry lacks its keys", within=True)
+        seen = set()
+        for name, field in self.fields.items():
+            if field.key is not None and field.key not in seen:
+                seen.add(field.key)
+                yield from self._wrong_values(name, field)
+
+    def _wrong_values(self, name: str, field: j.JsonField) -> Iterator[BrokenText]:
+        """Yields rows that lack a value, or have one of another kind. `name` is its first field."""
+        path = (self.row, name)
+        without = b",".join(self._pairs(field.key, None))
+        yield BrokenText(self._with_entry(MARK + b"{%s}" % without), path, "an entry lacks a key")
+        node = self.struct.field(name).node
+        kind = next(inner.kind for inner in (node, getattr(node, "number", node)) if isinstance(inner, Json))
+        of = getattr(field, "of", 0)
+        for value in TEXTS if kind == "text" else INTEGERS:
+            is_element = value[:1] == b"[" and of == 1
+            marked = b"[" + MARK + value[1:] if is_element else MARK + value
+            yield BrokenText(self._with_value(field.key, marked), path, "a value is of another kind")
+        if of > 1:
+            elements = [MARK + b"0.5", *[b"0"] * (of - 1)]
+            yield BrokenText(self._with_value(field.key, b"[%s]" % b",".join(elements)), path, "a number is a float")
+        if isinstance(node, Code) and node.table.unknown is None:
+            yield BrokenText(self._with_value(field.key, MARK + b'"?"'), path, "a type is not known")
+        if limit := getattr(field, "limit", None):
+            many = b",".join([b"1"] * (getattr(Limits(), limit) + 1))
+            yield BrokenText(self._with_value(field.key, MARK + b"[%s]" % many), path, "there are too many sizes", LimitError)
+
+    def wrong_texts(self) -> Iterator[BrokenText]:
+        """Yields texts that are refused for the reserved entry."""
+        for value in (b"5", b"null", b"[]", b'{"a":"b"}'):
+            stored = self._with_reserved(b'{"k":"v","l":' + MARK + value + b"}")
+            yield BrokenText(stored, ("1", "value"), "a value is not a text", of_texts=True)
+        for value in (b"5", b"[]", b'"a"'):
+            stored = self._with_reserved(MARK + value)
+            yield BrokenText(stored, (), "the reserved entry is not an object", of_texts=True)
+
+    # Parts of the text
+
+    def _pair(self, part: Part) -> bytes:
+        return self.text[part.key : part.end]
+
+    def _pairs(self, key: str | None, value: bytes | None) -> list[bytes]:
+        """Returns the pairs of the entry, with another value of `key`, or without it."""
+        found = {known: to_json(known).encode() + b":" + self.text[of.start : of.end] for known, of in self.values.items()}
+        if key is not None:
+            found[key] = b"" if value is None else to_json(key).encode() + b":" + value
+        return [pair for pair in found.values() if pair]
+
+    def _with_entry(self, value: bytes) -> bytes:
+        return self.text[: self.entry.start] + value + self.text[self.entry.end :]
+
+    def _with_value(self, key: str | None, value: bytes) -> bytes:
+        return self._with_entry(b"{%s}" % b",".join(self._pairs(key, value)))
+
+    def _added(self, pair: bytes) -> bytes:
+        return self._with_entry(self.value[:-1] + b"," + pair + b"}")
+
+    def _reserved(self) -> Part | None:
+        """Returns the reserved entry; the last of several."""
+        return next((part for part in reversed(self.rows.members) if self.rows.key_of(part) == self.rows.name), None)
+
+    def _reserved_name(self) -> bytes:
+        return to_json(self.rows.name).encode()
+
+    def _with_reserved(self, value: bytes) -> bytes:
+        if part := self._reserved():
+            return self.text[: part.start] + value + self.text[part.end :]
+        return with_members(self.text, self._reserved_name() + b":" + value)

@@ -1,0 +1,134 @@
+"""JSON tables as text: other spellings of a text, and a table with another row."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from glft_schema.codec.context import new_context
+from glft_schema.codec.json_table import Entry, JsonRows, JsonTable
+from glft_schema.codec.json_text import Part, to_json
+from glft_schema.codec.records import Record
+from glft_schema.codec.structs import Forged, unwrapped
+from glft_schema.describe.schema import struct_of
+from glft_schema.errors import FormatError
+
+SPACES = (b"", b"", b" ", b"\n\t", b"\r\n  ")
+OTHER_VALUES = (b"null", b"-0", b"1.5e3", b'"\\u00e4"', b"[[], {}]", b'{"a": {"a": true}}')  # of unknown keys
+
+
+def with_text(rows: JsonRows, text: bytes) -> JsonRows:
+    """Returns rows with another text."""
+    changed = JsonRows(text, rows.start, rows.keys, rows.name)
+    changed.extend(rows)
+    changed.reserved = rows.reserved
+    return changed
+
+
+def object_end(text: bytes) -> int:
+    """Returns the index of the brace that closes the table."""
+    return text.rindex(b"}")
+
+
+def with_members(text: bytes, members: bytes) -> bytes:
+    """Returns a table's text with more members at its end."""
+    end = object_end(text)
+    is_empty = re.fullmatch(rb"\s*\{\s*", text[:end]) is not None
+    return text[:end] + (b"" if is_empty else b",") + members + text[end:]
+
+
+def entries_of_rows(rows: JsonRows) -> list[Part]:
+    """Returns the entry of each row: the last one of its name."""
+    last = {rows.key_of(part): part for part in rows.members}
+    return sorted((part for name, part in last.items() if name != rows.name), key=lambda part: part.key)
+
+
+def with_json_row(declared: JsonTable, rows: JsonRows, at: int, row: Mapping[str, Any]) -> JsonRows:
+    """Returns rows with `row` in place of row `at`, or after the last.
+
+    Forged fields of the row get the offset of their value in the container.
+
+    Raises:
+        FormatError: if a field cannot be written.
+    """
+    entry, struct = Entry(), struct_of(declared.row)
+    try:
+        declared.row._build(row, entry, new_context(False, forging=True), "(building)")
+    except FormatError:  # a count of a payload that is not defined
+        counts = [part for part in struct.fields if part.is_count and part.name not in row]
+        row = {**row, **{part.name: Forged(unwrapped(part.declared).subcon, 0, 0) for part in counts}}
+        declared.row._build(row, entry, new_context(False, forging=True), "(building)")
+    name = entry.pop(None)
+    text, old = rows.stored, entries_of_rows(rows)
+    member = f"{to_json(name)}:{to_json(entry)}".encode()
+    text = text[: old[at].key] + member + text[old[at].end :] if at < len(old) else with_members(text, member)
+    changed = with_text(rows, text)
+    changed[at : at + 1] = [Record({key: value.seen if isinstance(value, Forged) else value for key, value in row.items()})]
+    fields = {key: value for key, value in row.items() if isinstance(value, Forged)}
+    if fields:
+        part = entries_of_rows(changed)[at]
+        spans = changed.spans(changed.members.index(part), declared.fields)
+        for key, value in fields.items():
+            value.start = spans[key][0]
+    return changed
+
+
+@st.composite
+def respelled(draw: st.DrawFn, rows: JsonRows, is_plain: bool) -> bytes:
+    """Draws another text of the same rows and metadata.
+
+    Args:
+        draw: as in a strategy.
+        rows: the rows, as built.
+        is_plain: whether only spaces, escapes and the order of keys may differ. Otherwise entries
+            and values that are replaced by later ones are added, and unknown keys and other forms.
+    """
+    space, is_ascii = draw(st.sampled_from(SPACES)), draw(st.booleans())
+
+    def spelled(value: Any) -> bytes:
+        match value:
+            case bytes():
+                return value
+            case tuple():
+                inner = (b",%s" % space).join(spelled(key) + space + b":" + spelled(part) for key, part in value)
+                return b"{%s%s}" % (inner, space)
+            case list():
+                return b"[%s]" % (b"," + space).join(map(spelled, value))
+        return json.dumps(value, ensure_ascii=is_ascii).encode()
+
+    members = [(name, _reordered(draw, value, rows.keys)) for name, value in rows.decoded("")]
+    if not is_plain:
+        members = list(_irregular(draw, members, rows))
+    after = b" " * draw(st.integers(0, 9)) if is_plain else draw(st.sampled_from([b"", b" ", b"\n", b" \t "]))
+    return (b"" if is_plain else space) + spelled(tuple(members)) + after
+
+
+def _reordered(draw: st.DrawFn, value: Any, keys: tuple[str, ...]) -> Any:
+    is_row = isinstance(value, tuple) and tuple(key for key, _ in value) == keys
+    return tuple(draw(st.permutations(value))) if is_row and draw(st.booleans()) else value
+
+
+def _irregular(draw: st.DrawFn, members: list[tuple[str, Any]], rows: JsonRows) -> Iterator[tuple[str, Any]]:
+    """Yields members with irregularities that leave rows and metadata as they are."""
+    other = draw(st.sampled_from(OTHER_VALUES))
+    if not any(name == rows.name for name, _ in members) and draw(st.booleans()):
+        yield rows.name, None
+    for name, value in members:
+        match draw(st.integers(0, 7)):
+            case 0 if name != rows.name:
+                yield name, value  # replaced by the same entry
+            case 0:
+                yield name, (("a", "b"),)
+            case 1 if value:
+                value = (value[0], *value)
+            case 2 if name != rows.name:
+                value = (*value, ("?", other))
+            case 3 if name != rows.name:
+                value = [dict(value)[key] for key in rows.keys]
+            case 4 if name != rows.name:
+                value = tuple((key, ((part, None),) if isinstance(part, str) else part) for key, part in value)
+        yield name, value
