@@ -107,16 +107,14 @@ def _strict(stored: bytes) -> Any:
     return value
 
 
-def _refused_at(stored: bytes, at: int = 0) -> int:
-    """Returns the index of the first value, at `at` or inside, that is refused alone."""
-    text = stored.decode("latin-1")  # a character for each byte
-    for part in parts(text, at) if text[after_spaces(text, at)] in "{[" else ():
-        for first, last in (part[:2], part[2:]):
-            try:
-                _strict(stored[first:last] or b"0")  # elements have no key
-            except NotJson:
-                return _refused_at(stored, first)
-    return after_spaces(text, at)
+def _refused_at(stored: bytes) -> int:
+    """Returns the index of the first string, number or constant that is refused alone."""
+    for token in _TOKENS(stored):
+        try:
+            _strict(token[0])
+        except NotJson:
+            return token.start()
+    return 0
 
 
 def _integer(text: str) -> int | float:
@@ -137,6 +135,7 @@ def _constant(text: str) -> None:
 
 
 _SPACES = re.compile(r"[ \t\n\r]*").match
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^][{}:, \t\n\r"]+').finditer
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]").search
 DIGITS, LONG = bytes.maketrans(b"123456789", b"000000000"), b"0" * 19  # for shorter integers, `int` is enough and faster
 _QUICK = json.JSONDecoder(object_pairs_hook=tuple, parse_float=_real, parse_constant=_constant)
