@@ -12,7 +12,6 @@ b6000 to b7000.
 from __future__ import annotations
 
 import os
-import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

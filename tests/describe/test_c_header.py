@@ -35,7 +35,12 @@ from tests.oracles import gguf_reference
 COMPILERS = {"C99": ["cc", "-std=c99"], "C11": ["cc", "-std=c11"], "C++11": ["g++", "-std=c++11", "-x", "c++"]}
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 NO_SIZE = 2**64 - 1
-DESCRIBED: dict[str, Format | TensorType] = {"glft": GLFT, "gguf": GGUF, "safetensors": SAFETENSORS, "q4_per_group_64": GLFT.types["q4_per_group_64"]}
+DESCRIBED: dict[str, Format | TensorType] = {
+    "glft": GLFT,
+    "gguf": GGUF,
+    "safetensors": SAFETENSORS,
+    "q4_per_group_64": GLFT.types["q4_per_group_64"],
+}
 DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")

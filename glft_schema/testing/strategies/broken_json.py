@@ -14,7 +14,13 @@ from glft_schema.testing.strategies.json_texts import entries_of_rows, object_en
 
 MARK = b"\0"  # before what must be reported: JSON has no such byte
 TEXTS = (b"5", b"null", b"[]", b"{}", b'{"F32":1}', b"true")  # in place of a text
-INTEGERS = (b"5", b"null", b"{}", b'"1"', *(b"[%s]" % value for value in (b"1.0", b"1e0", b"-1", b"-0", b"null", b'"1"', b"[1]")))
+INTEGERS = (
+    b"5",
+    b"null",
+    b"{}",
+    b'"1"',
+    *(b"[%s]" % value for value in (b"1.0", b"1e0", b"-1", b"-0", b"null", b'"1"', b"[1]")),
+)
 INTEGERS += (b"[18446744073709551616]", b"[true]")  # in place of integers
 NOT_FINITE = (b"NaN", b"Infinity", b"-Infinity", b"1e999")
 
