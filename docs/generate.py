@@ -32,7 +32,7 @@ from tests.foreign import files
 from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, expected
 
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
-    "Files": "Container open File Tensor Typed Limits parse_source open_source Source",
+    "Files": "Container open File Tensor Typed Limits parse_source open_source Source register_format",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
     "Editing": "edit Edited Change",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
@@ -41,7 +41,7 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Bytes": "byte_map ByteMap Stretch",
     "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
-    "QuantizationWarning TiedWarning SimilarKeyWarning",
+    "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
 SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent

@@ -146,7 +146,8 @@ class Struct(Interpreted, construct.Struct):
             raise FormatError(f"expected a mapping with {', '.join(self._names())}, found {shown(obj)}", path)
         obj = dict(obj or {})  # without the counts of a Record
         if unknown := [name for name in obj if name not in self._subcons]:
-            raise FormatError(f"expected the fields {', '.join(self._names())}, found {shown(unknown[0])}", path)
+            names = f"the fields {', '.join(self._names())}" if self._names() else "no fields"
+            raise FormatError(f"expected {names}, found {shown(unknown[0])}", path)
         context.update({name: value.seen if isinstance(value, Forged) else value for name, value in obj.items()})
         forging = context._params.get("forging", False)
         for field in self.subcons:

@@ -77,12 +77,13 @@ def rules_reference(schema: s.Schema) -> str:
 
 def types_table(schema: s.Schema) -> str:
     """Returns a table of tensor types: code, name, weights and bytes of a block, encoder."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for type_ in schema.types:
         bits = 8 * type_.nbytes / type_.weights
         encoder = "by importance" if type_.type.needs_importance else "yes" if type_.type.has_encoder else ""
         rows.append((f"{type_.code}", type_.type.name, f"{type_.weights}", f"{type_.nbytes}", f"{bits:g}", encoder))
-    head, align = ("code", "name", "weights", "bytes", "bits per weight", "encoder"), "-:---:"
+    head: tuple[str, ...] = ("code", "name", "weights", "bytes", "bits per weight", "encoder")
+    align = "-:---:"
     if all(code == name for code, name, *_ in rows):  # names are stored
         head, align, rows = head[1:], align[1:], [row[1:] for row in rows]
     return _table(head, rows, align)
@@ -118,7 +119,7 @@ def struct_section(struct: s.StructOf, schema: s.Schema) -> str:
 
 
 def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     if struct.is_json:
         words = (WORDS.words(part.node) for part in struct.fields)
         rows = [(f"`{part.name}`", stored, _escaped(part.doc)) for part, stored in zip(struct.fields, words, strict=True)]

@@ -1,4 +1,4 @@
-"""The parts of a JSON table that are of no row: unknown keys, replaced values and entries, padding."""
+"""The parts of a JSON table outside its rows: unknown keys, replaced entries, padding."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ class NodeWords:
             case s.Json(kind="name"):
                 return "key of the object"
             case s.Json():
-                return f"{node.kind}{'' if node.index is None else f' {node.index}'}{f' at {self.code(node.key)}' if node.key else ''}"
+                index, key = "" if node.index is None else f" {node.index}", f" at {self.code(node.key)}" if node.key else ""
+                return f"{node.kind}{index}{key}"
             case s.Padding():
                 return f"padding to a multiple of {self.expression(node.to)}, counted from the start of the file"
             case s.ByteOrder():

@@ -55,7 +55,7 @@ class Format:
         shards: how a sharded model refers to its files: by keys in their metadata or by an index;
             None if the format has no shards.
         unshared_by: the rule sets whose readers do not allow tensors to share a payload.
-        sniff: recognises files without a magic: the first 64 bytes of a file -> whether it has this
+        sniff: recognises files without a magic: the first 16 bytes of a file -> whether it has this
             format.
         entries: the metadata that `convert` adds to new files.
         order: the key by which new files sort the rows of their table; by default, the caller's

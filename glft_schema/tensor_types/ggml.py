@@ -15,7 +15,7 @@ from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, T
 FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
 GGML_TYPES = TypeTable[TensorType](
-    "ggml", {type_.code: type_ for type_ in DECLARED}, unknown=OpaqueType.of, more=lambda: load(TYPES, _registered)
+    "ggml", *sorted(DECLARED, key=lambda type_: type_.code), unknown=OpaqueType.of, more=lambda: load(TYPES, _registered)
 )
 
 

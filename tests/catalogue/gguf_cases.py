@@ -94,7 +94,7 @@ DEEPEST = "metadata -> 0 -> value" + " -> elements -> 0" * 16
 # fmt: off
 REFUSED = {
     # the header
-    "another magic": Refused(HEADER, File(magic=b"FUGG").bytes(), "header -> magic", 0, "or b'GGUF' (GGUF), found b'FUGG'",
+    "another magic": Refused(HEADER, File(magic=b"FUGG").bytes(), "header -> magic", 0, "b'GGUF' (GGUF) or a safetensors file, found b'FUGG'",
         shows="HEADER_BAD_MAGIC"),
     "a PDF before it": Refused(HEADER, PDF + File().bytes(), "header -> magic", 0, "found b'%PDF'"),
     "a ZIP before it": Refused(HEADER, ZIP + File().bytes(), "header -> magic", 0,

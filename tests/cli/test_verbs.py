@@ -115,15 +115,17 @@ def test_bad_files_are_one_line_with_file_field_and_offset(four_types: Path) -> 
 def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Path) -> None:
     out, nan = tmp_path / "out.glft", tmp_path / "nan.safetensors"
     safetensors.torch.save_file({"w": torch.full((1, 64), float("nan"))}, nan)
+    text = tmp_path / "text"
+    text.write_text("hello")
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
-    magic = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF), found"
+    magic = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
     no_file = "No such file or directory"
     for command, *parts in (
         (["inspect", tmp_path / "missing"], f"missing: {no_file}"),
-        (["inspect", tmp_path], ": not a regular file"),
+        (["inspect", tmp_path], ": expected an index (*.safetensors.index.json) or one safetensors file, found "),
         (["inspect", tmp_path / "a\nglft: forged"], rf"a\nglft: forged: {no_file}"),
-        (["inspect", nan], f"glft: {nan}: {magic}", "a safetensors file"),
-        (["verify", source, "--against", source], magic),
+        (["inspect", text], f"glft: {text}: {magic}"),
+        (["verify", text, "--against", source], magic),
         (["verify", tmp_path / "cut", "--against", source], "cut: header -> n_tensors"),
         (["verify", four_types, "--against", tmp_path / "missing.safetensors"], f"missing.safetensors: {no_file}"),
         (["convert", tmp_path / "missing", out], f"missing: {no_file}"),

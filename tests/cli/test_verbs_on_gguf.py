@@ -53,8 +53,8 @@ def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
     for option, value, *parts in (
         ("--metadata", "toy.n:uint16=x", "expected a value in JSON for 'toy.n:uint16', found 'x'"),
         ("--metadata", "No=x", "[gguf-key]", "expected lower_snake_case segments"),
-        ("--rules", "spce", "glft: expected one of spec, ggml, required, found 'spce'"),
-        ("--format", "onnx", "glft: expected GLFT or GGUF, found 'onnx'"),
+        ("--rules", "spce", "glft: expected one of spec, ggml, rust, required, found 'spce'"),
+        ("--format", "onnx", "glft: expected GLFT or GGUF or safetensors, found 'onnx'"),
     ):
         assert_refused(glft("convert", source, out, option, value), *parts)
     assert glft("convert", source, tmp_path / "CAPITALS.GGUF").returncode == 0
@@ -173,11 +173,11 @@ def test_convert(gguf: Path, tmp_path: Path) -> None:
         assert {name: bytes(tensor.raw) for name, tensor in file.tensors.items()} == {
             name: bytes(tensor.raw) for name, tensor in original.tensors.items()
         }
-    assert_refused(glft("convert", gguf, tmp_path / "out"), "expected a format, or an output file that ends in .gguf, .glft")
+    assert_refused(glft("convert", gguf, tmp_path / "out"), "an output file that ends in .glft, .gguf-lite")
     assert glft("convert", gguf, typed, "--exclude", "i", "--metadata", "t.more:uint8=7").returncode == 0
     assert Container.parse_file(typed).metadata["t.more"] == "uint8 7"
-    refused = glft("convert", gguf, tmp_path / "out.safetensors", "--alignment", 64)
-    assert_refused(refused, "header, version, byte order, alignment, rules and importance do not apply to a safetensors file")
+    refused = glft("convert", gguf, tmp_path / "out.safetensors", "--gguf-version", 3)
+    assert_refused(refused, "header: expected no fields, found 'version'")
     assert_refused(glft("convert", gguf, tmp_path / "out.glft"), f"glft: {gguf}: tensor 'i': GLFT has no type for torch.int64:")
 
 
@@ -204,7 +204,7 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert (tmp_path / "merged.gguf").read_bytes() == gguf.read_bytes()
     limits = "expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither"
     assert_refused(glft("split", gguf, tmp_path / "part"), limits)
-    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file of a split GGUF model, found")
+    assert_refused(glft("merge", gguf, tmp_path / "x"), "expected the first file or the index of a split model, found")
     second.unlink()
     assert_refused(glft("inspect", first), "part-00002-of-00002.gguf: file 2 of 2 is missing")
 

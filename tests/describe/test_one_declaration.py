@@ -1,7 +1,7 @@
 """The promise of the project: an addition to a declaration is everywhere, with no other edit.
 
-A copy of the package gets made-up fields and tensor types in its declarations alone. Everything
-that is derived from declarations must have them.
+A copy of the package gets made-up fields and tensor types in its declarations alone, and so does
+the format of docs/adding-a-format.md. Everything that is derived from declarations must have them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,17 @@ QX_32 = block_type("QX_32", 177, 32, Struct(
     "deltas" / i8[32] * "made-up deltas",
 ), dequantize=qx_32)
 '''
+TOY_TYPE = '''
+def qx_16(d, deltas):
+    """d * made-up delta."""
+    return deltas.to(torch.float32) * d.to(torch.float32)
+
+
+TYPES.add(glft.types.block_type("QX_16", 77, 16, Struct(
+    "d"      / f16[1] * "made-up scale",
+    "deltas" / i8[16] * "made-up deltas",
+), dequantize=qx_16))
+'''
 EDITS = [
     ("formats/glft.py", '    "version"      / Default', HEADER_FIELD),
     ("formats/glft.py", '    "offset" / u64', ROW_FIELD),
@@ -50,9 +61,19 @@ EDITS = [
     ("formats/gguf.py", '    "version"    / Default', HEADER_FIELD),
     ("formats/gguf.py", '    "offset" / u64', ROW_FIELD),
     ("tensor_types/legacy.py", None, GGML_TYPE),
+    (
+        "../toy.py",
+        "import glft_schema as glft",
+        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\n",
+    ),
+    ("../toy.py", '    "magic"     / Const', HEADER_FIELD),
+    ("../toy.py", '    "offset" / u64', ROW_FIELD),
+    ("../toy.py", "TYPES = TypeTable", TOY_TYPE),
 ]
-TYPES = {"glft": "QX_per_row", "gguf": "QX_32"}
+FORMATS = {"glft": "descriptors", "gguf": "tensor_infos", "toy": "tensors"}  # each with the name of its table
+TYPES = {"glft": "QX_per_row", "gguf": "QX_32", "toy": "QX_16"}
 FIELDS = {"glft": ["flags", "checksum", "pivots", "deltas"], "gguf": ["flags", "checksum", "deltas"]}
+FIELDS["toy"] = FIELDS["gguf"]
 WORDS = ["made-up bits about the whole file", "made-up sum of the payload", "made-up-flags"]
 
 
@@ -62,6 +83,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    page = (ROOT / "docs" / "adding-a-format.md").read_text("utf-8")
+    (folder / "toy.py").write_text(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0], "utf-8")
+    (folder / "toy-1.0.dist-info").mkdir()
+    (folder / "toy-1.0.dist-info" / "entry_points.txt").write_text("[glft_schema.formats]\ntoy = toy:TOY\n", "utf-8")
     for name, line, addition in EDITS:
         path = package / name
         text, count = re.subn(f".*{re.escape(line)}.*\n" if line else r"\Z", rf"\g<0>{addition}", path.read_text("utf-8"))
@@ -75,7 +100,8 @@ MAKE = """
 import io, torch
 from glft_schema import Container
 from glft_schema.formats.registry import format_named
-for name, type_, table in (("glft", "qx_per_row", "descriptors"), ("gguf", "qx_32", "tensor_infos")):
+tables = (("glft", "qx_per_row", "descriptors"), ("gguf", "qx_32", "tensor_infos"), ("toy", "qx_16", "tensors"))
+for name, type_, table in tables:
     type_ = format_named(name).types[type_]
     payload = bytes(range(1, 1 + type_.nbytes([2, 32])))
     dims = list(format_named(name).dims_of([2, 32]))
@@ -111,24 +137,25 @@ print(*(write(schema_of(find(name)), language) for name in names), sep="\\0")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["markdown", "json", "kaitai", "c"])
-@pytest.mark.parametrize("format", ["glft", "gguf"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_every_language_has_them(copy: Path, format: str, language: str) -> None:
     text, alone = run(copy, WRITE, format, TYPES[format], language).split("\0")
     assert TYPES[format].lower() in text.lower()
-    for word in [*FIELDS[format], *WORDS, "made-up deltas" if format == "gguf" else "made-up distances from the pivot"]:
+    for word in [*FIELDS[format], *WORDS, "made-up distances from the pivot" if format == "glft" else "made-up deltas"]:
         assert word in text, word
     assert all(word in alone for word in FIELDS[format][2:])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
-@pytest.mark.parametrize("format", ["glft", "gguf"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_c_compiles_with_them(copy: Path, format: str) -> None:
     header = copy / f"{format}.h"
     header.write_text(glft(copy, "schema", format, "--as", "c"), "utf-8")
     assertions = {
         "glft": ["sizeof(struct glft_header) == 18", "offsetof(struct glft_header, flags) == 8"],
         "gguf": ["sizeof(struct gguf_qx_32) == 34", "offsetof(struct gguf_header_unless_version_is_1, flags) == 8"],
+        "toy": ["sizeof(struct toy_header) == 15", "sizeof(struct toy_qx_16) == 18", "TOY_TYPE_QX_16 == 77"],
     }
     program = copy / f"{format}.c"
     lines = [f'#include "{header.name}"', *(f'_Static_assert({text}, "it is");' for text in assertions[format])]
@@ -166,7 +193,7 @@ assert seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("format", "table"), [("glft", "descriptors"), ("gguf", "tensor_infos")])
+@pytest.mark.parametrize(("format", "table"), FORMATS.items())
 def test_random_files_have_them(copy: Path, format: str, table: str) -> None:
     run(copy, STRATEGIES, format, TYPES[format], table)
 
@@ -183,13 +210,15 @@ with glft_schema.open(sys.argv[1]) as file:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["glft", "gguf"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_the_byte_map_has_them(copy: Path, format: str) -> None:
     lines = run(copy, BYTES, f"small.{format}").splitlines()
-    assert "8|header -> flags|u16|513|made-up bits about the whole file" in lines
+    at = 5 if format == "toy" else 8
+    assert f"{at}|header -> flags|u16|513|made-up bits about the whole file" in lines
     (row,) = (line for line in lines if "-> 0 -> checksum|" in line)
     assert row.endswith("|u32|43981|made-up sum of the payload")
-    field = "deltas|i8[out, in]" if format == "glft" else "blocks|qx_32[out, in // 32]"
+    block = TYPES[format].lower()
+    field = "deltas|i8[out, in]" if format == "glft" else f"blocks|{block}[out, in // {block[-2:]}]"
     assert any(f"data -> 'w' -> {field}" in line for line in lines)
     assert any("deltas" in line.rpartition("|")[2] for line in lines)
     explained = glft(copy, "explain", f"small.{format}")
@@ -198,7 +227,7 @@ def test_the_byte_map_has_them(copy: Path, format: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["glft", "gguf"])
+@pytest.mark.parametrize("format", FORMATS)
 def test_the_page_has_them(copy: Path, format: str) -> None:
     glft(copy, "view", f"small.{format}", "-o", f"{format}.html")
     text = (copy / f"{format}.html").read_text("utf-8")

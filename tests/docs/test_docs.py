@@ -215,7 +215,7 @@ def test_a_format_and_a_type_as_a_package(tmp_path: Path) -> None:
         outputs[verb, arguments[0]] = run("-m", "glft_schema", verb, *arguments)
     assert "model.toy: toy, 176 bytes, n_tensors 2, n_bytes 9\n" in outputs["inspect", "model.toy"]
     assert "all rules hold (spec)" in outputs["verify", "model.toy"]
-    assert "tensors -> 0 -> dtype: u8 = 3, T4" in outputs["explain", "model.toy"]
+    assert "tensors -> 0 -> dtype: u8 (toy type) = 3, T4" in outputs["explain", "model.toy"]
     assert "# tensor " in outputs["hash", "model.toy"]
     assert "T4 dequantized" in outputs["convert", "model.toy"]
     assert "fc.weight  T4     converted" in outputs["convert", "model.safetensors"]

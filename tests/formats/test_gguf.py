@@ -14,7 +14,6 @@ import torch
 import glft_schema
 from glft_schema import ClosedError, Container, File, FormatError, TensorError, convert, load_file, save_file
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import OptionError
 from glft_schema.files.parsing import check_rules, parse_source
 from glft_schema.formats.gguf import BUILT_IN_TYPES
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -223,8 +222,6 @@ def test_what_llama_cpp_would_refuse_is_not_written(tmp_path: Path) -> None:
         assert not path.exists()
         save_file(tensors, path, metadata, format="gguf", rules=["required"])
         path.unlink()
-    with pytest.raises(OptionError, match=r"found a safetensors file: use glft_schema.convert"):
-        save_file({}, path.with_suffix(".safetensors"))
 
 
 def test_tied_tensors_are_stored_apart(tmp_path: Path) -> None:
@@ -264,12 +261,12 @@ def test_unknown_types_are_copied_if_possible(tmp_path: Path) -> None:
         assert bytes(file.tensors["c"].raw) == b"z" + bytes(31)  # its size is unknown: it includes the padding
     first, *_ = convert(source, out, schemes={"*": "i16"})
     assert (first.type.name, first.note) == ("type 200", "type 200 is unknown; add it with glft_schema.types.register_type")
-    for target, options, problem in (
-        (out, {"schemes": {"a": "q8_0"}}, ""),
-        (tmp_path / "out.glft", {}, " and cannot be converted"),
-        (out, {"header": {"byte_order": "big"}}, ""),
+    for target, options in (
+        (out, {"schemes": {"a": "q8_0"}}),
+        (tmp_path / "out.glft", {}),
+        (out, {"header": {"byte_order": "big"}}),
     ):
-        with pytest.raises(TensorError, match=f"tensor 'a': type 200 is unknown{problem}"):
+        with pytest.raises(TensorError, match=r"tensor 'a': .*type 200 is unknown; add it"):
             convert(source, target, **options)
 
 

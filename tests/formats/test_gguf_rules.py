@@ -83,7 +83,7 @@ def test_a_finding_names_rule_field_and_byte() -> None:
     assert found.problem == f"expected at most 63 bytes, found {'n' * 65!r}"
     (found,) = check_rules(Container.parse(entries((b"general.architecture", 8, b"toy"), (b"k", 7, 2))), SPEC)
     assert (found.rule, found.path, found.offset) == ("gguf-bool", "metadata -> 1 -> value", 80)
-    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+    with pytest.raises(OptionError, match="expected one of spec, ggml, rust, required, found 'strict'"):
         check_rules(Container.parse(entries()), "strict")
 
 
@@ -110,7 +110,7 @@ def test_building_keeps_to_the_rule_sets_asked_for() -> None:
     with pytest.raises(FormatError, match="metadata -> 0 -> key: expected lower_snake_case segments joined by dots") as caught:
         Container.build(regions, rules=(SPEC, GGML))
     assert caught.value.rule == "gguf-key"
-    with pytest.raises(OptionError, match="expected one of spec, ggml, required, found 'strict'"):
+    with pytest.raises(OptionError, match="expected one of spec, ggml, rust, required, found 'strict'"):
         Container.build(regions, rules="strict")
     deliberate = {"format": "GGUF", "header": {"version": 1, "byte_order": "big"}}
     assert Container.parse(Container.build(deliberate, rules=(GGML,))).header.byte_order == "big"

@@ -77,9 +77,7 @@ def test_a_plugin_that_takes_a_built_in_format(package: Package) -> None:
         (problem,) = loaded(plugins.FORMATS)
     finally:
         object.__setattr__(LINES, "endings", (".lines",))
-    assert problem.endswith(
-        "ValueError: expected a name, file extensions and magics that no format has, found '.gguf' of GGUF"
-    )
+    assert problem.endswith("ValueError: expected a name, file extensions and magics that no format has, found '.gguf' of GGUF")
     assert LINES not in FORMATS
 
 

@@ -176,13 +176,13 @@ def samples() -> dict[str, torch.Tensor]:
     tensors = {
         f"{type_}.ä\n\x01\x7f\u2028": torch.arange(48, dtype=torch.uint8).view(type_.dtype).reshape(2, -1)
         for type_ in TYPES
-        if not type_.lacks
+        if not type_.bytes_only
     }
     return tensors | {"scalar": torch.tensor(1.0), "": torch.zeros(0, 3), "z": torch.ones(1, 2, 3, dtype=torch.bool)}
 
 
 def built(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None) -> bytes:
-    types: dict[torch.dtype, TensorType] = {type_.dtype: type_ for type_ in TYPES if not type_.lacks}
+    types: dict[torch.dtype, TensorType] = {type_.dtype: type_ for type_ in TYPES if not type_.bytes_only}
     rows = [{"name": name, "dims": list(tensor.shape), "dtype": types[tensor.dtype]} for name, tensor in tensors.items()]
     data = {name: {"weights": tensor} for name, tensor in tensors.items()}
     regions = {"format": "safetensors", "metadata": metadata, "tensor_infos": sorted(rows, key=SAFETENSORS.order), "data": data}
@@ -204,7 +204,7 @@ def test_all_dtypes_of_the_library() -> None:
     for type_ in TYPES:
         dims = [2, 2] if type_ is F4 else [2, 4]  # torch counts bytes
         assert type_.nbytes(dims) == BITS[type_.name]
-        assert (type_.lacks is None) == (not type_.name.startswith("F6_"))
+        assert (type_.bytes_only is None) == (not type_.name.startswith("F6_"))
 
 
 def test_values_are_those_of_the_library(tmp_path: Path) -> None:

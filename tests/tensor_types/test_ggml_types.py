@@ -528,9 +528,9 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
         ("q4_0", 201, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
         ("Q8_Y", 2, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
         ("Q8_per_channel", 201, 16, "expected an unused type name, found 'Q8_per_channel'"),
-        ("Q8_Y", -3, 16, "expected a non-negative code and at least one weight per block, found -3 and 16"),
-        ("Q8_Y", "3", 16, "expected a non-negative code and at least one weight per block, found '3' and 16"),
-        ("Q8_Y", 201, 0, "expected a non-negative code and at least one weight per block, found 201 and 0"),
+        ("Q8_Y", -3, 16, "expected a non-negative code, found -3"),
+        ("Q8_Y", "3", 16, "expected a non-negative code, found '3'"),
+        ("Q8_Y", 201, 0, "Q8_Y: expected at least one weight per block, found 0"),
     ],
 )
 def test_types_that_are_not_registered(name: str, code: Any, weights: int, problem: str) -> None:

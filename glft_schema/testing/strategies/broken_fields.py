@@ -139,15 +139,16 @@ def _number(node: s.Node, context: Any) -> s.Number:
 
 
 @st.composite
-def too_many(draw: st.DrawFn, file: File) -> Corruption:
+def too_many(draw: st.DrawFn, file: File) -> Corruption | None:
     """Makes a count in the header greater than what it counts."""
     breaker = Breaker(draw, file)
     draft = breaker.draft
-    region = draw(st.sampled_from([name for name in file.format.regions if draft.counter(name)]))
-    counter = draft.counter(region)
-    assert counter
+    counters = {name: counter for name in file.format.regions if (counter := draft.counter(name))}
+    if not counters:
+        return None
+    region, counter = draw(st.sampled_from(list(counters.items())))
     outer, field = counter
-    counts = (256 ** _number(field.node, breaker.root[outer]).size - 1, MANY)
+    counts = (256 ** _number(field.node, breaker.root[outer] if outer else breaker.root).size - 1, MANY)
     drafts = (draft.counted(region, count).stored() for count in counts)
     stored = next(stored for stored in drafts if file.format.claims(stored[:START]))
     sentence = f"the count of {region} claims more than there is"

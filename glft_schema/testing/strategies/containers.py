@@ -39,7 +39,7 @@ def containers(
     infinite scales.
 
     Args:
-        format: ``gguf`` or ``glft``, or a `Format`.
+        format: a `Format` or its name, such as ``gguf``.
         rules: the rule sets to keep to, such as ``spec``, in addition to those of every reader.
         types: the names of tensor types; by default all of the format, and unknown types.
         max_tensors: the most tensors in a file.

@@ -121,11 +121,16 @@ class Draft:
         return self.counted(table, len(rows.stored)).replaced({table: Forged(construct.GreedyBytes, rows.stored, rows)})
 
     def counter(self, region: str) -> tuple[str, Field] | None:
-        """Returns the field that counts a region, after the name of its own region, or None."""
+        """Returns the field that counts a region, after the name of its own region, or None.
+
+        The name is empty if the field is a region itself.
+        """
         node = self.field(region).node
         number = node.count if isinstance(node, List) else node.size if isinstance(node, (Lines, JsonTable)) else None
-        if not isinstance(number, Reference) or len(number.names) != 2:
+        if not isinstance(number, Reference) or len(number.names) > 2:
             return None
+        if len(number.names) == 1:
+            return "", self.field(number.names[0])
         outer = self.field(number.names[0])
         return outer.name, struct_of(outer.node.declared).field(number.names[1])  # type: ignore[union-attr]
 
@@ -135,4 +140,5 @@ class Draft:
             return self
         outer, counter = found
         number = Forged(unwrapped(counter.declared).subcon, count, count)
-        return self.replaced({outer: {**self.regions.get(outer, {}), counter.name: number}})
+        changed = {counter.name: number}
+        return self.replaced({outer: {**self.regions.get(outer, {}), **changed}} if outer else changed)

@@ -1,0 +1,134 @@
+"""Sets of safetensors files, opened by their index or folder, split and merged."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+import glft_schema
+from glft_schema import FormatError, OptionError, load_file, merge, save_file, split
+from glft_schema.formats.safetensors import SAFETENSORS
+from tests.tools.command_line import in_this_process
+
+TENSORS = {
+    "a.weight": torch.randn(4, 8),
+    "b.weight": torch.randn(2, 3).bfloat16(),
+    "c": torch.arange(5),
+    "d": torch.tensor(True),
+    "ü": torch.zeros(0, 3),
+}
+METADATA = {"format": "pt"}
+INDEX = "part.safetensors.index.json"
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    path = tmp_path / "whole.safetensors"
+    safetensors.torch.save_file(TENSORS, path, METADATA)
+    return path
+
+
+@pytest.fixture
+def index(whole: Path, tmp_path: Path) -> Path:
+    with glft_schema.open(whole) as file:
+        return Path(split(file, tmp_path / "part", max_tensors=2)[-1])
+
+
+def test_the_library_reads_what_split_writes(index: Path) -> None:
+    listed = json.loads(index.read_text(encoding="utf-8"))
+    assert listed["metadata"] == {"total_size": 4 * 32 + 2 * 6 + 8 * 5 + 1}
+    assert sorted(set(listed["weight_map"].values())) == [f"part-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)]
+    for name, tensor in TENSORS.items():
+        with safetensors.safe_open(index.parent / listed["weight_map"][name], "pt") as shard:
+            assert torch.equal(shard.get_tensor(name), tensor)
+            assert shard.metadata() == METADATA
+
+
+def test_a_set_is_one_file(index: Path, whole: Path) -> None:
+    for path in (index, str(index)):
+        loaded = load_file(path)
+        assert loaded.keys() == TENSORS.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in TENSORS.items())
+    with glft_schema.open(index) as file, glft_schema.open(whole) as one:
+        assert (file.name, len(file.shards), file.format, file.metadata) == (str(index), 3, SAFETENSORS, METADATA)
+        assert set(file.tensors) == set(one.tensors)
+        assert torch.equal(file.get_slice("a.weight")[1:3], TENSORS["a.weight"][1:3])
+        again = pickle.loads(pickle.dumps(file))
+        assert (again.name, list(again.tensors)) == (file.name, list(file.tensors))
+        merge(file, whole.with_name("merged.safetensors"))
+    assert whole.with_name("merged.safetensors").read_bytes() == whole.read_bytes()
+
+
+def test_a_folder_stands_for_its_index_or_its_only_file(index: Path, whole: Path, tmp_path: Path) -> None:
+    with glft_schema.open(tmp_path) as file:
+        assert file.name == str(index)
+    (tmp_path / "one").mkdir()
+    save_file(TENSORS, tmp_path / "one" / "model.safetensors")
+    assert load_file(tmp_path / "one").keys() == TENSORS.keys()
+
+
+def test_only_listed_tensors_are_in_a_set(index: Path) -> None:
+    listed = json.loads(index.read_text(encoding="utf-8"))
+    del listed["weight_map"]["c"]
+    index.write_text(json.dumps(listed), encoding="utf-8")
+    assert load_file(index).keys() == TENSORS.keys() - {"c"}
+
+
+def test_files_of_another_format_are_refused(index: Path, tmp_path: Path) -> None:
+    save_file({"a.weight": torch.ones(1)}, tmp_path / "a.gguf")
+    (tmp_path / "x.safetensors.index.json").write_text('{"weight_map": {"a.weight": "a.gguf"}}')
+    with pytest.raises(FormatError, match=r"expected a safetensors file, found GGUF in .*a\.gguf"):
+        glft_schema.open(tmp_path / "x.safetensors.index.json")
+
+
+def test_what_cannot_be_split_or_merged(index: Path, whole: Path) -> None:
+    with (
+        glft_schema.open(index) as file,
+        pytest.raises(OptionError, match="file that is not part of a set"),
+    ):
+        split(file, index.with_name("x"), max_tensors=1)
+    with glft_schema.open(whole) as file:
+        with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of"):
+            split(file, index.with_name("part"), max_tensors=2)
+        with pytest.raises(OptionError, match="expected the first file or the index of a split model"):
+            merge(file, index.with_name("x.safetensors"))
+
+
+def test_the_verbs_take_a_set(index: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.safetensors"
+    for path in (index, tmp_path):
+        assert "a.weight" in in_this_process("inspect", path).stdout
+        assert "all rules hold (spec, rust)" in in_this_process("verify", path).stdout
+    model = in_this_process("hash", index).stdout.splitlines()[-1]
+    assert in_this_process("hash", whole).stdout.splitlines()[-1] == model
+    merged = tmp_path / "merged" / "model.safetensors"
+    merged.parent.mkdir()
+    assert in_this_process("merge", tmp_path, merged).returncode == 0
+    assert merged.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_400_gb(tmp_path: Path) -> None:
+    """Files without content, of 2,000 tensors, in which nothing but headers is read."""
+    weight_map = {}
+    for shard in range(80):
+        name = f"model-{shard + 1:05d}-of-00080.safetensors"
+        offsets = {f"layer.{shard}.{i}": [i * 200_000_000, (i + 1) * 200_000_000] for i in range(25)}
+        entries = {key: {"dtype": "BF16", "shape": [10_000, 10_000], "data_offsets": ends} for key, ends in offsets.items()}
+        text = json.dumps(entries).encode()
+        with (tmp_path / name).open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(8 + len(text) + 25 * 200_000_000)
+        weight_map |= dict.fromkeys(entries, name)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with glft_schema.open(tmp_path) as file:
+        assert len(file.tensors) == 2000
+        assert file.nbytes > 400_000_000_000
+        assert not file.tensors["layer.79.24"][-1].any()
+    assert "layer.79.24" in in_this_process("inspect", tmp_path).stdout
