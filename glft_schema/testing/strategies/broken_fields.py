@@ -25,7 +25,16 @@ from glft_schema.files.parsing import trace_fields
 from glft_schema.formats.registry import MAGIC, find_format
 from glft_schema.storage.source import BytesSource
 from glft_schema.storage.streams import START
-from glft_schema.testing.strategies.aspects import ALIGNMENT, CONSISTENCY, DATA, HEADER, METADATA, TENSOR_INFO, aspect_of_region
+from glft_schema.testing.strategies.aspects import (
+    ALIGNMENT,
+    CONSISTENCY,
+    DATA,
+    HEADER,
+    METADATA,
+    TENSOR_INFO,
+    aspect_of_region,
+    evenly,
+)
 from glft_schema.testing.strategies.broken_rules import Breaker, typed_fields
 from glft_schema.testing.strategies.corruption import Corruption
 from glft_schema.testing.strategies.drafts import Draft, forged
@@ -235,7 +244,7 @@ def bad_json(draw: st.DrawFn, file: File, aspect: str) -> Corruption | None:
     if not isinstance(breaker.draft.field(file.format.table).node, s.JsonTable):
         return None
     draft, texts = breaker.json()
-    broken = draw(st.sampled_from([*(texts.wrong_texts() if aspect == METADATA else texts.wrong_rows())]))
+    broken = evenly(draw, list(texts.wrong_texts() if aspect == METADATA else texts.wrong_rows()))
     changed, path, offset = breaker.with_broken(draft, broken)
     return Corruption(changed.stored(), broken.sentence, path, offset, error=broken.error, within=broken.within)
 

@@ -314,11 +314,12 @@ class Breaker:
         elif isinstance(location.check, Rule) and isinstance(location.check.must, HasKey):
             yield from self._without(location.check, location.check.must.key)
         elif name == self.table:
-            draft, at, rows = self._appended(gap=self._alignment(self.root))
-            if all(row["dtype"].is_known for row in rows):  # the sizes of others are unknown
-                offset = forged(self.draft.row_struct(name), "offset", rows[at]["offset"])
-                draft = draft.with_row(name, at, {**rows[at], "offset": offset})
-                yield Attempt(draft, f"{name} -> {at} -> offset", offset)
+            for empty in (True, False):
+                draft, at, rows = self._appended(gap=self._alignment(self.root), empty=empty)
+                if all(row["dtype"].is_known for row in rows):  # the sizes of others are unknown
+                    offset = forged(self.draft.row_struct(name), "offset", rows[at]["offset"])
+                    draft = draft.with_row(name, at, {**rows[at], "offset": offset})
+                    yield Attempt(draft, f"{name} -> {at} -> offset", offset)
 
     def _without(self, check: Check, key: str) -> Iterator[Attempt]:
         """Removes a required entry."""

@@ -1,0 +1,112 @@
+"""Test data for safetensors: what is generated as valid or broken is so for the library, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from glft_schema import Container, byte_map
+from glft_schema.codec.structs import unwrapped
+from glft_schema.describe.schema import struct_of
+from glft_schema.errors import LimitError, OptionError
+from glft_schema.files.parsing import check_rules
+from glft_schema.formats.format import Format
+from glft_schema.formats.safetensors import SAFETENSORS, TensorInfo
+from glft_schema.testing.fuzzing import fuzz
+from glft_schema.testing.strategies import Corruption, containers, corruptions, rule_ids
+from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
+from glft_schema.testing.strategies.json_texts import with_json_row
+from tests.formats.test_safetensors import in_file, in_library
+
+BOTH = ("spec", "rust")
+QUIET = settings(
+    derandomize=True, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
+SMALL = b'{"__metadata__": {"a": "b"}, "w":{"shape":[2],"dtype":"F32","data_offsets":[0,8]}} '
+SMALL = len(SMALL).to_bytes(8, "little") + SMALL + bytes(8)
+
+
+@pytest.mark.parametrize("rules", [(), BOTH])
+def test_valid_files(rules: tuple[str, ...]) -> None:
+    """Every byte has one stretch; the library reads what `rust` allows, and the same content."""
+    seen: Counter[str] = Counter()
+
+    @settings(QUIET, max_examples=60)
+    @given(containers("safetensors", rules=rules))
+    def check(stored: bytes) -> None:
+        file = Container.parse(stored)
+        assert Container.build(file) == stored
+        findings = check_rules(file, BOTH)
+        seen.update(finding.rule for finding in findings)
+        theirs = in_library(stored)
+        assert (theirs is None) == any("rust" in finding.sets for finding in findings)
+        assert theirs in (None, in_file(file))
+        at = 0
+        for stretch in byte_map(file):
+            assert (stretch.start, stretch.kind != "unclaimed") == (at, True)
+            at = stretch.end
+            seen[stretch.doc] += 1
+        assert at == len(stored)
+
+    check()
+    if rules:
+        assert not seen.keys() & set(rule_ids("safetensors"))
+    else:
+        assert {id for id in rule_ids("safetensors") if id in seen} >= {"safetensors-names-once", "safetensors-known-keys"}
+        assert seen["replaced by a later entry of this name"]
+        assert seen["replaced by a later value of this key"]
+        assert seen["of an unknown key; preserved"]
+
+
+@pytest.mark.parametrize("rule", rule_ids("safetensors"))
+def test_every_rule_can_be_broken_alone(rule: str) -> None:
+    """The library refuses the file if the rule is required or one of `rust`."""
+    if rule == "safetensors-header-size":  # 100 MB
+        with pytest.raises(OptionError, match=f"no values are known that break '{rule}'"):
+            corruptions(SMALL, rule)
+        return
+    count = 0
+
+    @settings(QUIET, max_examples=4)
+    @given((st.just(SMALL) | containers("safetensors", rules=BOTH, max_tensors=2)).flatmap(lambda it: corruptions(it, rule)))
+    def check(made: Corruption) -> None:
+        nonlocal count
+        count += 1
+        assert (made.rule, made.problem()) == (rule, None)
+        refused = made.error is not None or "rust" in next(
+            finding.sets for finding in check_rules(Container.parse(made.stored), BOTH) if finding.rule == rule
+        )
+        assert (in_library(made.stored) is None) == refused
+
+    check()
+    assert count
+
+
+def breaker() -> TextBreaker:
+    file, table = Container.parse(SMALL), unwrapped(SAFETENSORS.struct.tensor_infos)
+    row = {"name": "x", "dtype": SAFETENSORS.types["F32"], "dims": [0], "offset": 8}
+    return TextBreaker(with_json_row(table, file.tensor_infos, 1, row), struct_of(TensorInfo), table.fields)
+
+
+@pytest.mark.parametrize("broken", [*breaker().wrong_rows(), *breaker().wrong_texts()], ids=lambda it: repr(it.text[-60:]))
+def test_every_broken_text(broken: BrokenText) -> None:
+    stored = len(broken.stored).to_bytes(8, "little") + broken.stored + bytes(8)
+    path = " -> ".join(("metadata" if broken.of_texts else "tensor_infos", *broken.path))
+    at = None if broken.at is None else 8 + broken.at
+    made = Corruption(stored, broken.sentence, path, at, error=broken.error, within=broken.within)
+    assert made.problem() is None
+    if broken.error is LimitError:
+        return  # of this package
+    assert in_library(stored) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [SAFETENSORS, SMALL], ids=["format", "file"])
+def test_fuzzing_finds_nothing(source: Format | bytes) -> None:
+    fuzzed = fuzz(source, 300)
+    assert fuzzed.failure is None
+    assert fuzzed.counts["damaged"]
+    assert fuzzed.counts["corrupted"]
