@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from glft_schema.codec.rules import RULE_SETS, rule_sets
+from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
 from glft_schema.files import parsing
 from glft_schema.files.file import File
@@ -165,7 +165,7 @@ ROLES = {role.name: role for role in (
 
 def role_of(file: File) -> Role | None:
     """Returns the role that a file's metadata states; None for models, and for sets of files."""
-    stated = file.metadata if len(file.shards) == 1 and file.format.name == "GGUF" else {}
+    stated = file.metadata if len(file.shards) == 1 and GGML in file.format.rule_sets else {}
     return next((role for role in ROLES.values() if stated.get(role.mark[0]) == role.mark[1]), None)
 
 
@@ -184,7 +184,7 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
     if unknown := [name for name in names if name not in (*RULE_SETS, *ROLES)]:
         raise OptionError(f"expected one of {', '.join((*RULE_SETS, *ROLES))}, found {shown(unknown[0])}")
     roles = [ROLES[name] for name in dict.fromkeys(names) if name in ROLES]
-    if roles and file.format.name != "GGUF":
+    if roles and GGML not in file.format.rule_sets:
         raise OptionError(f"expected a rule set of {file.format.name}, found {roles[0].name!r}")
     findings = parsing.check_rules(file, rule_sets(name for name in names if name not in ROLES))
     if own := located(file, [finding for role in roles for finding in _broken(file, role)]):

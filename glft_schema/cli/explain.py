@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from glft_schema.cli.terminal import echo, file_errors
+from glft_schema.cli.terminal import echo, file_errors, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
 from glft_schema.errors import OptionError, shown
@@ -48,6 +48,8 @@ def explain(
     In a broken file, bytes after the first error belong to no field. The error is printed last, and
     the exit code is 2.
     """
+    with file_errors(file):
+        refuse_set(file)
     with file_errors(file), closing(open_source(file)) as source:
         if tensor is not None and range is not None:
             raise OptionError("expected --tensor or --range, found both")

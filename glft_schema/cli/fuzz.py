@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progress_bar
+from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progress_bar, refuse_set
 from glft_schema.errors import OptionError, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
@@ -156,6 +156,7 @@ def _target(source: str) -> Target:
         except OptionError as error:
             raise OptionError(f"{error}, which is not a file") from None
         return Target(format, [], format)
+    refuse_set(path)
     if path.suffix == ".json":
         return Target(b"", read_corpus(path), format_of_corpus(path), is_replay=True)
     stored = read_regular(path)

@@ -105,6 +105,12 @@ def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> di
     return values
 
 
+def refuse_set(path: Path) -> None:
+    """Raises OptionError if `path` is a set of files, by its index or directory."""
+    if path.is_dir() or indexed_format(path):
+        raise OptionError("expected one file, found a set: give its files one by one")
+
+
 def refuse_overwriting(out: Path, source: Path) -> None:
     """Raises OptionError if writing `out` would replace a file that is read.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from string import ascii_lowercase
 from typing import Any, NamedTuple
@@ -183,12 +184,13 @@ def _value_text(value: Any) -> str:
 
 def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
     """Returns the new name of each tensor by its old one."""
+    uses = Counter(rename.values())
     for old, new in rename.items():
         if old not in file.tensors:
             hint = ", which is a metadata key" if old in file.metadata else ""
             raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)
-        if not is_free or list(rename.values()).count(new) > 1:
+        if not is_free or uses[new] > 1:
             raise OptionError(f"expected a new name for tensor {shown(old)}, found {shown(new)}, which is taken")
     return {name: rename.get(name, name) for name in file.tensors}
 

@@ -14,7 +14,7 @@ import torch
 import glft_schema
 from glft_schema import FormatError, OptionError, load_file, merge, save_file, split
 from glft_schema.formats.safetensors import SAFETENSORS
-from tests.tools.command_line import in_this_process
+from tests.tools.command_line import assert_refused, in_this_process
 
 TENSORS = {
     "a.weight": torch.randn(4, 8),
@@ -132,3 +132,8 @@ def test_a_checkpoint_of_400_gb(tmp_path: Path) -> None:
         assert file.nbytes > 400_000_000_000
         assert not file.tensors["layer.79.24"][-1].any()
     assert "layer.79.24" in in_this_process("inspect", tmp_path).stdout
+
+
+@pytest.mark.parametrize("verb", ["explain", "fuzz"])
+def test_verbs_of_one_file_refuse_a_set(index: Path, verb: str) -> None:
+    assert_refused(in_this_process(verb, index), "expected one file, found a set: give its files one by one")
