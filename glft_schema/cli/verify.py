@@ -71,8 +71,8 @@ def verify(
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
-    dequantized values. --fits checks that BASE has the architecture and tensors of a LoRA adapter,
-    or the size and layers of a control vector.
+    dequantized values. --fits checks that llama.cpp would load FILE, a LoRA adapter for the
+    architecture and tensors of BASE, or a control vector for its size and layers.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
