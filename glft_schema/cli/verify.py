@@ -25,6 +25,7 @@ from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.limits import current
 from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.importance import is_old_matrix
 from glft_schema.weights.stored_tensors import StoredTensor
 
 
@@ -79,6 +80,9 @@ def verify(
     if manifest:
         with file_errors(manifest):
             hashes = read_manifest(_read(manifest))
+    with file_errors(file):
+        if is_old_matrix(file):
+            raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
     with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
         if exclude and against is None and not values:
             raise OptionError("--exclude requires --against or --values")
