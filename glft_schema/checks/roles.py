@@ -37,6 +37,7 @@ class Key(NamedTuple):
         value: the value that it must have; None for any.
         required: whether the file must have the key.
         when: a key of a bool; `required` applies only if it is true.
+        loads_without: whether llama.cpp loads a file that lacks a `required` key.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Key(NamedTuple):
     value: str | None = None
     required: bool = True
     when: str | None = None
+    loads_without: bool = False
 
 
 class Pairs(NamedTuple):
@@ -119,14 +121,14 @@ ROLES = {role.name: role for role in (
         Key("general.type",                    "string", "adapter"),
         Key(ARCHITECTURE,                      "string"),
         Key("adapter.type",                    "string", "lora"),
-        Key("adapter.lora.alpha",              "float32"),  # the loader takes 0, for no scaling, if there is none
+        Key("adapter.lora.alpha",              "float32", loads_without=True),  # as 0, which is no scaling
         Key("adapter.alora.invocation_tokens", "array[uint32]", required=False)),
         "src/llama-adapter.cpp, convert_lora_to_gguf.py",
         tensors=r".*(\.lora_a|\.lora_b|_norm\.weight)", tensors_text="a name that ends in .lora_a, .lora_b or _norm.weight",
         pairs=Pairs((".lora_a", ".lora_b"), _ranks)),
     Role("controlvector", "control vectors", (ARCHITECTURE, "controlvector"), (
         Key(ARCHITECTURE,                "string", "controlvector"),
-        Key("controlvector.model_hint",  "string"),
+        Key("controlvector.model_hint",  "string", loads_without=True),
         Key("controlvector.layer_count", "int32 uint32", required=False)),
         "common/common.cpp, tools/cvector-generator",
         tensors=r"direction\.0*[1-9][0-9]*", tensors_text="direction.N with a layer N of at least 1", problem=_direction),
@@ -215,8 +217,8 @@ class _Rows:
         return f"{self._table} -> {self._tensors[name]} -> {field}"
 
 
-def _broken(file: File, role: Role) -> Iterator[Finding]:
-    """Yields the findings of a role, without offsets."""
+def _broken(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
+    """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
     metadata, rows = file.metadata, _Rows(file)
 
     def finding(what: str, path: str, problem: str) -> Finding:
@@ -224,8 +226,9 @@ def _broken(file: File, role: Role) -> Iterator[Finding]:
 
     for key in role.keys:
         if key.name not in metadata:
-            if key.required and (key.when is None or metadata.get(key.when) is True):
-                yield finding("keys", "metadata", f"expected the key {key.name}, found {len(metadata)} other keys")
+            if key.required and not (to_load and key.loads_without) and (key.when is None or metadata.get(key.when) is True):
+                others = f"{len(metadata)} other key{'s' * (len(metadata) != 1)}"
+                yield finding("keys", "metadata", f"expected the key {key.name}, found {others}")
         elif (type_ := metadata.type_of(key.name)) not in key.types.split():
             expected = key.types.replace(" ", " or ")
             yield finding("key-types", rows.key(key.name, "type"), f"expected {expected} for {key.name}, found {type_}")
@@ -263,34 +266,38 @@ def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tenso
 def check_fit(adapter: File, base: File) -> list[Finding]:
     """Tells how an adapter does not fit a model, as far as llama.cpp checks.
 
-    A LoRA adapter fits a model of its architecture that has a tensor for each pair, with the inputs
-    of ``lora_a`` and the outputs of ``lora_b``. A control vector fits if its directions have the
-    model's embedding length, and their layers are below its number of layers. llama.cpp ignores
-    further layers; here they are reported.
+    The adapter has to satisfy the rules of its role, except for keys that llama.cpp loads it
+    without. A LoRA adapter fits a model of its architecture that has a tensor for each pair, with
+    the inputs of ``lora_a`` and the outputs of ``lora_b``. A control vector fits if its directions
+    have the model's embedding length, and their layers are below its number of layers. llama.cpp
+    ignores further layers; here they are reported.
 
     Args:
-        adapter: a LoRA adapter or a control vector. What it lacks itself, `check_rules` reports.
+        adapter: a LoRA adapter or a control vector.
         base: the model.
 
     Returns:
         A finding for each misfit, with the path and offset in the adapter; none if it fits.
 
     Raises:
-        OptionError: if `adapter` is neither.
+        OptionError: if `adapter` is neither, or `base` is not a GGUF model.
     """
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
         raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}")
+    if base.format.name != "GGUF" or ARCHITECTURE not in base.metadata:
+        problem = f"expected a GGUF model, found {shown(base.name)}, {base.format.name}"
+        raise OptionError(f"{problem} without {ARCHITECTURE}" if base.format.name == "GGUF" else problem)
     misfits = FITTING[role.name](adapter, base)
-    return located(adapter, [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits])
+    found = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
+    return located(adapter, [*_broken(adapter, role, to_load=True), *found])
 
 
 def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
     rows = _Rows(adapter)
     mine, its = adapter.metadata.get(ARCHITECTURE), base.metadata.get(ARCHITECTURE)
-    if mine != its or mine is None:
-        path = "metadata" if mine is None else rows.key(ARCHITECTURE, "value")
-        yield path, f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
+    if mine is not None and mine != its:
+        yield rows.key(ARCHITECTURE, "value"), f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
     pairs = ROLES["lora"].pairs
     assert pairs is not None
     for name, a, b in _pairs(adapter, pairs):

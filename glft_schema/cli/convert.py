@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ import typer
 
 from glft_schema.cli.terminal import Exclude, Out, echo, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.codec.rules import RULE_SETS
+from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -23,6 +25,7 @@ from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.payloads import WrittenTensor
 
 TYPES = "|".join(type_.name for type_ in WITH_TYPES.metadata.types if type_.name != ARRAY)
+LIKE_A_TYPE = re.compile(r"(u?int|float|double|bool(ean)?|str(ing)?|text|array|list|[iuf](?=\d))\d*(\[.*\])?", re.DOTALL)
 TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
@@ -135,7 +138,14 @@ def parse_metadata(
         try:
             entries.append((match["key"], value, Typed(json.loads(value), match["type"])) if match else (key, value, value))
         except (ValueError, RecursionError):
-            raise OptionError(f"expected a value in JSON for {key!r}, found {shown(value)}") from None
+            hint = how_to_write(value, match["type"]) if match else ""
+            if hint and match and match["type"] == STRING:
+                plain = shlex.quote(f"{match['key']}={value}")
+                hint += f", or {option} {safe(plain)}"
+            raise OptionError(f"expected a value in JSON for {key!r}, found {shown(value)}{hint}") from None
+        if typed and not match and LIKE_A_TYPE.fullmatch(type_ := key.rpartition(":")[2]) and ":" in key:
+            types = f"{TYPES.replace('|', ', ')} or array[TYPE]"
+            raise OptionError(f"expected a type after the colon, {types}, found {shown(type_)}")
     return unique(option, "key", entries)
 
 

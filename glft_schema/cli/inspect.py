@@ -20,6 +20,7 @@ from glft_schema.display import aligned
 from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.formats.format import ShardIndex
 from glft_schema.weights.importance import ImportanceMatrix, is_old_matrix
 
 OLD_NAME = "imatrix.dat"
@@ -58,7 +59,7 @@ def inspect(
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:
     """Returns everything but the payloads as JSON data; long arrays abbreviated unless `full`."""
-    header = {**file.header, **file.header.counts}
+    header = _header(file)
     return {
         "file": file.name,
         "format": file.format.name,
@@ -81,6 +82,16 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         "trailing_bytes": file.tensors.trailing,
         **({"statistics": _statistics_as_data(matrix)} if (matrix := _importance_in(file)) else {}),
     }
+
+
+def _has_index(file: File) -> bool:
+    """Tells whether a file is a set that an index lists, so that none of its files is the first."""
+    return len(file.shards) > 1 and isinstance(file.format.shards, ShardIndex)
+
+
+def _header(file: File) -> dict[str, Any]:
+    """Returns the header with its counts; empty for a set that an index lists."""
+    return {} if _has_index(file) else {**file.header, **file.header.counts}
 
 
 def _entries_as_data(metadata: Any, full: bool) -> dict[str, Any]:
@@ -109,10 +120,11 @@ def as_json_value(value: Any) -> Any:
 
 def in_lines(file: File) -> list[str]:
     """Returns the output without ``--json``."""
-    fields = {**file.header, **file.header.counts}
-    header = ", ".join(f"{name} {value}" for name, value in fields.items() if name != "magic")
-    files = f", the first of {len(file.shards)} files" if len(file.shards) > 1 else ""
-    lines = [f"{safe(file.name)}: {file.format.name}, {file.nbytes:,} bytes, {header}{files}"]
+    about = [file.format.name, f"{file.nbytes:,} bytes"]
+    about += [f"{name} {value}" for name, value in _header(file).items() if name != "magic"]
+    if len(file.shards) > 1:
+        about.append(f"{'' if _has_index(file) else 'the first of '}{len(file.shards)} files")
+    lines = [f"{safe(file.name)}: {', '.join(about)}"]
     if isinstance(file.metadata, TypedMetadata):
         entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]
         lines += ["", *aligned([("key", "type", "value"), *entries], right=0)] if entries else []

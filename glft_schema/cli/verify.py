@@ -25,6 +25,7 @@ from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.limits import current
 from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.importance import is_old_matrix
 from glft_schema.weights.stored_tensors import StoredTensor
 
 
@@ -71,14 +72,17 @@ def verify(
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
-    dequantized values. --fits checks that BASE has the architecture and tensors of a LoRA adapter,
-    or the size and layers of a control vector.
+    dequantized values. --fits checks that llama.cpp would load FILE, a LoRA adapter for the
+    architecture and tensors of BASE, or a control vector for its size and layers.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
     if manifest:
         with file_errors(manifest):
             hashes = read_manifest(_read(manifest))
+    with file_errors(file):
+        if is_old_matrix(file):
+            raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
     with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
         if exclude and against is None and not values:
             raise OptionError("--exclude requires --against or --values")

@@ -293,7 +293,16 @@ class JsonEntries(TextMetadata):
         self.rows = rows
 
     def replaced(self, entries: Mapping[str, str]) -> JsonEntries:
-        """Returns other entries of the same table."""
+        """Returns other entries of the same table.
+
+        Raises FormatError if all but one of several entries, or of several texts that `entries`
+        keeps, would be lost.
+        """
+        kept = {shown(key) for key in self if entries.get(key) == self[key]}
+        for found in self.rows.irregularities:
+            if found.kind == RESERVED_ONCE or (found.kind == RESERVED_KEYS_ONCE and found.path[-1] in kept):
+                problem = f"expected {found.kind}, found {found.found}: a change would lose all but one"
+                raise FormatError(problem, "metadata", self.rows.start + found.start)
         return JsonEntries(entries, self.rows)
 
 

@@ -38,7 +38,9 @@ class HasKey(Predicate):
 def has_key(key: str) -> HasKey:
     """Returns the predicate of metadata with a key."""
     has = FuncPath(lambda metadata: key in metadata)
-    return HasKey(f"the key {key}", has, show=lambda metadata: f"{len(metadata)} other keys", key=key)
+    return HasKey(
+        f"the key {key}", has, show=lambda metadata: f"{len(metadata)} other key{'s' * (len(metadata) != 1)}", key=key
+    )
 
 
 def each(name: str, must: Predicate) -> Predicate:

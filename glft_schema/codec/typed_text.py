@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from glft_schema.codec.typed_values import Array, StoredValue, ValueType, as_sto
 from glft_schema.errors import FormatError, shown
 
 STRING = "string"
+LONGEST_HINT = 60  # characters
 
 
 def to_text(value: StoredValue) -> str:
@@ -43,7 +45,25 @@ def from_value_text(text: str, type_text: str, types: Any, path: str) -> StoredV
         return as_typed(json.loads(text), type_text, types, path, _from_json)
     except (ValueError, RecursionError):
         article = "a" if type_text.startswith(("b", "f", "u")) else "an"
-        raise FormatError(f"expected {article} {type_text}, found {shown(text)}", path) from None
+        raise FormatError(f"expected {article} {type_text}, found {shown(text)}{how_to_write(text, type_text)}", path) from None
+
+
+def how_to_write(text: str, type_text: str) -> str:
+    """Returns the end of an error about a text that is not JSON of a type: what to write instead.
+
+    Empty if it is not clear what the text means, or if it is long.
+    """
+    meant: Any = None
+    if type_text == STRING:
+        meant = text
+    elif type_text == "bool" and text.lower() in ("true", "false"):
+        meant = text.lower() == "true"
+    elif type_text == f"array[{STRING}]" and re.fullmatch(r"\[[^][]*\]", text):
+        meant = [part.strip().strip("'\"") for part in text[1:-1].split(",")]
+    written = json.dumps(meant, separators=(",", ":"))
+    if meant is None or "'" in written or len(written) > LONGEST_HINT:
+        return ""
+    return f": write {written}" if type_text == "bool" else f": write '{written}'"
 
 
 def _to_json(value: StoredValue) -> Any:

@@ -98,6 +98,9 @@ def merge(file: File, path: StrPath) -> None:
     """
     keys = file.format.shard_keys
     if len(file.shards) < 2 and not (keys and file.metadata.get(keys.files) == 1):
+        if isinstance(file.format.shards, ShardIndex):
+            problem = f"a shard of {file.format.name} does not name its set: give the index or the directory"
+            raise OptionError(f"expected the index of a split model, found {shown(file.name)}: {problem}")
         raise OptionError(f"expected the first file or the index of a split model, found {shown(file.name)}")
     metadata = file.metadata
     for shard in file.shards[1:]:

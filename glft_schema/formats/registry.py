@@ -106,7 +106,7 @@ def format_for(path: StrPath, name: str | None) -> Format:
     Raises:
         OptionError: for an unknown name.
     """
-    return format_named(name) if name is not None else _format_with(path) or DEFAULT
+    return format_named(name) if name is not None else format_with(path) or DEFAULT
 
 
 def target_format(path: StrPath, name: str | None) -> Format:
@@ -115,7 +115,7 @@ def target_format(path: StrPath, name: str | None) -> Format:
     Raises:
         OptionError: for an unknown name or ending.
     """
-    format = format_named(name) if name is not None else _format_with(path)
+    format = format_named(name) if name is not None else format_with(path)
     if format is None:
         known = ", ".join(endings())
         raise OptionError(f"expected a format, or an output file that ends in {known}, found {str(path)!r}")
@@ -137,7 +137,8 @@ def endings() -> dict[str, Format]:
     return {ending: format for format in FORMATS for ending in format.endings}
 
 
-def _format_with(path: StrPath) -> Format | None:
+def format_with(path: StrPath) -> Format | None:
+    """Returns the format of the ending of `path`, or None."""
     ending = Path(os.fsdecode(path)).suffix.lower()
     if ending and ending not in endings():
         load_plugins()

@@ -8,9 +8,11 @@ written, as a reader would: the new regions from memory, and the payloads from t
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
@@ -24,8 +26,8 @@ from glft_schema.errors import FormatError, OptionError, SimilarKeyWarning, show
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
-from glft_schema.files.shards import index_of, shard_info
-from glft_schema.formats.registry import indexed_format
+from glft_schema.files.shards import find_set, index_of, shard_info
+from glft_schema.formats.registry import format_with, indexed_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import SplicedSource, StrPath
@@ -103,8 +105,8 @@ def edit(
 
     Raises:
         OptionError: if a key or tensor to remove or rename is missing, a name is taken, a key is
-            set and removed or describes the file's layout, nothing is to be changed, or the file
-            is part of a set.
+            set and removed or describes the file's layout, nothing is to be changed, the file is
+            part of a set, or the ending of `out` is that of another format.
         FormatError: if the file is invalid, a value does not fit its type, or the edited file
             breaks a rule of a set whose rules the source satisfies.
         OSError: from the system; `out` is unchanged.
@@ -115,9 +117,14 @@ def edit(
     removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
     if not (set or removed or rename):
         raise OptionError("expected at least one change, found none to set, remove or rename")
+    if os.path.isdir(source):
+        source = find_set(Path(os.fsdecode(source)))
     if indexed_format(source):
         raise OptionError("expected a single file, found the index of a set: merge the set first")
     with open(source, mmap=False, whole_set=False) as file, file.limits:
+        if out is not None and (format_with(out) or file.format) is not file.format:
+            name = shown(os.path.basename(os.fsdecode(out)))
+            raise OptionError(f"edit keeps the format, {file.format.name}, found {name} to write: use glft convert")
         shard, index = shard_info(file), index_of(file)
         if shard or index:
             found = shard or f"a file that {shown(index.name if index else None)} lists"
@@ -148,7 +155,8 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         if key in set:
             raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
         if key not in old:
-            raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}")
+            hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else ""
+            raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}{hint}")
     if set and format.metadata is None:
         raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
     if not (set or removed):
@@ -187,7 +195,8 @@ def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
     uses = Counter(rename.values())
     for old, new in rename.items():
         if old not in file.tensors:
-            hint = ", which is a metadata key" if old in file.metadata else ""
+            hint = ": patterns are not supported" if {*"*?["}.intersection(old) else ""
+            hint = ", which is a metadata key" if old in file.metadata else hint
             raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)
         if not is_free or uses[new] > 1:

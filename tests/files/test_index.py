@@ -96,14 +96,17 @@ def test_what_cannot_be_split_or_merged(index: Path, whole: Path) -> None:
     with glft_schema.open(whole) as file:
         with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of"):
             split(file, index.with_name("part"), max_tensors=2)
-        with pytest.raises(OptionError, match="expected the first file or the index of a split model"):
+        with pytest.raises(OptionError, match="a shard of safetensors does not name its set: give the index"):
             merge(file, index.with_name("x.safetensors"))
 
 
 def test_the_verbs_take_a_set(index: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.safetensors"
     for path in (index, tmp_path):
-        assert "a.weight" in in_this_process("inspect", path).stdout
+        about, *_, end = in_this_process("inspect", path).stdout.split("\n", 1)
+        assert about == f"{index}: safetensors, {glft_schema.open(index).nbytes:,} bytes, 3 files"
+        assert "a.weight" in end
+        assert json.loads(in_this_process("inspect", path, "--json").stdout)["header"] == {}
         assert "all rules hold (spec, rust)" in in_this_process("verify", path).stdout
     model = in_this_process("hash", index).stdout.splitlines()[-1]
     assert in_this_process("hash", whole).stdout.splitlines()[-1] == model

@@ -317,8 +317,10 @@ def test_dry_run(gguf: Path) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({}, "expected at least one change, found none to set, remove or rename"),
     ({"remove": ["toy.gone"]}, "expected a key of the metadata to remove, found 'toy.gone'"),
-    ({"remove": "blk.0.weight"}, "expected a key of the metadata to remove, found 'blk.0.weight'"),
+    ({"remove": "blk.0.weight"}, "expected a key of the metadata to remove, found 'blk.0.weight', which is a tensor: "
+     "use glft convert --exclude"),
     ({"rename": {"gone": "x"}}, "expected a tensor to rename, found 'gone'"),
+    ({"rename": {"blk.*": "x"}}, "expected a tensor to rename, found 'blk.*': patterns are not supported"),
     ({"rename": {"general.name": "x"}}, "expected a tensor to rename, found 'general.name', which is a metadata key"),
     ({"rename": {"norm": "scale"}}, "expected a new name for tensor 'norm', found 'scale', which is taken"),
     ({"rename": {"norm": "norm"}}, "expected a new name for tensor 'norm', found 'norm', which is taken"),
@@ -384,8 +386,42 @@ def test_sets_with_an_index(tmp_path: Path) -> None:
     for path in paths:
         with pytest.raises(OptionError, match=r"found a file that 'part\.safetensors\.index\.json' lists: merge the set first"):
             edit(path, set={"k": "v"})
-    with pytest.raises(OptionError, match="expected a single file, found the index of a set: merge the set first"):
-        edit(index, set={"k": "v"})
+    (tmp_path / "set").mkdir()
+    for path in (*paths, index):
+        os.rename(path, tmp_path / "set" / Path(path).name)
+    for source in (tmp_path / "set", tmp_path / "set" / Path(index).name):
+        with pytest.raises(OptionError, match="expected a single file, found the index of a set: merge the set first"):
+            edit(source, set={"k": "v"})
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    write_source(tmp_path / "whole.safetensors", "safetensors")
+    edit(tmp_path, set={"k": "v"})
+    assert stored(tmp_path / "whole.safetensors")["k"] == "v"
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out.GLFT"])
+def test_the_format_is_kept(gguf: Path, tmp_path: Path, name: str) -> None:
+    text = f"edit keeps the format, GGUF, found '{name}' to write: use glft convert"
+    for options in ({}, {"dry_run": True}):
+        with pytest.raises(OptionError, match=re.escape(text)):
+            edit(gguf, tmp_path / name, set={"general.name": "x"}, **options)
+    edit(gguf, tmp_path / "out.bin", set={"general.name": "x"})
+    assert sorted(os.listdir(tmp_path)) == ["model.gguf", "out.bin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b'{"__metadata__":{"k":"a","k":"b"}}', "each key of the reserved entry once, found 'k' again"),
+        (b'{"__metadata__":{"k":"a"},"__metadata__":{"j":"b"}}', "the reserved entry once, found '__metadata__' again"),
+    ],
+)
+def test_duplicates_are_not_lost(path: Path, text: bytes, problem: str) -> None:
+    path.write_bytes(source := struct.pack("<Q", len(text)) + text)
+    with pytest.raises(FormatError, match=f"metadata: expected {problem}: a change would lose all but one"):
+        edit(path, set={"x": "3"})
+    assert path.read_bytes() == source
 
 
 ROW = Struct(
