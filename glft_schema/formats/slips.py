@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import construct
-from construct.expr import ExprMixin
+from construct.expr import ExprMixin, FuncPath
 
 from glft_schema.codec.context import Context
-from glft_schema.codec.expressions import Reference, read, references_in
-from glft_schema.codec.metadata_lines import KeyValueLines
+from glft_schema.codec.expressions import Length, Reference, read, references_in
+from glft_schema.codec.metadata_lines import KeyValueLines, nbytes_of_lines
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Count, Derived, Struct, member, unwrapped
@@ -56,7 +56,23 @@ def _slips(format: Format) -> Iterator[str]:
         yield f"write types as TypeTable('toy', {{0: F32}}), with the code of each type, found {format.types!r}"
     yield from _names(format.struct)
     yield from _regions(format)
+    yield from _magic(format)
     yield from _references(format.struct, ())
+
+
+def _magic(format: Format) -> Iterator[str]:
+    """Yields a constant at the start of files by which they would not be recognised."""
+    first, path = unwrapped(format.struct), ""
+    while isinstance(first, construct.Struct) and first.subcons:
+        field = next((field for field in first.subcons if field.name), None)
+        first, path = unwrapped(field), _path(path, field.name if field else "")
+    value = getattr(first, "value", None) if isinstance(first, (construct.Const, construct.Default)) else None
+    if (
+        isinstance(value, bytes)
+        and not format.sniff
+        and not any(m.startswith(value) or value.startswith(m) for m in format.magics)
+    ):
+        yield f"{path}: files begin with {value!r}, so write magics=({value!r},), found {format.magics!r}"
 
 
 def _names(declared: Any, path: str = "") -> Iterator[str]:
@@ -112,12 +128,19 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
         for reference in references_in(part) if isinstance(part, ExprMixin) else ():
             if _referent(reference, outer) is None:
                 yield f"{path}: {_written(reference)} is not a field; these are: {_visible(outer)}"
-        for inner in part.values() if isinstance(part, dict) else [part]:
+        for inner in part.values() if isinstance(declared, construct.Switch) and isinstance(part, dict) else [part]:
             if isinstance(inner, construct.Construct):
                 yield from _references(inner, outer, path)
-    counted = getattr(declared, "count", None) if isinstance(declared, Table) else getattr(declared, "size", None)
-    if isinstance(declared, (Table, KeyValueLines)) and isinstance(number := read(counted), Reference):
-        yield from _count(declared, number, outer, path)
+    if isinstance(declared, Count) and not callable(declared.func):
+        yield f"{path}: write the counted field as an expression, such as Count(u32, this._.tensors), found {declared.func!r}"
+    if not isinstance(declared, (Table, KeyValueLines)):
+        return
+    number = declared.count if isinstance(declared, Table) else declared.size
+    if isinstance(number, construct.Construct):
+        example = "Table(this.header.n, Row)" if isinstance(declared, Table) else "KeyValueLines(this.header.n)"
+        yield f"{path}: write {example}, with a Count in the header, found {shown(number)}"
+    if isinstance(reference := read(number), Reference):
+        yield from _count(declared, reference, outer, path)
 
 
 def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:
@@ -128,9 +151,29 @@ def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, pa
     example = f'"{number.names[-1]}" / Count(u32, {value})'
     if isinstance(found, (Number, construct.FormatField, construct.Default)):
         yield f"{_written(number)} counts {region}, so building must compute it: {example}"
-    of = list(references_in(found.func)) if isinstance(found, Count) else []
+    if not isinstance(found, Count) or not isinstance(found.func, ExprMixin):
+        return
+    of = list(references_in(found.func))
     if of and of[0].names[-1] != region:
         yield f"{_written(number)} counts {of[0].names[-1]}, but {region} is read by it: {example}"
+    if not (_is_length(found.func) if isinstance(declared, Table) else _is_nbytes_of_lines(found.func)):
+        unit = "rows" if isinstance(declared, Table) else "bytes"
+        yield f"{_written(number)} is the number of {unit} of {region}: {example}"
+
+
+def _is_length(expression: ExprMixin) -> bool:
+    """Tells whether an expression is a field or its number of elements."""
+    read_ = read(expression)
+    read_ = read_.of if isinstance(read_, Length) and not read_.in_bytes else read_
+    return isinstance(read_, Reference)
+
+
+def _is_nbytes_of_lines(expression: ExprMixin) -> bool:
+    """Tells whether an expression is ``nbytes_of_lines`` of a field."""
+    if not isinstance(expression, FuncPath):
+        return False
+    same = vars(expression)["_FuncPath__func"] is vars(nbytes_of_lines)["_FuncPath__func"]
+    return same and isinstance(read(vars(expression)["_FuncPath__operand"]), Reference)
 
 
 def _referent(reference: Reference, outer: Fields) -> Any:

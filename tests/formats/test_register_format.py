@@ -330,6 +330,30 @@ SLIPS = [
         'this.header.n counts data, but rows is read by it: "n" / Count(u32, this._.rows)',
     ),
     (
+        {"header": Struct("n" / Count(u32, this._.rows + 1))},
+        'this.header.n is the number of rows of rows: "n" / Count(u32, this._.rows)',
+    ),
+    (
+        {"header": Struct("n" / Count(u32, "rows"))},
+        "header -> n: write the counted field as an expression, such as Count(u32, this._.tensors), found 'rows'",
+    ),
+    (
+        {"header": Struct(COUNT, "size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
+        'this.header.size is the number of bytes of metadata: "size" / Count(u32, nbytes_of_lines(this._.metadata))',
+    ),
+    (
+        {"magics": (b"ABC",), "header": Struct("magic" / Const(b"M03"), COUNT)},
+        "header -> magic: files begin with b'M03', so write magics=(b'M03',), found (b'ABC',)",
+    ),
+    (
+        {"header": Struct(COUNT), "metadata": KeyValueLines(u32)},
+        "metadata: write KeyValueLines(this.header.n), with a Count in the header, found u32",
+    ),
+    (
+        {"header": Struct(COUNT), "table": lambda count, row: Table(u32, row)},
+        "rows: write Table(this.header.n, Row), with a Count in the header, found u32",
+    ),
+    (
         {"header": Struct(COUNT, Rule("own-version", this.version, equals(1)))},
         "header -> own-version: this.version is not a field; these are: this.n, this._.header, this._.rows, this._.data",
     ),
