@@ -10,10 +10,12 @@ from construct.expr import ExprMixin, FuncPath
 
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Length, Reference, read, references_in
+from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines, nbytes_of_lines
-from glft_schema.codec.numbers import Number
+from glft_schema.codec.numbers import Number, TensorField
 from glft_schema.codec.records import Record
-from glft_schema.codec.structs import Count, Derived, Struct, member, unwrapped
+from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.structs import Count, Derived, Struct, follows, member, unwrapped
 from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.errors import shown
@@ -31,6 +33,13 @@ ROW = {
     "shape": '"shape" / Derived(this.dims), or Derived(reverse_(this.dims)) if the contiguous dim comes first',
     "dtype": '"dtype" / TypeCode(u8, TYPES)',
     "offset": '"offset" / u64, counted from the start of data',
+}
+
+# The fields of an entry of typed metadata.
+ENTRY = {
+    "key": '"key" / Text(u32)',
+    "type": '"type" / TypeCode(u8, VALUES), with the table of KeyValues',
+    "value": '"value" / Switch(this.type, {t: t.field for t in VALUES})',
 }
 
 
@@ -115,6 +124,38 @@ def _regions(format: Format) -> Iterator[str]:
     if dtype.table is not format.types:
         kinds = f"{format.types.kind}, found {dtype.table.kind}"
         yield f"{data.table} -> dtype: write TypeCode with the format's own table, {kinds}"
+    if isinstance(dims := member(format.row, "dims"), (Number, TensorField, construct.FormatField)):
+        yield f"{data.table} -> dims: write {ROW['dims']}, found {dims!r}"
+    for field in format.row.subcons:
+        if field.name and field.name not in ROW and not follows(field) and not field.flagbuildnone:
+            example = f'"{field.name}" / Default({unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"}, 0)'
+            yield f"{data.table} -> {field.name}: new files need a default of this field, such as {example}"
+    if (alignment := format.field("alignment")) is not None:
+        of = getattr(alignment, "of", None)
+        if not isinstance(alignment, Derived) or not (callable(of) or (type(of) is int and of > 0)):
+            found = of if isinstance(alignment, Derived) else alignment
+            yield f'alignment: write "alignment" / Derived(64), with a number above 0 or an expression, found {shown(found)}'
+    if isinstance(format.metadata, KeyValues):
+        yield from _entries(format.metadata)
+
+
+def _entries(declared: KeyValues) -> Iterator[str]:
+    """Yields slips in the entries of typed metadata."""
+    if not isinstance(declared.types, TypeTable):
+        yield f"metadata: write the value types as TypeTable('toy value', ValueType('int64', 1, i64)), found {declared.types!r}"
+    entry = getattr(declared.subcon, "subcon", None)
+    if not isinstance(declared.subcon, Table) or not isinstance(entry, Struct):
+        yield f"metadata: write KeyValues(Table(this.header.n_kv, Entry), VALUES, once='toy-keys'), found {declared.subcon!r}"
+    fields = {name: member(entry, name) for name in ENTRY}
+    for name, example in ENTRY.items():
+        if fields[name] is None:
+            yield f"metadata: an entry needs the field {name}: {example}"
+    if getattr(fields["type"], "table", None) is not declared.types:
+        yield f"metadata -> type: write {ENTRY['type']}"
+    value = fields["value"]
+    of_type = isinstance(value, construct.Switch) and read(value.keyfunc) == Reference(("type",))
+    if not of_type or not set(declared.types) <= set(value.cases):
+        yield f"metadata -> value: write {ENTRY['value']}"
 
 
 def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
@@ -122,6 +163,10 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     declared = unwrapped(declared)
     if isinstance(declared, construct.Struct):
         for field in declared.subcons:
+            is_plain = isinstance(field, Check) and not isinstance(field, Rule)  # a Rule has expressions
+            if unknown := sorted(name for name in field.needs() or () if not member(declared, name)) if is_plain else []:
+                names = ", ".join(other.name for other in declared.subcons if other.name)
+                yield f"{_path(path, field.id)}: {unknown[0]} is not a field; these are: {names}"
             yield from _references(field, (*outer, declared), _path(path, field.name or getattr(field, "id", "")))
         return
     for part in (value for name, value in vars(declared).items() if not name.startswith("_")):
