@@ -269,12 +269,17 @@ class Sizes(construct.Construct):
         count: the number that stores the count.
         size: the number that stores each integer.
         limit: the name of the limit on the count.
+
+    Raises:
+        ValueError: if there is no such limit.
     """
 
     def __init__(self, count: Number, size: Number | Picked, limit: str) -> None:
         super().__init__()
         self.count = count
         self.size = size
+        if limit not in DEFAULTS:
+            raise ValueError(f"expected the name of a limit, such as 'dims', found {shown(limit)}")
         self.limit = limit
         self.refuses = (f"more than {DEFAULTS[limit]}, {A_LIMIT}",)
 

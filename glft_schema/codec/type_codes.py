@@ -141,10 +141,15 @@ class TypeCode(construct.Adapter):
     Args:
         code: the declaration of the number or text.
         table: the `TypeTable`.
+
+    Raises:
+        TypeError: for another table.
     """
 
     def __init__(self, code: construct.Construct, table: Any) -> None:
         super().__init__(code)
+        if not isinstance(table, TypeTable):
+            raise TypeError(f"expected the types as TypeTable('toy', {{1: F32}}), found {shown(table)}")
         self.table = table
         self.refuses = () if table.unknown else ("an unknown type code",)
 

@@ -22,6 +22,7 @@ from glft_schema.errors import FormatError, LimitError, shown
 LONG = 1 << 10  # longer arrays are returned as a numpy view or a lazy sequence, not as a list
 ARRAY = "array"
 INTEGERS = ("uint32", "int32", "uint64", "int64")  # an int without a type gets the first that fits
+OFTEN = ("bool", "string", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 Scalar = Callable[[Any, "ValueType", str], Any]
 
@@ -111,7 +112,8 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
     """Returns a value with its type: given by `Typed`, numpy's, or inferred.
 
     An int becomes the first of uint32, int32, uint64 and int64 that holds it; in lists, int32 is
-    tried first. Floats become float32, which readers of GGUF expect.
+    tried first. Floats become float32, which readers of GGUF expect. If `types` has none of these
+    that holds the value, the first of its types that does is taken.
 
     Raises:
         FormatError: for a value that no type holds, and an empty list without a type.
@@ -120,7 +122,7 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
         return value
     try:
         if not isinstance(value, Typed):
-            value = Typed(value, _type_of(value, path))
+            value = Typed(value, _type_of(value, types, path))
         if not isinstance(value.type, str):
             raise FormatError(f"expected the name of a type, found {shown(value.type)}", path)
         return as_typed(value.value, value.type, types, path)
@@ -128,7 +130,7 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
         raise LimitError(TOO_DEEP, path) from None
 
 
-def _type_of(value: Any, path: str) -> str:
+def _type_of(value: Any, types: Any, path: str) -> str:
     """Returns the type of a plain value, as text."""
     if isinstance(value, Typed):
         return value.type
@@ -137,9 +139,9 @@ def _type_of(value: Any, path: str) -> str:
     if isinstance(value, np.generic) and not isinstance(value, str):
         return str(value.dtype.name)
     if isinstance(value, int):
-        return _integer_type(value, value, INTEGERS, path)
+        return _integer_type(value, value, INTEGERS, types, path)
     if isinstance(value, float):
-        return "float32"
+        return _float_type([value], types)
     if isinstance(value, str):
         return "string"
     if isinstance(value, np.ndarray) and value.ndim == 1:
@@ -151,21 +153,55 @@ def _type_of(value: Any, path: str) -> str:
     if not len(value):
         raise FormatError('expected at least one element, found none: give the type, Typed([], "array[string]")', path)
     if all(isinstance(element, int) and not isinstance(element, bool) for element in value):
-        return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), path)}]"
+        return f"{ARRAY}[{_integer_type(min(value), max(value), ('int32', *INTEGERS), types, path)}]"
     if all(isinstance(element, (int, float)) and not isinstance(element, bool) for element in value):
-        return f"{ARRAY}[float32]"
-    inner = list(dict.fromkeys(_type_of(element, path) for element in value))
+        return f"{ARRAY}[{_float_type(value, types)}]"
+    inner = list(dict.fromkeys(_type_of(element, types, path) for element in value))
     if len(inner) > 1 and not all(type_text.startswith(ARRAY) for type_text in inner):
         raise FormatError(f"expected elements of one type, found {' and '.join(inner)}", path)
-    return f"{ARRAY}[{','.join(_type_of(element, path) for element in value) if len(inner) > 1 else inner[0]}]"
+    return f"{ARRAY}[{','.join(_type_of(element, types, path) for element in value) if len(inner) > 1 else inner[0]}]"
 
 
-def _integer_type(least: int, greatest: int, names: Sequence[str], path: str) -> str:
-    for name in names:
+def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, path: str) -> str:
+    own = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
+    for name in (*(name for name in names if name in own), *own):
+        if _holds(types[name], least, greatest):
+            return name
+    for name in names:  # the type that the value would have elsewhere
         bounds = np.iinfo(name)
         if bounds.min <= least and greatest <= bounds.max:
             return name
     raise FormatError(f"expected an integer of at most 64 bits, found {shown(greatest if least >= 0 else least)}", path)
+
+
+def _float_type(values: Sequence[float], types: Any) -> str:
+    own = [type_.name for type_ in types if _is_number(type_) and type_.field.is_float]
+    return "float32" if "float32" in own else next((name for name in own if _holds(types[name], *values)), "float32")
+
+
+def _is_number(type_: ValueType) -> bool:
+    return isinstance(type_.field, Number) and type_.name != "bool"
+
+
+def _holds(type_: ValueType, *values: Any) -> bool:
+    """Returns whether values are in the range of a type of numbers."""
+    try:
+        return bool([type_.field.stored(value) for value in values])
+    except FormatError:
+        return False
+
+
+def _advice(value: Any, text: str, types: Any) -> str:
+    """Returns what to write for a value of a type that other tables have and `types` lacks."""
+    if text not in OFTEN:
+        return ""
+    plain = value.item() if isinstance(value, np.generic) else value
+    number = isinstance(plain, (int, float)) and not isinstance(plain, bool)
+    fitting = [type_ for type_ in types if number and _is_number(type_) and _holds(type_, plain)]
+    if not fitting and "string" not in types:
+        return ""
+    instead = Typed(plain, fitting[0].name) if fitting else Typed(str(plain), "string")
+    return f": write Typed({shown(instead.value)}, {instead.type!r})"
 
 
 def _is_sequence(value: object) -> bool:
@@ -183,7 +219,7 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
     value = value.value if isinstance(value, Typed) else value
     if text == ARRAY or (ARRAY if text.startswith(f"{ARRAY}[") else text) not in types:
         names = ", ".join(f"{type_.name}[...]" if type_.name == ARRAY else type_.name for type_ in types)
-        raise FormatError(f"expected one of {names}, found {shown(text)}", path)
+        raise FormatError(f"expected one of {names}, found {shown(text)}{_advice(value, text, types)}", path)
     if not text.startswith(f"{ARRAY}["):
         return StoredValue(types[text], scalar(value, types[text], path))
     if not _is_sequence(value):
@@ -198,7 +234,7 @@ def as_typed(value: Any, text: str, types: Any, path: str, scalar: Scalar | None
     parts = parts * len(value) if len(parts) == 1 else parts
     if len(parts) != len(value):
         raise FormatError(f"expected {len(parts)} elements, found {len(value)}", path)
-    parts = [_type_of(element, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
+    parts = [_type_of(element, types, path) if part == ARRAY else part for element, part in zip(value, parts, strict=True)]
     inner = [as_typed(element, part, types, path, scalar).value for element, part in zip(value, parts, strict=True)]
     return StoredValue(types[ARRAY], Array(types[ARRAY], inner))
 

@@ -3,16 +3,19 @@
 Payloads are copied bit for bit if the target has their type and no scheme selects another. GGUF
 metadata is typed. GLFT and safetensors metadata is only text, so each value is stored there as its
 type followed by JSON, and an entry `MARKER` marks the file. Converting back restores the types.
+Typed metadata that lacks a type stores such a value as the same text, without a mark.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
-from glft_schema.codec.typed_text import from_text, to_text
+from glft_schema.codec.typed_text import STRING, from_text, to_text
+from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.files.file import File
@@ -111,10 +114,22 @@ def as_texts(entries: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, 
 
 
 def as_typed(entries: Mapping[str, Any], added: Mapping[str, Any], declared: KeyValues) -> TypedMetadata:
-    """Returns metadata as typed values: unchanged, parsed from marked text, or as strings."""
+    """Returns metadata as typed values: unchanged, parsed from marked text, or as strings.
+
+    A value of a type that the target lacks becomes a string, its type and JSON. Raises FormatError
+    if the target has no strings.
+    """
     if not isinstance(entries, TypedMetadata) and has_types(entries):
-        texts = {key: text for key, text in entries.items() if key != MARKER}
-        entries = {key: from_text(text, declared.types, f"metadata -> {key}") for key, text in texts.items()}
+        texts, known = {key: text for key, text in entries.items() if key != MARKER}, WITH_TYPES.metadata
+        entries = known.metadata({key: from_text(text, known.types, f"metadata -> {key}") for key, text in texts.items()})
     elif not isinstance(entries, TypedMetadata):
         entries = {key: added.get(key, text) for key, text in entries.items()}  # replaced texts are not parsed
+    if isinstance(entries, TypedMetadata) and STRING in declared.types:
+        types = {key: re.findall(r"[^][,]+", entries.type_of(key)) for key in entries}
+        lacking = {key for key, names in types.items() if not all(name in declared.types for name in names)}
+        if lacking:
+            stored = {key: entries.stored(key) for key in entries}
+            entries = {
+                key: to_text(value) if key in lacking else Typed(value.plain, value.type_text) for key, value in stored.items()
+            }
     return declared.metadata(entries).with_texts(added)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import construct
 import pytest
 import safetensors.torch
 import torch
-from construct import Const, this
+from construct import Const, Switch, this
 from hypothesis import HealthCheck, Phase, given, settings
 
 import glft_schema as glft
@@ -23,6 +24,8 @@ from glft_schema.codec import (
     Count,
     Derived,
     KeyValueLines,
+    KeyValues,
+    NamesOnce,
     Rule,
     Sizes,
     Struct,
@@ -30,16 +33,21 @@ from glft_schema.codec import (
     Text,
     TypeCode,
     TypeTable,
+    ValueType,
     equals,
     f16,
     f32,
+    f64,
+    i8,
+    i64,
     nbytes_of_lines,
     u8,
     u16,
     u32,
+    u64,
 )
 from glft_schema.describe import schema_of, write
-from glft_schema.formats import FORMATS, Format, TensorData, register_format
+from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, register_format
 from glft_schema.formats.slips import first_slip
 from glft_schema.testing import containers, fuzz
 from glft_schema.types import block_type
@@ -154,11 +162,55 @@ def test_typed_values_become_those_of_the_target(tmp_path: Path) -> None:
     glft.convert(tmp_path / "in.gguf", tmp_path / "out.typed")
     metadata = glft.open(tmp_path / "out.typed").metadata
     assert (dict(metadata), metadata.type_of("x")) == ({"general.architecture": "x", "x": 5}, "uint32")
-    for value, found in ((glft.Typed(5, "int8"), "int8"), ([1], "array[int32]")):
-        save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": value})
-        problem = rf"metadata -> x: expected one of uint32, float32, string, found '{found.replace('[', '.')[:-1]}.'"
-        with pytest.raises(FormatError, match=problem):
-            glft.convert(tmp_path / "in.gguf", tmp_path / "out.typed")
+    for value, text in ((glft.Typed(5, "int8"), "int8 5"), ([1], "array[int32] [1]")):
+        save_file(STATE, tmp_path / "in.gguf", {"general.architecture": "x", "x": value, "y": 0.5})
+        glft.convert(tmp_path / "in.gguf", tmp_path / "in.lines")
+        for source in ("in.gguf", "in.lines"):
+            glft.convert(tmp_path / source, tmp_path / "out.typed")
+            metadata = glft.open(tmp_path / "out.typed").metadata
+            assert (metadata["x"], metadata.type_of("y")) == (text, "float32")
+
+
+def test_values_without_a_type_of_the_table(tmp_path: Path) -> None:
+    types = [ValueType("int8", 1, i8), ValueType("int64", 2, i64), ValueType("half", 3, f16), ValueType("double", 4, f64)]
+    values = TypeTable("own value", *types)
+    own = declared(name="values", endings=(".values",), regions=typed(values, type=TypeCode(u8, values)))
+    with registered(own):
+        path = tmp_path / "m.values"
+        save_file(STATE, path, {"small": 3, "large": 1 << 40, "half": 0.5, "double": 1e300})
+        metadata = glft.open(path).metadata
+        assert [metadata.type_of(key) for key in metadata] == ["int8", "int64", "half", "double"]
+        expected = r"metadata -> k: expected one of int8, int64, half, double, found"
+        for value, found in (
+            (glft.Typed(300, "int32"), r"'int32': write Typed\(300, 'int64'\)"),
+            (1 << 63, r"'uint64': write Typed\(9223372036854775808, 'double'\)"),
+            (True, "'bool'$"),
+        ):
+            with pytest.raises(FormatError, match=f"{expected} {found}"):
+                save_file(STATE, path, {"k": value})
+        save_file(STATE, tmp_path / "in.gguf", {"k": glft.Typed(5, "uint8")}, rules=())
+        with pytest.raises(FormatError, match=f"{expected} 'uint8'"):
+            glft.convert(tmp_path / "in.gguf", path)
+    with registered(declared(name="texts", endings=(".texts",), regions=typed())):
+        save_file(STATE, tmp_path / "m.texts", {"n": 3})
+        assert glft.open(tmp_path / "m.texts").metadata.type_of("n") == "int64"
+        with pytest.raises(FormatError, match=r"found 'float32': write Typed\('0.5', 'string'\)"):
+            save_file(STATE, tmp_path / "m.texts", {"k": 0.5})
+
+
+def test_the_pages_metadata_with_types(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "adding-a-format.md").read_text("utf-8")
+    (example,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {**vars(construct), **vars(glft.codec), "this": this}
+    exec(compile(example, "adding-a-format.md", "exec"), names)
+    parts = ["header" / names["Header"], names["metadata"], "tensors" / Table(this.header.n_tensors, Row)]
+    parts += ["alignment" / Derived(8), "data" / TensorData("tensors")]
+    with registered(Format("toy2", (b"TOY!2",), LINES_TYPES, Struct(*parts), endings=(".toy2",))):
+        save_file(STATE, tmp_path / "m.toy2", {"layers": 3, "author": "me"}, alignment=64)
+        file = glft.open(tmp_path / "m.toy2")
+        assert dict(file.metadata) == {"layers": 3, "author": "me"}
+        assert file.header.n_kv == 2
+        assert [tensor.position % 64 for tensor in file.tensors.values()] == [0, 0]
 
 
 def test_metadata_for_a_format_without(tmp_path: Path) -> None:
@@ -215,7 +267,7 @@ def test_bytes_of_no_format() -> None:
         ({"name": "GGUF"}, "'GGUF' of GGUF"),
         ({"name": "Safetensors"}, "'Safetensors' of safetensors"),
         ({"endings": (".own", ".gguf")}, "'.gguf' of GGUF"),
-        ({"magics": (b"GG",)}, "b'GG' of GGUF"),
+        ({"magics": (b"OWN", b"GG")}, "b'GG' of GGUF"),
         ({"magics": (b"OWN", b"TFLG2")}, "b'TFLG2' of GLFT"),
         ({"name": "lines"}, "'lines' of lines"),
     ],
@@ -330,6 +382,30 @@ SLIPS = [
         'this.header.n counts data, but rows is read by it: "n" / Count(u32, this._.rows)',
     ),
     (
+        {"header": Struct("n" / Count(u32, this._.rows + 1))},
+        'this.header.n is the number of rows of rows: "n" / Count(u32, this._.rows)',
+    ),
+    (
+        {"header": Struct("n" / Count(u32, "rows"))},
+        "header -> n: write the counted field as an expression, such as Count(u32, this._.tensors), found 'rows'",
+    ),
+    (
+        {"header": Struct(COUNT, "size" / Count(u32, this._.metadata)), "metadata": KeyValueLines(this.header.size)},
+        'this.header.size is the number of bytes of metadata: "size" / Count(u32, nbytes_of_lines(this._.metadata))',
+    ),
+    (
+        {"magics": (b"ABC",), "header": Struct("magic" / Const(b"M03"), COUNT)},
+        "header -> magic: files begin with b'M03', so write magics=(b'M03',), found (b'ABC',)",
+    ),
+    (
+        {"header": Struct(COUNT), "metadata": KeyValueLines(u32)},
+        "metadata: write KeyValueLines(this.header.n), with a Count in the header, found u32",
+    ),
+    (
+        {"header": Struct(COUNT), "table": lambda count, row: Table(u32, row)},
+        "rows: write Table(this.header.n, Row), with a Count in the header, found u32",
+    ),
+    (
         {"header": Struct(COUNT, Rule("own-version", this.version, equals(1)))},
         "header -> own-version: this.version is not a field; these are: this.n, this._.header, this._.rows, this._.data",
     ),
@@ -348,6 +424,58 @@ SLIPS = [
 ]
 
 
+VALUES = TypeTable("slip value", ValueType("int64", 1, i64), ValueType("string", 2, Text(u32)))
+ALIGNMENT = 'alignment: write "alignment" / Derived(64), with a number above 0 or an expression, found '
+VALUE = 'write "value" / Switch(this.type, {t: t.field for t in VALUES})'
+
+
+def regions(**added: Any) -> list[Any]:
+    """Returns regions, with others before the payloads."""
+    counts = "n" / Count(u32, this._.rows), "n_kv" / Count(u32, this._.metadata)
+    header = Struct("magic" / Const(b"OWN"), *counts)
+    others = [name / field for name, field in added.items()]
+    return ["header" / header, *others, "rows" / Table(this.header.n, Row), "data" / TensorData("rows")]
+
+
+def typed(values: Any = VALUES, table: Any = None, **changes: Any) -> list[Any]:
+    """Returns regions with typed metadata, complete but for what is given."""
+    fields = {"key": Text(u32), "type": TypeCode(u8, VALUES), **changes}
+    if "value" not in fields:
+        fields["value"] = Switch(this.type, {type_: type_.field for type_ in values})
+    entry = Struct(*(name / field for name, field in fields.items() if field is not None))
+    return regions(metadata=KeyValues(table or Table(this.header.n_kv, entry), values, once="own-keys"))
+
+
+SLIPS += [
+    ({"regions": [*regions(metadata=KeyValueLines(2)), NamesOnce("q2", "infos")]},
+     "q2: infos is not a field; these are: header, metadata, rows, data"),
+    ({"row": Struct(*row().subcons, TensorFits("q", "dim"))},
+     "rows -> q: dim is not a field; these are: name, dims, shape, dtype, offset"),
+    *(({"regions": regions(alignment=Derived(of))}, f"{ALIGNMENT}{of!r}") for of in (0, "64", True)),
+    ({"regions": regions(alignment=u32)}, f"{ALIGNMENT}u32"),
+    ({"row": row(flags=u16)}, 'rows -> flags: new files need a default of this field, such as "flags" / Default(u16, 0)'),
+    ({"row": row(note=Text(u8))}, 'rows -> note: new files need a default of this field, such as "note" / Default(u32, 0)'),
+    ({"row": row(dims=u32[4])}, 'rows -> dims: write "dims" / Sizes(u8, u64, "dims"), found u32[4]'),
+    ({"regions": typed({1: F32}, value=i64)},
+     "metadata: write the value types as TypeTable('toy value', ValueType('int64', 1, i64)), found {1: F32}"),
+    ({"regions": typed(table=u8)},
+     "metadata: write KeyValues(Table(this.header.n_kv, Entry), VALUES, once='toy-keys'), found u8"),
+    ({"regions": typed(key=None)}, 'metadata: an entry needs the field key: "key" / Text(u32)'),
+    ({"regions": typed(type=u8)},
+     'metadata -> type: write "type" / TypeCode(u8, VALUES), with the table of KeyValues'),
+    ({"regions": typed(value=Switch(this.type.name, {"int64": i64}))}, f"metadata -> value: {VALUE}"),
+    ({"regions": typed(value=Switch(this.type, {"int64": i64}))}, f"metadata -> value: {VALUE}"),
+    ({"regions": typed(value=i64)}, f"metadata -> value: {VALUE}"),
+]  # fmt: skip
+
+
+def test_slips_in_parts() -> None:
+    with pytest.raises(ValueError, match=r"^expected the name of a limit, such as 'dims', found 'sizes'$"):
+        Sizes(u8, u64, "sizes")
+    with pytest.raises(TypeError, match=r"^expected the types as TypeTable\('toy', \{1: F32\}\), found \{1: F32\}$"):
+        TypeCode(u8, {1: F32})
+
+
 @pytest.mark.parametrize(("slip", "sentence"), SLIPS, ids=lambda value: value[:50] if isinstance(value, str) else "")
 def test_slips(slip: dict[str, Any], sentence: str) -> None:
     before = list(FORMATS)
@@ -357,7 +485,8 @@ def test_slips(slip: dict[str, Any], sentence: str) -> None:
 
 
 def test_no_slips() -> None:
-    assert [first_slip(format) for format in (declared(), *FORMATS)] == [None] * (1 + len(FORMATS))
+    own = [declared(), declared(regions=typed()), declared(row=row(flags=construct.Default(u32, 0)))]
+    assert [first_slip(format) for format in (*own, *FORMATS)] == [None] * (3 + len(FORMATS))
     with pytest.raises(TypeError, match=r"^expected a Format, found <Struct>$"):
         register_format(Row)
 
