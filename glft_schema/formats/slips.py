@@ -184,8 +184,8 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     if isinstance(number, construct.Construct):
         example = "Table(this.header.n, Row)" if isinstance(declared, Table) else "KeyValueLines(this.header.n)"
         yield f"{path}: write {example}, with a Count in the header, found {shown(number)}"
-    if isinstance(reference := read(number), Reference):
-        yield from _count(declared, reference, outer, path)
+    if isinstance(counting := read(number), Reference):
+        yield from _count(declared, counting, outer, path)
 
 
 def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:
