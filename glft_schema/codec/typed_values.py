@@ -112,8 +112,8 @@ def stored_value(value: Any, types: Any, path: str) -> StoredValue:
     """Returns a value with its type: given by `Typed`, numpy's, or inferred.
 
     An int becomes the first of uint32, int32, uint64 and int64 that holds it; in lists, int32 is
-    tried first. Floats become float32, which readers of GGUF expect. If `types` has none of these
-    that holds the value, the first of its types that does is taken.
+    tried first. Floats become float32, which readers of GGUF expect. If `types` lacks that type,
+    the value gets the first of `types` that holds it.
 
     Raises:
         FormatError: for a value that no type holds, and an empty list without a type.
@@ -163,14 +163,19 @@ def _type_of(value: Any, types: Any, path: str) -> str:
 
 
 def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, path: str) -> str:
+<<<<<<< HEAD
     own: list[str] = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
     for name in (*(name for name in names if name in own), *own):
         if _holds(types[name], least, greatest):
             return name
     for name in names:  # the type that the value would have elsewhere
+=======
+    for name in names:
+>>>>>>> fixreg
         bounds = np.iinfo(name)
         if bounds.min <= least and greatest <= bounds.max:
-            return name
+            own = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
+            return name if name in own else next((other for other in own if _holds(types[other], least, greatest)), name)
     raise FormatError(f"expected an integer of at most 64 bits, found {shown(greatest if least >= 0 else least)}", path)
 
 
