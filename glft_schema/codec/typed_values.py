@@ -163,15 +163,7 @@ def _type_of(value: Any, types: Any, path: str) -> str:
 
 
 def _integer_type(least: int, greatest: int, names: Sequence[str], types: Any, path: str) -> str:
-<<<<<<< HEAD
-    own: list[str] = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]
-    for name in (*(name for name in names if name in own), *own):
-        if _holds(types[name], least, greatest):
-            return name
-    for name in names:  # the type that the value would have elsewhere
-=======
     for name in names:
->>>>>>> fixreg
         bounds = np.iinfo(name)
         if bounds.min <= least and greatest <= bounds.max:
             own = [type_.name for type_ in types if _is_number(type_) and not type_.field.is_float]

@@ -184,13 +184,8 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
     if isinstance(number, construct.Construct):
         example = "Table(this.header.n, Row)" if isinstance(declared, Table) else "KeyValueLines(this.header.n)"
         yield f"{path}: write {example}, with a Count in the header, found {shown(number)}"
-<<<<<<< HEAD
-    if isinstance(counter := read(number), Reference):
-        yield from _count(declared, counter, outer, path)
-=======
     if isinstance(counting := read(number), Reference):
         yield from _count(declared, counting, outer, path)
->>>>>>> fixreg
 
 
 def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:
