@@ -288,6 +288,16 @@ class _ParsedFields:
             elif (folded or not span.has_parts) and span.end != span.start:
                 self._leaves.append((replace(span, value=None) if folded else span, row, row.fields[name]))
 
+        if not self._tables_in_json:
+            self._note_begun_table()
+
+    def _note_begun_table(self) -> None:
+        """Notes the part of a JSON table up to an error in one of its rows."""
+        for name in (part.name for part in self._schema.structs[s.FILE].fields if isinstance(part.node, s.JsonTable)):
+            ends = {span.path.partition(STEP)[0] == name: span.end for span, _, _ in self._leaves}  # the last of each
+            if True in ends:
+                self._tables_in_json.append(Span(name, ends.get(False) or 0, ends[True]))
+
     def _row(self, struct: str, outer: Scope | None, label: str, of_tensor: bool) -> _Row:
         fields = {part.name: part for part in self._schema.structs[struct].fields}
         return _Row(Scope(self._schema, {}, outer), fields, label, of_tensor)
@@ -322,7 +332,7 @@ class _ParsedFields:
 
     def stretches(self) -> Iterator[Stretch]:
         """Yields a stretch for each innermost field that takes bytes, in order."""
-        parts = [stretch for span in self._tables_in_json for stretch in self._json_parts(span)]
+        parts = [stretch for span in self._tables_in_json if span.value is not None for stretch in self._json_parts(span)]
         yield from sorted([*self._of_leaves(), *parts], key=lambda stretch: stretch.start)
 
     def _of_leaves(self) -> Iterator[Stretch]:
@@ -352,7 +362,7 @@ class _ParsedFields:
         """Returns bytes that no leaf covers: of the innermost field around them, or unclaimed."""
         for span in self._tables_in_json:
             if span.start <= start and end <= (span.end or 0):
-                return self._json(span, start, end, span.path, JSON_SYNTAX)
+                return self._json(start, end, span.path, JSON_SYNTAX)
         for span in self._spans:
             if span.has_parts and span.start <= start and end <= (span.end or 0):
                 parent, _, name = span.path.rpartition(STEP)
@@ -364,14 +374,13 @@ class _ParsedFields:
         """Yields the stretches of a JSON text that are of no row."""
         for part in parts_of_no_row(span.value):
             path, tensors = STEP.join((span.path, *part.path)), (part.name,) if span.path in self._tables else ()
-            yield replace(self._json(span, part.start, part.end, path, part.doc), tensors=tensors)
+            yield replace(self._json(part.start, part.end, path, part.doc), tensors=tensors)
         start, end = padding_of(span.value)
         if start < end:
             yield Stretch(start, end, span.path, PADDING, "spaces", "after the JSON object")
 
-    def _json(self, span: Span, start: int, end: int, path: str, doc: str) -> Stretch:
-        text = span.value.stored[start - span.start : end - span.start].decode("utf-8")
-        return Stretch(start, end, path, FIELD, "JSON", doc, text)
+    def _json(self, start: int, end: int, path: str, doc: str) -> Stretch:
+        return Stretch(start, end, path, FIELD, "JSON", doc, self.reader.text(start, end))
 
     def _payloads(self, span: Span, node: s.Payloads, scope: Scope) -> Iterator[Stretch]:
         assert isinstance(span.value, TensorMap)

@@ -153,7 +153,7 @@ class NodeReader:
                 return node.table[code] if code in node.table else code  # noqa: SIM401 - it is no dict
             case s.Text():
                 first = self.end(node.length, start, scope)
-                return str(self._source.view(first, end - first), "utf-8", "surrogateescape")
+                return self.text(first, end)
             case s.Bytes():
                 return bytes(self._source.view(start, end - start)) if end - start <= SHORT else None
             case s.Numbers() if end - start <= SHORT * node.number.size:
@@ -169,8 +169,12 @@ class NodeReader:
     def part_value(self, part: Part) -> Any:
         """Returns the value of a part, as `value` does."""
         if part.type:
-            return str(self._source.view(part.start, part.end - part.start), "utf-8", "surrogateescape")
+            return self.text(part.start, part.end)
         return self.value(part.node, part.start, part.end, part.scope)
+
+    def text(self, start: int, end: int) -> str:
+        """Returns bytes as text."""
+        return str(self._source.view(start, end - start), "utf-8", "surrogateescape")
 
     def numbers(self, number: s.Number, start: int, count: int) -> list[Any]:
         """Returns `count` numbers from byte `start`."""

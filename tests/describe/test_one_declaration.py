@@ -53,7 +53,16 @@ TYPES.add(glft.types.block_type("QX_16", 77, 16, Struct(
     "deltas" / i8[16] * "made-up deltas",
 ), dequantize=qx_16))
 '''
+JSON_FIELD = """    "checksum" / Default(IntegerAt("checksum", 0, of=1), 7) * "made-up sum of the payload",
+    Rule("made-up-checksum", this.checksum, differs_from(59999, "another number than 59999")),
+"""
+COPIED_TYPE = 'QX_8 = copied_type("QX_8", "u1", "uint8", "made-up number")\n'
 EDITS = [
+    ("formats/safetensors.py", "from construct import this", "from construct import Default\n"),
+    ("formats/safetensors.py", "from glft_schema.codec.predicates import", "from ..codec.predicates import differs_from\n"),
+    ("formats/safetensors.py", '    "end"    / Count', JSON_FIELD),
+    ("formats/safetensors.py", ")})  # fmt: skip", "from ..tensor_types.copied import QX_8; TYPES.add(QX_8)\n"),
+    ("tensor_types/copied.py", None, COPIED_TYPE),
     ("formats/glft.py", '    "version"      / Default', HEADER_FIELD),
     ("formats/glft.py", '    "offset" / u64', ROW_FIELD),
     ("formats/glft.py", "TYPES = TypeTable", "from ..tensor_types.symmetric import QX_PER_ROW; TYPES.add(QX_PER_ROW)\n"),
@@ -111,6 +120,12 @@ for name, type_, table in tables:
     assert (file.header.flags, file[table][0].checksum, Container.build(file)) == (513, 0xABCD, built)
     assert file.get_tensor("w").shape == (2, 32)
     open(f"small.{name}", "wb").write(built)
+rows = [{"name": "w", "dims": [2, 3], "dtype": "QX_8", "offset": 0, "checksum": 0xABCD}]
+built = Container.build({"format": "safetensors", "tensor_infos": rows, "data": {"w": bytes(range(6))}})
+file = Container.parse(built)
+assert (file.tensor_infos[0].checksum, Container.build(file)) == (0xABCD, built)
+assert file.get_tensor("w").tolist() == [[0, 1, 2], [3, 4, 5]]
+open("small.safetensors", "wb").write(built)
 """
 
 
@@ -239,3 +254,54 @@ def test_the_page_has_them(copy: Path, format: str) -> None:
         shown = page.inner_text("body")
     assert TYPES[format] in shown
     assert "flags" in shown
+
+
+IN_JSON = """
+import sys
+from hypothesis import HealthCheck, Phase, given, settings
+from glft_schema import Container
+from glft_schema.testing.strategies import containers, corruptions
+checksums, types, sentences = set(), set(), set()
+quiet = settings(max_examples=200, database=None, derandomize=True, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck))
+@quiet
+@given(containers("safetensors", rules=("spec", "rust")))
+def look(stored):
+    for row in Container.parse(stored).tensor_infos:
+        checksums.add(row.checksum)
+        types.add(row.dtype.name)
+look()
+assert len(checksums) > 5 and "QX_8" in types, (checksums, types)
+small = open("small.safetensors", "rb").read()
+@quiet
+@given(corruptions(small, "made-up-checksum"))
+def breaks(corruption):
+    assert corruption.path.endswith(" -> checksum") and corruption.problem() is None, corruption
+breaks()
+@settings(quiet, max_examples=1000)
+@given(corruptions(small, aspect="tensor info"))
+def values(corruption):
+    assert corruption.problem() is None, corruption
+    sentences.add((corruption.path.rpartition(" -> ")[2], corruption.sentence))
+values()
+assert ("checksum", "a value is of another kind") in sentences, sentences
+"""
+
+
+@pytest.mark.slow
+def test_safetensors_has_them(copy: Path) -> None:
+    """An entry's key, its rule and a dtype."""
+    for language in ("markdown", "json", "c", "kaitai"):
+        text, alone = run(copy, WRITE, "safetensors", "QX_8", language).split("\0")
+        assert "QX_8" in text
+        assert "made-up number" in text
+        assert "made-up number" in alone
+        for word in ("checksum", "made-up sum of the payload", "made-up-checksum"):
+            assert (word in text) == (language != "kaitai"), (word, language)  # which has no entries
+    run(copy, IN_JSON)
+    lines = run(copy, BYTES, "small.safetensors").splitlines()
+    assert any("|tensor_infos -> 0 -> checksum|JSON integer|43981|made-up sum of the payload" in line for line in lines)
+    assert "tensor_infos -> 0 -> checksum: JSON integer = 43981" in glft(copy, "explain", "small.safetensors")
+    glft(copy, "view", "small.safetensors", "-o", "safetensors.html")
+    page = (copy / "safetensors.html").read_text("utf-8")
+    assert all(word in page for word in ("QX_8", "checksum", "made-up sum of the payload", "made-up number"))

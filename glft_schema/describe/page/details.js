@@ -11,7 +11,7 @@ function openDetails(i) {
   const shared = tensors.shared[i];
   byId("details-content").replaceChildren(
     definitions([
-      ["Type", `${type.name}, code ${type.code}`],
+      ["Type", type.code === type.name ? type.name : `${type.name}, code ${type.code}`],
       ["Dims as stored", dims(i)],
       ["Numbers", count(tensors.numbers[i])],
       ["Bytes", `${count(tensors.bytes[i])} (${share(tensors.bytes[i], data.bytes)} of the whole)`],
