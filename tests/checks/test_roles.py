@@ -244,7 +244,7 @@ def test_roles_are_found_and_named(tmp_path: Path, base: Path) -> None:
         assert [finding.rule for finding in check_rules(file, ["ggml", "imatrix", "spec"])][:2] == ["imatrix-keys"] * 2
         with pytest.raises(OptionError, match=r"expected one of spec, ggml, .*lora, controlvector, mmproj, imatrix, found 'x'"):
             check_rules(file, "x")
-        with pytest.raises(OptionError, match=r"expected a LoRA adapter or a control vector, found '.*base\.gguf'"):
+        with pytest.raises(OptionError, match="expected a LoRA adapter or a control vector, found "):
             check_fit(file, file)
     save_file({"w": torch.ones(2)}, tmp_path / "m.glft", {"general.type": "adapter"})
     write(tmp_path / "bare.gguf", {"general.name": "x"}, {})
@@ -252,7 +252,7 @@ def test_roles_are_found_and_named(tmp_path: Path, base: Path) -> None:
         for other, found in (("m.glft", "GLFT"), ("bare.gguf", "GGUF without general.architecture")):
             with (
                 glft_schema.open(tmp_path / other) as file,
-                pytest.raises(OptionError, match=rf"expected a GGUF model, found '.*{other}', {found}"),
+                pytest.raises(OptionError, match=rf"expected a GGUF model, found .*, {found}"),
             ):
                 check_fit(adapter, file)
     with glft_schema.open(tmp_path / "m.glft") as file:

@@ -505,7 +505,7 @@ JSON_TOKENS = [  # with what is on the left of each but syntax: its path
 
 
 def test_every_token_of_a_json_table() -> None:
-    """Replaced entries and values, and unknown keys, are told from syntax; the last value counts."""
+    """Replaced entries and values, and unknown keys, are told from syntax; the last counts."""
     text = "".join(token for _, token in JSON_TOKENS).encode()
     map = mapped(len(text).to_bytes(8, "little") + text + b"\xff\x02")
     _, *found, data = map
