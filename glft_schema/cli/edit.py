@@ -59,9 +59,11 @@ def text_of(value: str) -> str:
     """Returns the text of the file for ``@PATH``, and the text itself for others; ``@@`` is ``@``.
 
     Raises:
-        OptionError: if the file is not UTF-8.
+        OptionError: if the path is missing or the file is not UTF-8.
         OSError: if it cannot be read.
     """
+    if value == "@":
+        raise OptionError("expected a path after @, or @@ for a literal @")
     if not value.startswith("@") or value.startswith("@@"):
         return value.removeprefix("@")
     try:

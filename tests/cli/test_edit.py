@@ -68,6 +68,7 @@ def test_errors_are_one_line(gguf: Path, tmp_path: Path) -> None:
     for options, text in (
         ([], "glft: expected at least one change, found none to set, remove or rename"),
         (["--set", "general.name"], "glft: expected KEY=VALUE, found 'general.name'"),
+        (["--set", "general.name=@"], "glft: expected a path after @, or @@ for a literal @"),
         (["--set", "a=1", "--set", "a:uint8=2"], "glft: --set: expected each key once, found 'a' twice: '1' and '2'"),
         (["--set", "a:uint8=x"], "glft: expected a value in JSON for 'a:uint8', found 'x'"),
         (["--set", "a:uint9=1"], "glft: expected a type after the colon, uint8, int8, uint16, "),
