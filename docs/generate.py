@@ -104,8 +104,9 @@ def directives(module: ModuleType, names: list[str]) -> list[str]:
     values = {name: getattr(module, name) for name in names}
     if module is glft_schema and "Container" in values:
         values["Container"] = type(values["Container"])
-    declared = [f"::: {value.__module__}.{value.__qualname__}" for value in values.values() if hasattr(value, "__qualname__")]
-    others = ", ".join(f"`{name}`" for name, value in values.items() if not hasattr(value, "__qualname__"))
+    named = {name for name, value in values.items() if isinstance(getattr(value, "__qualname__", None), str)}
+    declared = [f"::: {value.__module__}.{value.__qualname__}" for name, value in values.items() if name in named]
+    others = ", ".join(f"`{name}`" for name in values if name not in named)
     return [*declared, *([f"Also {others}."] if others else [])]
 
 
