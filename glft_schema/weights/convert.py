@@ -28,6 +28,7 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
+from glft_schema.weights.schemes import Schemes
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
@@ -37,7 +38,7 @@ def convert(
     source: StrPath | Checkpoint,
     out: StrPath,
     *,
-    schemes: Mapping[str, str] | None = None,
+    schemes: Schemes | None = None,
     metadata: Mapping[str, Any] | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -46,6 +47,7 @@ def convert(
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
     importance: Mapping[str, torch.Tensor] | None = None,
+    measure: bool = True,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file.
 
@@ -88,7 +90,9 @@ def convert(
     else:
         converted = {**target.entries, **as_texts(entries, added)}
     options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
-    return save_file(tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=True, **options)
+    return save_file(
+        tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
+    )
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:
