@@ -24,7 +24,7 @@ from construct.expr import FuncPath
 from glft_schema.codec.expressions import matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
-from glft_schema.errors import shown
+from glft_schema.errors import alternatives, shown
 
 
 def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
@@ -42,8 +42,7 @@ def one_of(*integers: int) -> Predicate:
     first, last = integers[0], integers[-1]
     if integers != tuple(range(first, last + 1)):
         raise ValueError(f"expected consecutive integers, found {integers}")
-    text = f"{', '.join(map(str, integers[:-1]))} or {last}"
-    return Predicate(text, lambda of: (of >= first) & (of <= last), (first - 1, last + 1))
+    return Predicate(alternatives(map(str, integers)), lambda of: (of >= first) & (of <= last), (first - 1, last + 1))
 
 
 def above(bound: int) -> Predicate:

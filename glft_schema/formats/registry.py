@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from glft_schema import plugins
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, alternatives, shown
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
@@ -87,7 +87,7 @@ def format_of(source: Source) -> Format:
     start = bytes(source.read(0, min(START, source.size)))
     other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
     found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
-    raise FormatError(f"expected {' or '.join(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
+    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:
@@ -97,7 +97,7 @@ def format_named(name: object) -> Format:
             if isinstance(name, str) and format.name.lower() == name.lower():
                 return format
         load_plugins()
-    raise OptionError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}")
+    raise OptionError(f"expected {alternatives(format.name for format in FORMATS)}, found {shown(name)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:

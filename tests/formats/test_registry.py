@@ -38,7 +38,7 @@ def test_formats_by_magic() -> None:
 def test_other_known_files(start: bytes, found: str) -> None:
     with pytest.raises(FormatError) as caught:
         format_of(BytesSource(start, "in.bin"))
-    expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
+    expected = "header -> magic: expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found"
     assert str(caught.value) == f"{expected} {start[:4]!r}, the start of {found} (at byte 0) in in.bin"
 
 
@@ -50,7 +50,7 @@ def test_an_unknown_file() -> None:
 def test_formats_by_name() -> None:
     assert format_named("GGUF") is format_named("gguf") is format_named("Gguf") is GGUF
     assert format_named("glft") is GLFT
-    with pytest.raises(OptionError, match=r"^expected GLFT or GGUF or safetensors, found 'onnx'$"):
+    with pytest.raises(OptionError, match=r"^expected GLFT, GGUF or safetensors, found 'onnx'$"):
         format_named("onnx")
 
 
