@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ def _with_steps(stretches: list[Stretch]) -> Iterator[tuple[Stretch, list[str]]]
         after = steps if len(steps) > 1 else after
     before: list[str] = []
     for stretch, steps, after in zip(stretches, paths, reversed(following), strict=True):
-        around = os.path.commonprefix([before[:-1], after[:-1]])
+        around = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before[:-1], after[:-1], strict=False))]
         if len(around) >= len(steps):
             steps = [*around, REST]
         elif steps in (before[:-1][: len(steps)], after[:-1][: len(steps)]):
