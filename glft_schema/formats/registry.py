@@ -80,11 +80,18 @@ def find_format(source: Source) -> Format | None:
 
 
 def format_of(source: Source) -> Format:
-    """Returns the format of a source by its first bytes. Raises FormatError if they are of none."""
-    if format := find_format(source):
+    """Returns the format of a source by its first bytes.
+
+    If they are of none, or there are none, it is the format without a magic that has the source's
+    file extension: its parser says what is wrong. Raises FormatError if there is no such format.
+    """
+    format, start = find_format(source), bytes(source.read(0, min(START, source.size)))
+    if not start or (format is None and start[:4] not in OTHER_FILES):
+        named = format_with(source.name)
+        format = named if named and not named.magics else format
+    if format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    start = bytes(source.read(0, min(START, source.size)))
     other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
     found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
     raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)

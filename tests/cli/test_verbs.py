@@ -134,7 +134,7 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
         (["convert", source, out, "--scheme", "fc.wieght=f16"], "did you mean 'fc.weight'"),
         (
             ["convert", source, out, "--scheme", "fc.*=q5"],
-            "glft: expected a tensor type (f32, f16, q8_per_channel, q4_per_group_64), found 'q5'",
+            "glft: GLFT has no type 'q5': expected f32, f16, q8_per_channel or q4_per_group_64",
         ),
         (["convert", source, out, "--metadata", "novalue"], "glft: expected KEY=VALUE, found 'novalue'"),
         (
