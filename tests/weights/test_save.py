@@ -190,6 +190,16 @@ def test_the_labs_two_functions(path: Path) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
 
 
+@pytest.mark.parametrize(("count", "prefix"), [(1, ""), (2, "tensor."), (16, "nnn")])  # of 16, texts of two lengths alternate
+@pytest.mark.parametrize("alignment", [1, 16, 1024])
+def test_alignment_in_a_header_whose_length_depends_on_the_offsets(path: Path, alignment: int, count: int, prefix: str) -> None:
+    tensors = {f"{prefix}{i}": torch.tensor([i], dtype=torch.int8) for i in range(count)}
+    save_file(tensors, path, format="safetensors", alignment=alignment, rules=[])
+    with Container.parse_file(path) as file:
+        assert [tensor.position % alignment for tensor in file.tensors.values()] == [0] * count
+        assert [bytes(file.tensors[f"{prefix}{i}"].raw) for i in range(count)] == [bytes([i]) for i in range(count)]
+
+
 @pytest.mark.parametrize("alignment", [1, 2, 32, 4096])
 def test_alignment_is_of_the_position_in_the_file(path: Path, alignment: int) -> None:
     save_file({**STATE, "last": torch.zeros(0)}, path, {"k": "v"}, schemes={"*": Q4}, alignment=alignment)
