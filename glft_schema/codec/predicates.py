@@ -7,6 +7,7 @@
 `pattern`, `utf8`                   text
 `zeros`                             bytes
 `contained_in`, `meets`             members of a set; other conditions
+`computed`                          a number that follows from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -21,7 +22,7 @@ from typing import Any
 
 from construct.expr import FuncPath
 
-from glft_schema.codec.expressions import matches
+from glft_schema.codec.expressions import compiled, matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
 from glft_schema.errors import alternatives, shown
@@ -86,6 +87,16 @@ def pattern(regex: str, text: str) -> Predicate:
 def contained_in(values: Container[Any], text: str) -> Predicate:
     """Returns the predicate of members of `values`; `text` describes them."""
     return Predicate(text, FuncPath(values.__contains__))
+
+
+def computed(number: Callable[[Any], int], text: str) -> Predicate:
+    """Returns the predicate of the number that a function computes from the fields."""
+
+    def on(of: Any) -> Callable[[Any], bool]:
+        found = compiled(of)
+        return lambda at: bool(found(at) == number(at))
+
+    return Predicate(text, on, number=number)
 
 
 def meets(condition: Any, text: str) -> Predicate:

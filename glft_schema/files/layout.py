@@ -71,7 +71,7 @@ def with_offsets(
 
 
 def _measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
-    """Returns how many bytes the regions before the payloads take, and the context of their build."""
+    """Returns the bytes of the regions before the payloads, and the context of their build."""
     stream = io.BytesIO()
     with our_errors():
         context = format.head._build(regions, stream, new_context(False), "(building)")
