@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 from hypothesis import settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from glft_schema import Container, FormatError, TensorError
@@ -59,6 +61,16 @@ def test_no_property_is_broken(format: object) -> None:
     assert progress[-1][1] == 1.0
     assert [done for _, done in progress] == sorted(done for _, done in progress)
     assert 0 < fuzzed.memory < fuzzing.MEMORY[0]
+
+
+def test_hypothesis_does_not_warn_of_large_values() -> None:
+    def fail(value: object) -> None:
+        raise PropertyError("rebuilt", f"found {len(str(value))}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PropertyError, match="found 40000"):
+            fuzzing.drawn(st.just("x" * 40_000), 1, 0, fail)
 
 
 @pytest.mark.slow
