@@ -170,7 +170,9 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     else:
         for key, value in set.items():
             if not (isinstance(value, str) or has_types(old)):
-                raise FormatError(f"expected text, the only type in {format.name}, found {shown(value)}", f"metadata -> {key}")
+                raise FormatError(
+                    f"expected text, the only type in {format.name}, found {_value_text(value)}", f"metadata -> {key}"
+                )
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
         replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored

@@ -45,13 +45,14 @@ def save_file(
     Args:
         tensors: torch tensors, or `StoredTensor`s to be loaded one at a time, by name.
         path: the file to write.
-        metadata: text by key in GLFT; values of any type in GGUF, see `glft_schema.Typed`.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``. Names override patterns, later patterns override earlier ones. Other tensors
             keep their type. Or a `TypeChooser`.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
-        format: ``glft`` or ``gguf``; by default GGUF if `path` ends in ``.gguf``, otherwise GLFT.
+        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
+            suffix of `path`, or GLFT for other suffixes.
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.errors import SchemeError, TensorError, shown
+from glft_schema.errors import SchemeError, TensorError, alternatives, shown
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
@@ -80,8 +80,8 @@ def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
             if not type_.has_encoder:
                 raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
-    names = ", ".join(type_.scheme for type_ in types if type_.has_encoder)
-    raise SchemeError(f"expected a tensor type ({names}), found {scheme!r}")
+    names = alternatives(type_.scheme for type_ in types if type_.has_encoder)
+    raise SchemeError(f"{types.kind} has no type {scheme!r}: expected {names}")
 
 
 def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> Choice:
