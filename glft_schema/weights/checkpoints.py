@@ -23,6 +23,9 @@ class Checkpoint(NamedTuple):
     file: File | None = None  # if it is a weights file
 
 
+Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open file, a state dict, or an open checkpoint
+
+
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
     """Opens a checkpoint: whatever `glft_schema.open` opens, or a torch file.
 
@@ -45,12 +48,20 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
 
 def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata."""
-    checkpoint = _open_any(path)
+    checkpoint = open_entries(path)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
-def _open_any(path: StrPath) -> Checkpoint:
-    """Opens a checkpoint of any kind. Its entries may not be tensors."""
+def open_entries(source: Weights) -> Checkpoint:
+    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors."""
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, Mapping):
+        return Checkpoint(source, {})
+    return _of_file(source) if isinstance(source, File) else _open_path(source)
+
+
+def _open_path(path: StrPath) -> Checkpoint:
     if not os.path.isdir(path):
         fd = open_regular(path)
         try:
@@ -59,7 +70,10 @@ def _open_any(path: StrPath) -> Checkpoint:
             os.close(fd)
         if magic.startswith(TORCH_MAGICS):
             return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
-    file = open_container(path)
+    return _of_file(open_container(path))
+
+
+def _of_file(file: File) -> Checkpoint:
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))
