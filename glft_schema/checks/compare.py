@@ -29,9 +29,9 @@ SAME, CHANGED, RETYPED, RESHAPED, RENAMED = "same", "changed", "retyped", "resha
 ADDED, REMOVED = "added", "removed"
 STATES = (SAME, CHANGED, RETYPED, RESHAPED, RENAMED, ADDED, REMOVED)
 
-# The least signal-to-noise ratio of two encodings of the same weights, in dB. Encodings of 1.6 bits
-# per weight reach 5; for unrelated weights the ratio is below 0.
-SAME_WEIGHTS = 3.0
+# The least signal-to-noise ratio of two encodings of the same weights, in dB. Ternary encodings of
+# random weights reach 1.9, all others more; for unrelated weights the ratio is below 0.
+SAME_WEIGHTS = 1.0
 
 
 class MetadataChange(NamedTuple):
@@ -212,13 +212,12 @@ def _compared_metadata(before: Checkpoint, after: Checkpoint) -> tuple[tuple[Met
 
 
 def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
-    """Returns metadata as typed values, or else as text, without what formats add to new files."""
-    entries = checkpoint.metadata
+    """Returns metadata as typed values, or else as text."""
+    entries = checkpoint.own_metadata
     if has_types(entries):
         typed = as_typed(entries, {}, WITH_TYPES.metadata)
         return {key: typed.stored(key) for key in typed}
-    own = checkpoint.file.format.entries if checkpoint.file else {}
-    return {key: text for key, text in entries.items() if own.get(key) != text}
+    return dict(entries)
 
 
 def _text(value: StoredValue | str | None) -> str | None:

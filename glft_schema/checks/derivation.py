@@ -59,7 +59,7 @@ class Derivation(NamedTuple):
 
 
 def check_derivation(
-    file: File, base: Weights, importance: Mapping[str, torch.Tensor] | None = None, *, exclude: Iterable[str] = ()
+    file: File, base: Weights, *, importance: Mapping[str, torch.Tensor] | None = None, exclude: Iterable[str] = ()
 ) -> Iterator[Derivation]:
     """Encodes each tensor of `base` with its type in `file`, and compares the bytes.
 
@@ -93,9 +93,9 @@ def check_derivation(
 def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor], has_importance: bool) -> Iterator[Derivation]:
     for name, tensor in tensors.items():
         if name not in base:
-            yield Derivation(name, tensor.dtype, EXTRA, "not in the base")
+            yield Derivation(name, tensor.dtype, EXTRA, "only in the file")
         elif base[name].shape != tensor.shape:
-            problem = f"expected the base's shape {list(base[name].shape)}, found {list(tensor.shape)}"
+            problem = f"expected shape {list(base[name].shape)}, found {list(tensor.shape)}"
             yield Derivation(name, tensor.dtype, DIFFERS, problem)
         else:
             yield _derivation(tensor, base[name], has_importance)
@@ -107,6 +107,8 @@ def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor]
 def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Derivation:
     type_ = tensor.dtype
     payload = PlannedPayload(tensor.name, base, Choice(type_))
+    if type_.bytes_only and payload.copy_of is None:
+        return Derivation(tensor.name, type_, UNKNOWN, type_.bytes_only)
     is_unknown = type_.takes_importance and not has_importance and payload.copy_of is None
     try:
         encoded = b"".join(payload.pieces(LITTLE))

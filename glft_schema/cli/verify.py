@@ -221,7 +221,7 @@ def _derivations(
 ) -> list[Derivation]:
     found, entries = list[Derivation](), open_entries(base)
     with progress_bar("comparing") as bar:
-        for derivation in check_derivation(file, entries, importance, exclude=exclude or []):
+        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude or []):
             found.append(derivation)
             bar(derivation.name, len(found) / max(len(entries.tensors), len(found)))
     return found

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.storage.file_source import open_regular
@@ -21,6 +22,14 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Any]
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
+
+    @property
+    def own_metadata(self) -> Mapping[str, Any]:
+        """The metadata without the entries that the format adds to new files."""
+        added = self.file.format.entries if self.file else {}
+        if isinstance(self.metadata, TypedMetadata) or not added:
+            return self.metadata
+        return {key: text for key, text in self.metadata.items() if added.get(key) != text}
 
 
 Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open file, a state dict, or an open checkpoint
