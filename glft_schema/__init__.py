@@ -19,7 +19,8 @@ from importlib import import_module
 from typing import Any
 
 from glft_schema import codec, describe, formats, lab, manifests, types
-from glft_schema.checks.compare import Comparison, compare
+from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
+from glft_schema.checks.derivation import Derivation, check_derivation
 from glft_schema.checks.manifests import hash_file
 from glft_schema.checks.roles import check_fit, check_rules
 from glft_schema.checks.values import Oddity, check_values
@@ -53,6 +54,7 @@ from glft_schema.quantizer.quantize import Quantized, quantize
 from glft_schema.quantizer.recipe import Recipe
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
+from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
@@ -73,6 +75,7 @@ __all__ = [
     "ColumnSums",
     "Comparison",
     "Container",
+    "Derivation",
     "Edited",
     "File",
     "Finding",
@@ -80,7 +83,9 @@ __all__ = [
     "ImportanceMatrix",
     "LimitError",
     "Limits",
+    "MetadataChange",
     "MetadataWarning",
+    "NumberErrors",
     "Oddity",
     "OptionError",
     "PluginWarning",
@@ -93,12 +98,15 @@ __all__ = [
     "StoredTensor",
     "Stretch",
     "Tensor",
+    "TensorComparison",
     "TensorError",
+    "TensorVersion",
     "TiedWarning",
     "TruncatedError",
     "Typed",
     "WrittenTensor",
     "byte_map",
+    "check_derivation",
     "check_fit",
     "check_rules",
     "check_values",

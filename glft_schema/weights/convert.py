@@ -73,11 +73,8 @@ def convert(
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
         source, exclude = open_with_metadata(source, exclude), ()
-    tensors, entries = leave_out(source.tensors, exclude), source.metadata
+    tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
     added = metadata or {}
-    own = source.file.format.entries if source.file else {}
-    if not isinstance(entries, TypedMetadata):
-        entries = {key: text for key, text in entries.items() if own.get(key) != text}
     if target.has_typed_metadata:
         if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
