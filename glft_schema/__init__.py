@@ -51,7 +51,7 @@ from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
 from glft_schema.quantizer.quantize import Quantized, quantize
-from glft_schema.quantizer.recipe import Recipe
+from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
 from glft_schema.tensor_types.engine.differences import NumberErrors

@@ -16,13 +16,13 @@ from glft_schema.display import Progress
 from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
-from glft_schema.quantizer.file_types import is_kept, recipe_named
-from glft_schema.quantizer.recipe import BLOCK, Model, Place, Recipe, Role
+from glft_schema.quantizer.recipes import is_kept, recipe_named
+from glft_schema.quantizer.rules import BLOCK, Model, Place, Recipe, Role
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import convert
-from glft_schema.weights.fallbacks import divides, fallback
+from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.schemes import Choice, choose_type, type_named
@@ -92,8 +92,7 @@ class RecipeTypes:
         type_, note = self._type_of(name, tensor, types, counts), ""
         if type_ == kept.type:
             return Choice(type_)
-        if not divides(type_, tensor.shape):
-            smaller = fallback(type_, tensor.shape, types)
+        if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
             type_, note = smaller, f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
         stored, is_head = tensor.file_tensor, Role.of(name) in (Role.OUTPUT, Role.EMBEDDING)
         needs = type_.needs_importance or (type_.scheme in self.recipe.needs_importance and not is_head)
@@ -266,7 +265,7 @@ def _selected(columns: Mapping[str, torch.Tensor], include: Iterable[str], exclu
 
 
 def _misfits_embedding(name: str, column: torch.Tensor, tensors: Mapping[str, StoredTensor]) -> bool:
-    """Returns whether `column` is of a token embedding of another width; llama-quantize skips it."""
+    """Returns whether `column` is of a token embedding of another width, to be skipped."""
     return Role.of(name) is Role.EMBEDDING and name in tensors and column.numel() != math.prod(tensors[name].shape[-1:])
 
 

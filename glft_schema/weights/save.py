@@ -36,6 +36,7 @@ def save_file(
     progress: Progress | None = None,
     measure: bool = False,
     importance: Mapping[str, torch.Tensor] | None = None,
+    strict: bool = False,
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
 
@@ -47,8 +48,10 @@ def save_file(
         path: the file to write.
         metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
-            ``q4_0``. Names override patterns, later patterns override earlier ones. Other tensors
-            keep their type. Or a `TypeChooser`.
+            ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
+            The last pattern whose type can hold the tensor wins. If none can, because the rows are
+            no multiple of its blocks, the type's fallback is used, such as ``q5_0`` for ``q4_k``.
+            Other tensors keep their type.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
         format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
@@ -62,13 +65,16 @@ def save_file(
         measure: compare payloads with their source and report the error.
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
 
+        strict: raise an error instead of using a fallback type, or keeping the type of a tensor
+            that a pattern matches.
+
     Returns:
         The result for each tensor, in file order.
 
     Raises:
         OptionError: if a format, alignment or rule set is unknown or invalid, or `importance`
             covers none of the tensors.
-        SchemeError: if a scheme or pattern is invalid or matches nothing.
+        SchemeError: if a scheme or pattern is invalid or matches nothing; if `strict`, as above.
         TensorError: if a tensor cannot be stored as requested.
         FormatError: if the format cannot hold names, shapes or metadata.
         OSError: from the system.
@@ -81,7 +87,7 @@ def save_file(
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     target = format_for(path, format)
     stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
-    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors)
+    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict)
     rules = target.keeps_to if rules is None else rule_sets(rules)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
     payloads = payloads_of(choices, stored, progress, measure)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 import glft_schema as glft
 from glft_schema import SchemeError, Typed, quantize
-from glft_schema.quantizer.file_types import RECIPES, recipe_named
+from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from tests.oracles import llama_quantize
 from tests.quantizer import models
 from tests.tools.real_files import kept

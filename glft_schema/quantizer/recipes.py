@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 
 from glft_schema.errors import OptionError, shown
-from glft_schema.quantizer.recipe import (
+from glft_schema.quantizer.rules import (
     FFN,
     IMPORTANCE,
     MIDDLE,
