@@ -163,10 +163,15 @@ def report(written: list[WrittenTensor], out: Path) -> list[str]:
     rows: list[tuple[str, ...]] = [(name, f"{n}", f"{b:,}") for name, (n, b) in totals.items()]
     lines += [*aligned([("dtype", "tensors", "bytes"), *rows], right=2), ""]
     rows = [
-        (safe(t.name), t.type.name, "copied" if t.copied else "converted", "" if t.error is None else f"{t.error:g}")
+        (
+            safe(t.name),
+            t.type.name,
+            "copied" if t.copied else "converted",
+            "" if t.copied or t.error is None else f"{t.error:g}",
+        )
         for t in written
     ]
-    lines += aligned([("tensor", "dtype", "payload", "max error"), *rows], right=1)
+    lines += aligned([("tensor", "dtype", "payload", "max error against IN"), *rows], right=1)
     if fallbacks:
         lines += ["", "fallback types:"]
         for (scheme, reason), names in fallbacks.items():

@@ -28,6 +28,7 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
+from glft_schema.weights.schemes import Schemes
 
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
@@ -37,7 +38,7 @@ def convert(
     source: StrPath | Checkpoint,
     out: StrPath,
     *,
-    schemes: Mapping[str, str] | None = None,
+    schemes: Schemes | None = None,
     metadata: Mapping[str, Any] | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -46,6 +47,7 @@ def convert(
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
     importance: Mapping[str, torch.Tensor] | None = None,
+    measure: bool = True,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file.
 
@@ -71,11 +73,8 @@ def convert(
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
         source, exclude = open_with_metadata(source, exclude), ()
-    tensors, entries = leave_out(source.tensors, exclude), source.metadata
+    tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
     added = metadata or {}
-    own = source.file.format.entries if source.file else {}
-    if not isinstance(entries, TypedMetadata):
-        entries = {key: text for key, text in entries.items() if own.get(key) != text}
     if target.has_typed_metadata:
         if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
@@ -88,7 +87,9 @@ def convert(
     else:
         converted = {**target.entries, **as_texts(entries, added)}
     options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
-    return save_file(tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=True, **options)
+    return save_file(
+        tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
+    )
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

@@ -17,7 +17,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Choice, choose_types
+from glft_schema.weights.schemes import Choice, Schemes, choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
@@ -27,7 +27,7 @@ def save_file(
     path: StrPath,
     metadata: Mapping[str, Any] | None = None,
     *,
-    schemes: Mapping[str, str] | None = None,
+    schemes: Schemes | None = None,
     alignment: int | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -48,7 +48,7 @@ def save_file(
         metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``. Names override patterns, later patterns override earlier ones. Other tensors
-            keep their type.
+            keep their type. Or a `TypeChooser`.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
         format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import SchemeError, TensorError, alternatives, shown
@@ -22,9 +23,20 @@ class Choice:
     note: str = ""
 
 
+@runtime_checkable
+class TypeChooser(Protocol):
+    """Anything else that chooses types, such as a recipe."""
+
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+        """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
+
+
+Schemes = Mapping[str, str] | TypeChooser
+
+
 def choose_types(
     tensors: Mapping[str, StoredTensor],
-    schemes: Mapping[str, str],
+    schemes: Schemes,
     types: TypeTable[TensorType],
     keep_vectors: bool = False,
 ) -> dict[str, Choice]:
@@ -37,7 +49,8 @@ def choose_types(
 
     Args:
         tensors: by name.
-        schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``.
+        schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``;
+            or a `TypeChooser`.
         types: of the format.
         keep_vectors: whether patterns ignore tensors with fewer than two dims.
 
@@ -46,11 +59,13 @@ def choose_types(
             importance matrix and no tensor has one.
         TensorError: if the type for an exact name, or every type of the format, cannot hold it.
     """
+    if isinstance(schemes, TypeChooser):
+        return schemes.choose(tensors, types)
     if not isinstance(schemes, Mapping):
         raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
     requests: dict[str, list[tuple[str, TensorType]]] = {}
     for key, scheme in schemes.items():
-        type_, names = _type(scheme, types), names_matching(key, tensors)
+        type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
             raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}")
         for name in names:
@@ -58,7 +73,8 @@ def choose_types(
     return {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
 
 
-def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
+def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
+    """Returns the type of a scheme. Raises SchemeError if there is none with an encoder."""
     for type_ in types:
         if isinstance(scheme, str) and type_.scheme == scheme.lower():
             if not type_.has_encoder:
@@ -66,6 +82,11 @@ def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
             return type_
     names = alternatives(type_.scheme for type_ in types if type_.has_encoder)
     raise SchemeError(f"{types.kind} has no type {scheme!r}: expected {names}")
+
+
+def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> Choice:
+    """Returns the type of a tensor that no scheme selects. Raises as `choose_types`."""
+    return _choose(name, tensor, [], types, False)
 
 
 def _choose(
