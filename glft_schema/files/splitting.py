@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import OptionError, alternatives, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
@@ -66,8 +65,7 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
             metadata = file.metadata
             if keys:
                 rest = metadata.without(*(key for key in metadata if key != file.format.alignment_key))
-                counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
-                metadata = (rest if number else metadata) | dict(zip(keys, counts, strict=True))
+                metadata = (rest if number else metadata) | keys.entries(number, len(groups), len(file.tensors))
             written.append(path)
             _write(file, metadata, tensors, path)
         for path in index:

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, SchemeError, shown
+from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.quantizer.recipes import is_kept, recipe_named
@@ -21,11 +23,12 @@ from glft_schema.quantizer.rules import BLOCK, Model, Place, Recipe, Role
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
-from glft_schema.weights.convert import convert
+from glft_schema.weights.convert import as_typed, convert
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
-from glft_schema.weights.schemes import Choice, choose_type, type_named
+from glft_schema.weights.schemes import Choice, Chosen, choose_type, type_named
+from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.weights.stored_tensors import StoredTensor
 
 FLOATS = ("f32", "f16", "bf16")
@@ -72,6 +75,7 @@ class RecipeTypes:
     keep_output: bool = False
     pure: bool = False
     allow_requantize: bool = False
+    in_order: bool = False  # whether tensors keep their order
     keep_floats: bool = True  # of tensors that the recipe leaves alone; otherwise they become F32
 
     def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
@@ -82,7 +86,8 @@ class RecipeTypes:
                 quantized again.
         """
         counts: Counter[Role] = Counter()
-        return {name: self._choose(name, tensors[name], types, counts) for name in sorted(tensors, key=_loading_order)}
+        names = tensors if self.in_order else sorted(tensors, key=_loading_order)
+        return {name: self._choose(name, tensors[name], types, counts) for name in names}
 
     def _choose(self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role]) -> Choice:
         kept = choose_type(name, tensor, types)
@@ -141,6 +146,7 @@ def quantize(
     leave_output_tensor: bool = False,
     pure: bool = False,
     allow_requantize: bool = False,
+    keep_split: bool = False,
     override: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -165,6 +171,8 @@ def quantize(
         leave_output_tensor: keep the type of ``output.weight``.
         pure: give all tensors the recipe's default type.
         allow_requantize: also convert tensors that are quantized already.
+        keep_split: write a set, with the tensors of each file of the source's set.
+            `out` is then the prefix of the file names, with or without ``.gguf``.
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
         dry_run: only return what would be written.
         progress: called after each tensor with its name and the share written, from 0 to 1.
@@ -190,38 +198,62 @@ def quantize(
     for key, value in [*(override or {}).items(), *(_matrix_keys(matrix, importance, columns) if imatrix_keys else ())]:
         added.pop(key, None)  # llama.cpp moves a key that it sets to the end
         added[key] = Typed(value, "uint32") if type(value) is int else value
-    metadata = {key: value.value if isinstance(value, Typed) else value for key, value in added.items()}
+    plain = {key: value.value if isinstance(value, Typed) else value for key, value in added.items()}
     chooser = RecipeTypes(
         recipe,
-        Model.of({**checkpoint.metadata, **metadata}, tensors, bool(columns)),
+        Model.of({**checkpoint.metadata, **plain}, tensors, bool(columns)),
         patterns=[_pattern(*pair) for pair in tensor_types],
         output_type=output_tensor_type,
         embedding_type=token_embedding_type,
         keep_output=leave_output_tensor,
         pure=pure,
         allow_requantize=allow_requantize,
+        in_order=keep_split,
         keep_floats=checkpoint.file is not None and checkpoint.file.format is WITH_TYPES,
     )
     weights = sum(tensor.numel for tensor in tensors.values())
+    stored = with_importance(tensors, columns)
+    groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
+    choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     if dry_run:
-        choices = chooser.choose(with_importance(tensors, columns), WITH_TYPES.types)
         planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
         return Quantized(recipe, planned, weights)
-    kept = checkpoint.metadata
-    if set_again := [key for key in added if key in kept]:
-        kept = kept.without(*set_again)  # type: ignore[attr-defined]
-    checkpoint = checkpoint._replace(tensors=tensors, metadata=kept)
-    written = convert(
-        checkpoint,
-        out,
-        schemes=chooser,
-        metadata=added,
-        format=WITH_TYPES.name,
-        importance=columns,
-        progress=progress,
-        measure=False,
-    )
+    entries = _metadata(checkpoint, added)
+    warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
+    written: list[WrittenTensor] = []
+    for path, group, metadata in zip(*_parts(out, entries, groups, keep_split), strict=True):
+        chosen = Chosen({name: choice for name, choice in choices.items() if name in group})
+        part = checkpoint._replace(tensors={name: stored[name] for name in group}, metadata=metadata)
+        written += convert(part, path, schemes=chosen, format=WITH_TYPES.name, progress=progress, measure=False)
     return Quantized(recipe, written, weights)
+
+
+def _parts(
+    out: StrPath, entries: TypedMetadata, groups: list[list[str]], keep_split: bool
+) -> tuple[list[StrPath], list[list[str]], list[TypedMetadata]]:
+    """Returns path, names of tensors and metadata of each file to write; the first has all keys."""
+    keys, count = WITH_TYPES.shard_keys, len(groups)
+    if not keep_split or keys is None:
+        return [out], groups, [entries]
+    ending, tensors = WITH_TYPES.endings[0], sum(map(len, groups))
+    paths: list[StrPath] = [shard_path(os.fspath(out).removesuffix(ending), number, count, ending) for number in range(count)]
+    others = [WITH_TYPES.metadata.metadata({})] * (count - 1)
+    numbered = [of_file | keys.entries(number, count, tensors) for number, of_file in enumerate([entries, *others])]
+    return paths, groups, numbered
+
+
+def _metadata(checkpoint: Checkpoint, added: Mapping[str, Any]) -> TypedMetadata:
+    """Returns the metadata of a model with entries at its end."""
+    entries = as_typed(checkpoint.own_metadata, {}, WITH_TYPES.metadata)
+    return entries.without(*(key for key in added if key in entries)).with_texts(added)
+
+
+def _files_of_set(checkpoint: Checkpoint) -> list[list[str]]:
+    """Returns the names of the tensors of each file, by offset. Raises OptionError for one file."""
+    shards = checkpoint.file.shards if checkpoint.file else ()
+    if len(shards) < 2:
+        raise OptionError("expected a file of a set for keep_split (--keep-split), found a single file")
+    return [sorted(shard.tensors, key=lambda name: shard.tensors[name].offset) for shard in shards]
 
 
 def _loading_order(name: str) -> tuple[int, bytes]:

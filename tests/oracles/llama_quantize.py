@@ -75,7 +75,7 @@ class Options(ctypes.Structure):
 
 
 def package(cache: Path) -> Path:
-    """Returns the folder of the shared objects in `cache`; skips the test if npm cannot fetch it."""
+    """Returns the folder of the shared objects in `cache`; skips the test if npm has none."""
     folder = cache / "node_modules" / PACKAGE / "bins/linux-x64"
     if not folder.exists():
         if shutil.which("npm") is None:

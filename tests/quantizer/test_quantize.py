@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-import glft_schema as glft
-from glft_schema import SchemeError, Typed, quantize
+from glft_schema import SchemeError, quantize
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from tests.oracles import llama_quantize
 from tests.quantizer import models
