@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -87,7 +87,7 @@ def _value_texts(change: MetadataChange) -> tuple[str, str]:
     return before, after
 
 
-def _is_array(value: Typed | str | None) -> bool:
+def _is_array(value: Typed | str | None) -> TypeGuard[Typed]:
     return isinstance(value, Typed) and value.type.startswith(ARRAY)
 
 
