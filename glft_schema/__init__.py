@@ -50,6 +50,8 @@ from glft_schema.formats.registry import register_format
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
+from glft_schema.quantizer.quantize import Quantized, quantize
+from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
 from glft_schema.tensor_types.engine.differences import NumberErrors
@@ -88,6 +90,8 @@ __all__ = [
     "OptionError",
     "PluginWarning",
     "QuantizationWarning",
+    "Quantized",
+    "Recipe",
     "SchemeError",
     "SimilarKeyWarning",
     "Source",
@@ -122,6 +126,7 @@ __all__ = [
     "open_checkpoint",
     "open_source",
     "parse_source",
+    "quantize",
     "read_gguf_lite",
     "read_importance",
     "register_format",

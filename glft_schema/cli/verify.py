@@ -174,10 +174,10 @@ def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
 def fits_outcome(adapter: File, base: File) -> Outcome:
     """Tells whether an adapter fits a model."""
     found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
-    verdict = (
-        f"does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}" if found else f"fits {safe(base.name)}"
-    )
-    lines = [f"{safe(adapter.name)} {verdict}", *(_findings(found, False) if found else [])]
+    lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
+    if found:
+        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}"]
+        lines += _findings(found, False)
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
 

@@ -118,7 +118,7 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
     text = tmp_path / "text"
     text.write_text("hello")
     (tmp_path / "cut").write_bytes(golden("four_types")[:60])
-    magic = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
+    magic = "header -> magic: expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found"
     no_file = "No such file or directory"
     for command, *parts in (
         (["inspect", tmp_path / "missing"], f"missing: {no_file}"),
@@ -134,7 +134,7 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
         (["convert", source, out, "--scheme", "fc.wieght=f16"], "did you mean 'fc.weight'"),
         (
             ["convert", source, out, "--scheme", "fc.*=q5"],
-            "glft: expected a tensor type (f32, f16, q8_per_channel, q4_per_group_64), found 'q5'",
+            "glft: GLFT has no type 'q5': expected f32, f16, q8_per_channel or q4_per_group_64",
         ),
         (["convert", source, out, "--metadata", "novalue"], "glft: expected KEY=VALUE, found 'novalue'"),
         (

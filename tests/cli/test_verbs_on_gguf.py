@@ -54,7 +54,7 @@ def test_convert_a_checkpoint(source: Path, tmp_path: Path) -> None:
         ("--metadata", "toy.n:uint16=x", "expected a value in JSON for 'toy.n:uint16', found 'x'"),
         ("--metadata", "No=x", "[gguf-key]", "expected lower_snake_case segments"),
         ("--rules", "spce", "glft: expected one of spec, ggml, rust, required, found 'spce'"),
-        ("--format", "onnx", "glft: expected GLFT or GGUF or safetensors, found 'onnx'"),
+        ("--format", "onnx", "glft: expected GLFT, GGUF or safetensors, found 'onnx'"),
     ):
         assert_refused(glft("convert", source, out, option, value), *parts)
     assert glft("convert", source, tmp_path / "CAPITALS.GGUF").returncode == 0
