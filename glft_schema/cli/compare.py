@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import typer
 
@@ -81,13 +81,13 @@ def _value_texts(change: MetadataChange) -> tuple[str, str]:
     arrays = [version.value for version in change[1:] if _is_array(version)]
     start = 0
     if len(arrays) == 2:
-        ends = (i for i, (one, other) in enumerate(zip(*arrays, strict=False)) if one != other)
-        start = next(ends, min(map(len, arrays)))
+        pairs = enumerate(zip(*map(as_json_value, arrays), strict=False))  # lists, in which NaN is text
+        start = next((i for i, (one, other) in pairs if one != other), min(map(len, arrays)))
     before, after = ("" if version is None else _value_text(version, start) for version in change[1:])
     return before, after
 
 
-def _is_array(value: Typed | str | None) -> bool:
+def _is_array(value: Typed | str | None) -> TypeGuard[Typed]:
     return isinstance(value, Typed) and value.type.startswith(ARRAY)
 
 

@@ -264,7 +264,7 @@ def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path 
     parts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
     lines = [f"{safe(file.name)} {verdict} from {base}: {parts or 'no tensors'}"]
     if unconfirmed:
-        head = ("tensor", "dtype", "verdict", "problem", "bytes", "from encoding", "from base", "encoding's")
+        head = ("tensor", "dtype", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
         rows = [
             (safe(d.name), str(d.type or ""), d.verdict, d.problem, _percent(d.differing), *map(_relative, d[-3:]))
             for d in unconfirmed
