@@ -69,9 +69,9 @@ def quantize(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes, but write nothing.")] = False,
 ) -> None:
-    """Quantizes a model to a GGUF file, with the bytes that llama-quantize writes.
+    """Quantizes a model to a GGUF file, as llama-quantize does.
 
-    A file type gives each tensor a type by its role, such as q6_k to some of attn_v and q4_k to
+    OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role, such as q6_k to some of attn_v and q4_k to
     most others in Q4_K_M. Norms, biases and small tensors keep their types. If the rows of a tensor
     are no multiple of the type's blocks, a type with smaller blocks is used. The report counts
     these tensors.

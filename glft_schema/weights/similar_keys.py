@@ -25,9 +25,8 @@ def similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
     if keys is None:
         return None
     is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
-    return next(
-        (slip for slip in _slips(key) if keys.type_of(slip, False) is not None and (not is_known or slip in metadata)), None
-    )
+    known = (slip for slip in _slips(key) if slip != key and keys.type_of(slip, False) is not None)
+    return next((slip for slip in known if not is_known or slip in metadata), None)
 
 
 def _slips(key: str) -> Iterator[str]:

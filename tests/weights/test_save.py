@@ -243,7 +243,7 @@ def test_the_name_is_that_of_the_mapping(path: Path) -> None:
     ("arguments", "error", "message"),
     [
         ({"tensors": [1]}, OptionError, r"expected tensors by name, such as model.state_dict\(\), found \[1\]"),
-        ({"schemes": Q4}, SchemeError, "expected a mapping of names or patterns to types"),
+        ({"schemes": Q4}, SchemeError, "expected names or patterns with types, as a mapping or pairs"),
         ({"schemes": {1: Q4}}, SchemeError, "expected a name or pattern, found 1"),
         ({"schemes": {"*": None}}, SchemeError, "GLFT has no type None: expected f32, f16, "),
         ({"metadata": ["a=1"]}, FormatError, "expected a mapping of text to text"),
