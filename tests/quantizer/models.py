@@ -76,7 +76,7 @@ def tensors(
 def write(path: Path, metadata: Mapping[str, Any], weights: Mapping[str, torch.Tensor], type_: str = "f32") -> None:
     """Writes a model."""
     schemes = {name: type_ for name, tensor in weights.items() if tensor.dim() > 1}
-    save_file(weights, path, metadata, schemes=schemes)
+    save_file(weights, path, metadata, schemes=schemes, rules=[])
 
 
 @st.composite
