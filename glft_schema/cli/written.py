@@ -10,7 +10,7 @@ from glft_schema.display import aligned
 from glft_schema.errors import safe
 from glft_schema.weights.payloads import WrittenTensor
 
-FOUND = re.compile(r", found \[[\d, ]*\]")
+FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:
