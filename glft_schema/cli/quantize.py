@@ -30,7 +30,8 @@ def quantize(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Model: a GGUF file, or a file of a set.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
     recipe: Annotated[
-        str, typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, or its code. See glft schema recipes.")
+        str,
+        typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, its code, or a recipe file: glft schema recipes."),
     ],
     imatrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
