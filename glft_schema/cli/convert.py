@@ -85,7 +85,7 @@ def convert(
         refuse_overwriting(out, source)
         target = target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude or [])
+            checkpoint = open_with_metadata(source, exclude or [], target)
         typed = target.has_typed_metadata or has_types(checkpoint.metadata)
         importance = None
         if imatrix is not None:
@@ -105,6 +105,8 @@ def convert(
                 progress=bar,
                 importance=importance,
             )
+    if checkpoint.family:
+        echo(f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {checkpoint.family} family")
     echo(*report(written, out))
 
 

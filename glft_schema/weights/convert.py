@@ -70,14 +70,14 @@ def convert(
     """
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
-        source, exclude = open_with_metadata(source, exclude), ()
+        source, exclude = open_with_metadata(source, exclude, target), ()
     tensors, entries = leave_out(source.tensors, exclude), source.metadata
     added = metadata or {}
     own = source.file.format.entries if source.file else {}
     if not isinstance(entries, TypedMetadata):
         entries = {key: text for key, text in entries.items() if own.get(key) != text}
     if target.has_typed_metadata:
-        if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
+        if rules is None and not source.family and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
     elif target.metadata is None:

@@ -1,0 +1,205 @@
+"""Opens Hugging Face folders as GGUF models: tensors by their names there, and typed metadata."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
+from glft_schema.families.declarations import FAMILIES, FLOAT32, Family, Row
+from glft_schema.families.libraries import keys_of, library
+from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file
+from glft_schema.families.vocabulary import vocabulary_keys
+from glft_schema.files.container import open as open_container
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.storage.source import StrPath
+
+SUFFIXES = (".weight", ".bias")
+FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}  # llama.cpp's numbers, by the dtype of matrices
+POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
+    ("pooling_mode_mean_tokens", "mean", 1),
+    ("pooling_mode_cls_token", "cls", 2),
+    ("pooling_mode_lasttoken", "lasttoken", 3),
+)
+NUMBER = re.compile(r"\{(\w)\}")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Hugging Face folder as a GGUF model.
+
+    Attributes:
+        family: its declaration.
+        tensors: by name in GGUF.
+        metadata: typed.
+    """
+
+    family: Family
+    tensors: Mapping[str, LazyTensor]
+    metadata: TypedMetadata
+
+
+def is_model_folder(path: StrPath) -> bool:
+    """Returns whether a path is a folder with a config.json."""
+    return (Path(path) / CONFIG).is_file()
+
+
+def open_folder(path: StrPath) -> Model:
+    """Opens a Hugging Face folder of a declared family.
+
+    Raises:
+        FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
+            is missing or unknown, or the weights are not a valid set.
+        TensorError: if the family has no such tensor, or the tensor does not fit the config.
+        OptionError: if a library of the extra ``hf`` is missing.
+        OSError: if a file is missing or cannot be read.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    family = family_of(config, folder)
+    values = metadata_of(config, family.keys, family.arch)
+    file = open_container(folder)
+    tensors = gguf_tensors({name: of_file(tensor) for name, tensor in file.tensors.items()}, family, config)
+    entries = {
+        **general_keys(folder, tensors, family),
+        **values,
+        "general.file_type": FILE_TYPES[matrix_dtype(tensors)],
+        **pooling_keys(folder, family),
+        "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
+        **vocabulary_keys(folder, family, config),
+    }
+    return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
+
+
+def family_of(config: Config, folder: Path) -> Family:
+    """Returns the family of a config. Raises FormatError if none has its architecture."""
+    names = config.get("architectures") or [None]
+    for family in FAMILIES:
+        if names[0] in family.architectures:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.architectures)
+    problem = f"expected a known architecture ({known}), found {shown(names[0])}: use llama.cpp's converter"
+    raise FormatError(problem, "architectures", file=str(folder / CONFIG))
+
+
+def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
+    """Returns the tensors of a folder by their names in GGUF.
+
+    Raises:
+        TensorError: if the family has no such tensor, a tensor of a stack is missing, or a shape
+            does not fit the config.
+    """
+    found: dict[str, LazyTensor] = {}
+    stacks: dict[str, dict[int, LazyTensor]] = {}
+    names = Names(family, config)
+    for stored in sorted(tensors):
+        name = stored.removeprefix(family.prefix)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
+            continue
+        row, numbers, suffix = names.row_of(name)
+        parts = [tensors[stored]]
+        targets = names.in_gguf(row, numbers, suffix)
+        if row.operation.stacks:
+            stack = stacks.setdefault(targets[0], {})
+            stack[int(numbers["e"])] = parts[0]
+            if len(stack) < config[row.operation.stacks]:
+                continue
+            parts = [stack[number] for number in sorted(stacks.pop(targets[0]))]
+        operation = row.operation
+        results = applied(lambda values, operation=operation: operation.to_gguf(values, config), parts, stored)  # type: ignore[misc]
+        for target, result in zip(targets, parts if operation is KEEP else results, strict=True):
+            found[target] = as_float32(result) if is_float32(target, result.shape) else result
+    if stacks:
+        name, stack = next(iter(stacks.items()))
+        raise TensorError(f"expected a tensor of each expert, found {len(stack)}", name)
+    return found
+
+
+def is_float32(name: str, shape: tuple[int, ...]) -> bool:
+    """Returns whether GGUF holds a tensor in float32 even if others are narrower."""
+    return len(shape) < 2 or name.endswith(("_norm.weight", *FLOAT32)) or not name.endswith(".weight")
+
+
+class Names:
+    """The names of a family's tensors."""
+
+    def __init__(self, family: Family, config: Config) -> None:
+        gguf = library("gguf")
+        arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+        self._map = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+        self._patterns = [(re.compile(_pattern(row.name)), row) for row in family.rows]
+        self._family = family
+
+    def row_of(self, name: str) -> tuple[Row, dict[str, str], str]:
+        """Returns the row of a tensor in a folder, the numbers in its name, and its suffix.
+
+        Raises TensorError if there is none.
+        """
+        for pattern, row in self._patterns:
+            if match := pattern.fullmatch(name):
+                numbers = match.groupdict()
+                return row, numbers, numbers.pop("suffix") or SUFFIXES[0]
+        raise TensorError(f"the {self._family.arch} family has no such tensor: exclude it, or use llama.cpp's converter", name)
+
+    def in_gguf(self, row: Row, numbers: Mapping[str, str], suffix: str) -> list[str]:
+        """Returns the names in GGUF. Raises TensorError if there is none, as for a block too many."""
+        names = [name.format_map(numbers) + suffix for name in row.mapped or (row.name,)]
+        found = [self._map.get_name(name, try_suffixes=SUFFIXES) for name in names]
+        if None in found:
+            raise TensorError("expected a block of the config's num_hidden_layers, found another", names[0])
+        return found
+
+
+def _pattern(name: str) -> str:
+    """Returns the regular expression of a row's names, with groups for numbers and the suffix."""
+    parts = re.split(NUMBER, name)
+    groups = [f"(?P<{part}>[0-9]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)]
+    return "".join(groups) + r"(?P<suffix>\.weight|\.bias|)"
+
+
+def matrix_dtype(tensors: Mapping[str, LazyTensor]) -> torch.dtype:
+    """Returns the dtype of the first matrix that GGUF does not always hold in float32."""
+    return next((t.dtype for name, t in tensors.items() if not is_float32(name, t.shape)), torch.float32)
+
+
+def general_keys(folder: Path, tensors: Mapping[str, LazyTensor], family: Family) -> dict[str, Typed]:
+    """Returns the keys ``general.*`` by the model card, the config and the folder's name."""
+    gguf = library("gguf")
+    writer = gguf.GGUFWriter(path=None, arch=family.arch)
+    for name, tensor in tensors.items():  # for their count
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), 0)
+    total, *counts = writer.get_total_parameter_count()
+    metadata = gguf.Metadata.load(None, folder, None, total)
+    metadata.name = metadata.name or folder.resolve().name
+    metadata.size_label = metadata.size_label or gguf.size_label(total, *counts)
+    writer.add_type(gguf.GGUFType.MODEL)
+    metadata.set_gguf_meta_model(writer)
+    return keys_of(writer)
+
+
+def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
+    """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
+
+    Raises:
+        FormatError: if llama.cpp has no such pooling.
+    """
+    path = folder / "modules.json"
+    modules = read_json(path, list) if path.is_file() else []
+    for module in modules:
+        if module["type"].endswith("Pooling"):
+            path = folder / module["path"] / CONFIG
+            pooling = read_json(path)
+            for flag, mode, number in POOLINGS:
+                if pooling.get(flag) or pooling.get("pooling_mode") == mode:
+                    return {f"{family.arch}.pooling_type": number}
+            raise FormatError("expected pooling by the mean, the CLS token or the last token, found another", file=str(path))
+    return {}
