@@ -1,1 +1,1 @@
-"""Hugging Face folders as GGUF models: names, values, config and vocabulary of declared families."""
+"""Hugging Face folders as GGUF models: tables of names, values, config and vocabulary."""

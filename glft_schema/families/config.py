@@ -24,6 +24,9 @@ SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
 }
 
 
+ALIASES = {"num_local_experts": "num_experts"}  # names of fields in some versions of transformers
+
+
 class Required:
     """The default of a field without a default."""
 
@@ -47,7 +50,7 @@ class Key(NamedTuple):
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Returns the object in a JSON file, or its list. Raises FormatError for others, and OSError."""
+    """Returns the object or list in a JSON file. Raises FormatError for other content."""
     try:
         found = json.loads(read_regular(path).decode("utf-8"))
     except (ValueError, RecursionError):
@@ -69,7 +72,7 @@ def read_config(folder: Path) -> Config:
         OSError: if it cannot be read.
     """
     stored = read_json(folder / CONFIG)
-    config = {field: value for field, value in stored.items() if value is not None}
+    config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
     rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **config.get("rope_scaling", {})}
     if "full_attention" in rope:
         config[f"{ROPE}.swa_theta"] = rope["sliding_attention"].get("rope_theta")
@@ -105,7 +108,7 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
         else:
             value = config[field]
         if value is not None:
-            found[f"{arch}.{key}"] = value
+            found[_full(key, arch)] = value
     return found
 
 
@@ -117,9 +120,9 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
     """
     config: Config = {}
     for key, field, default in keys:
-        value = metadata.get(f"{arch}.{key}")
+        value = metadata.get(_full(key, arch))
         if value is None and default is Required:
-            raise FormatError(f"expected the key {arch}.{key}, found none", "metadata")
+            raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
         if value is not None and field:
             config[field] = value
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
@@ -127,3 +130,8 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
             config[name] = config.pop(field)
     scaling = {field.removeprefix(f"{SCALED}."): config.pop(field) for field in list(config) if field.startswith(SCALED)}
     return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _full(key: str, arch: str) -> str:
+    """Returns a key with the architecture's name, unless it begins with ``general.``."""
+    return key if key.startswith("general.") else f"{arch}.{key}"

@@ -10,11 +10,24 @@ configuration classes of transformers 5.23 for the defaults.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from glft_schema.families.config import Config, Key
-from glft_schema.families.operations import KEEP, Operation, PermuteRows
+from glft_schema.families.operations import (
+    KEEP,
+    Operation,
+    PermuteRows,
+    PlusOne,
+    SplitRows,
+    Stack,
+    Transpose,
+    llama3_factors,
+    longrope_factors,
+)
+from glft_schema.lazy import torch
 
 FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # matrices that GGUF holds in float32
 
@@ -48,6 +61,7 @@ class Family:
         vocabularies: kinds of vocabulary, tried in this order; see `vocabulary`.
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
+        generated: returns tensors of GGUF that the folder has in its config, by name.
         constants: other fields of config.json in a folder that we write.
     """
 
@@ -59,7 +73,13 @@ class Family:
     vocabularies: tuple[str, ...]
     dropped: tuple[str, ...] = ()
     prefix: str = ""
+    generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
     constants: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def keys_by_name(self) -> dict[str, Key]:
+        """The keys, without the architecture's name."""
+        return {key.key: key for key in self.keys}
 
 
 def head_size(config: Config) -> int:
@@ -70,6 +90,20 @@ def head_size(config: Config) -> int:
 def head_count(config: Config) -> int:
     """Returns the number of heads."""
     return int(config["num_attention_heads"])
+
+
+def rotated(config: Config) -> int:
+    """Returns how many columns of a head phi3 rotates."""
+    return int(config.get("rope.partial_rotary_factor", 1.0) * config["hidden_size"]) // int(config["num_attention_heads"])
+
+
+def longrope_attention(config: Config) -> float | None:
+    """Returns the factor of attention with phi3's longrope scaling, or None without it."""
+    if "rope.long_factor" not in config:
+        return None
+    context = config.get("original_max_position_embeddings", 4096)
+    scale = config["max_position_embeddings"] / context
+    return math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
 
 
 # fmt: off
@@ -101,6 +135,15 @@ HEAD_SIZE = (
     Key("attention.key_length",               "head_dim", head_size),
     Key("attention.value_length",             "head_dim", head_size),
 )
+OWN_HEAD_SIZE = (  # only if the config has it
+    Key("attention.key_length",               "head_dim", None),
+    Key("attention.value_length",             "head_dim", None),
+)
+SIZE_128 = (
+    Key("attention.key_length",               "head_dim", 128),
+    Key("attention.value_length",             "head_dim", 128),
+)
+FILE_TYPE = Key("general.file_type",          "", 0)  # set later; here for the order of keys
 
 EMBEDDINGS = (
     Row("model.embed_tokens"),
@@ -115,6 +158,10 @@ BLOCKS = (
 VALUES = (
     Row("model.layers.{i}.self_attn.v_proj"),
     Row("model.layers.{i}.self_attn.o_proj"),
+)
+HEAD_NORMS = (
+    Row("model.layers.{i}.self_attn.q_norm"),
+    Row("model.layers.{i}.self_attn.k_norm"),
 )
 FEED_FORWARD = (
     Row("model.layers.{i}.mlp.gate_proj"),
@@ -132,12 +179,13 @@ LLAMA = Family(
         *FEED_FORWARD,
     ),
     keys=(
-        *SIZES, *HEADS, *RMS, *HEAD_SIZE,
+        *SIZES, *HEADS, *RMS, *HEAD_SIZE, FILE_TYPE,
         Key("vocab_size",                     "vocab_size"),
         Key("rope.dimension_count",           "head_dim", head_size),
     ),
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
     dropped=("*.rotary_emb.inv_freq",),
+    generated=llama3_factors,
 )
 BERT = Family(
     "bert", ("BertModel", "BertForMaskedLM"), "bert",
@@ -158,12 +206,141 @@ BERT = Family(
     keys=(
         *SIZES,
         Key("attention.layer_norm_epsilon",   "layer_norm_eps", 1e-12),
+        FILE_TYPE,
         Key("attention.causal",               "", False),
     ),
     vocabularies=("wordpiece",),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
 )
+QWEN2 = Family(
+    "qwen2", ("Qwen2ForCausalLM",), "qwen2",
+    rows=(
+        *BLOCKS,
+        Row("model.layers.{i}.self_attn.q_proj"),
+        Row("model.layers.{i}.self_attn.k_proj"),
+        *VALUES,
+        *FEED_FORWARD,
+    ),
+    keys=(*SIZES, *HEADS, *RMS, *OWN_HEAD_SIZE, FILE_TYPE),
+    vocabularies=("sentencepiece", "bpe"),
+)
+QWEN3 = Family(
+    "qwen3", ("Qwen3ForCausalLM",), "qwen3",
+    rows=(*QWEN2.rows, *HEAD_NORMS),
+    keys=(*SIZES, *HEADS, *RMS, *SIZE_128, FILE_TYPE),
+    vocabularies=("sentencepiece", "bpe"),
+)
+QWEN3MOE = Family(
+    "qwen3moe", ("Qwen3MoeForCausalLM",), "qwen3_moe",
+    rows=(
+        *QWEN3.rows,
+        Row("model.layers.{i}.mlp.gate"),
+        Row("model.layers.{i}.mlp.experts.{e}.down_proj", Stack("num_experts"), ("model.layers.{i}.mlp.experts.down_proj",)),
+        Row("model.layers.{i}.mlp.experts.{e}.gate_proj", Stack("num_experts"), ("model.layers.{i}.mlp.experts.gate_proj",)),
+        Row("model.layers.{i}.mlp.experts.{e}.up_proj",   Stack("num_experts"), ("model.layers.{i}.mlp.experts.up_proj",)),
+        Row("model.layers.{i}.mlp.experts.down_proj", written=False),
+        Row("model.layers.{i}.mlp.experts.gate_up_proj", SplitRows(),
+            ("model.layers.{i}.mlp.experts.gate_proj", "model.layers.{i}.mlp.experts.up_proj"), written=False),
+    ),
+    keys=(
+        *SIZES, *HEADS, *RMS,
+        Key("expert_count",                   "num_experts"),
+        Key("expert_used_count",              "num_experts_per_tok"),
+        *OWN_HEAD_SIZE, FILE_TYPE,
+        Key("expert_feed_forward_length",     "moe_intermediate_size"),
+    ),
+    vocabularies=("bpe",),
+)
+GEMMA3 = Family(
+    "gemma3", ("Gemma3ForCausalLM",), "gemma3_text",
+    rows=(
+        *EMBEDDINGS,
+        Row("model.norm", PlusOne()),
+        Row("model.layers.{i}.input_layernorm", PlusOne()),
+        Row("model.layers.{i}.post_attention_layernorm", PlusOne()),
+        Row("model.layers.{i}.pre_feedforward_layernorm", PlusOne()),
+        Row("model.layers.{i}.post_feedforward_layernorm", PlusOne()),
+        Row("model.layers.{i}.self_attn.q_norm", PlusOne()),
+        Row("model.layers.{i}.self_attn.k_norm", PlusOne()),
+        Row("model.layers.{i}.self_attn.q_proj"),
+        Row("model.layers.{i}.self_attn.k_proj"),
+        *VALUES,
+        *FEED_FORWARD,
+    ),
+    keys=(
+        Key("block_count",                    "num_hidden_layers"),
+        Key("context_length",                 "max_position_embeddings", 131072),
+        Key("embedding_length",               "hidden_size"),
+        Key("feed_forward_length",            "intermediate_size"),
+        Key("attention.head_count",           "num_attention_heads", 8),
+        Key("attention.head_count_kv",        "num_key_value_heads", 4),
+        *SCALING,
+        Key("rope.freq_base",                 "rope.rope_theta", 1_000_000.0),
+        Key("rope.freq_base_swa",             "rope.swa_theta", 10_000.0),
+        *RMS,
+        Key("attention.key_length",           "head_dim", 256),
+        Key("attention.value_length",         "head_dim", 256),
+        FILE_TYPE,
+        Key("final_logit_softcapping",        "final_logit_softcapping", None),
+        Key("attention.sliding_window",       "sliding_window", 4096),
+    ),
+    vocabularies=("gemma sentencepiece", "bpe"),
+)
+PHI3 = Family(
+    "phi3", ("Phi3ForCausalLM",), "phi3",
+    rows=(
+        *BLOCKS,
+        Row("model.layers.{i}.self_attn.qkv_proj"),
+        Row("model.layers.{i}.self_attn.o_proj"),
+        Row("model.layers.{i}.mlp.gate_up_proj"),
+        Row("model.layers.{i}.mlp.down_proj"),
+    ),
+    keys=(
+        Key("rope.scaling.attn_factor",       "", longrope_attention),
+        Key("context_length",                 "max_position_embeddings"),
+        Key("rope.scaling.original_context_length", "original_max_position_embeddings", 4096),
+        Key("embedding_length",               "hidden_size"),
+        Key("feed_forward_length",            "intermediate_size"),
+        Key("block_count",                    "num_hidden_layers"),
+        Key("attention.head_count",           "num_attention_heads"),
+        Key("attention.head_count_kv",        "num_key_value_heads", head_count),
+        *RMS,
+        Key("rope.dimension_count",           "", rotated),
+        Key("rope.freq_base",                 "rope.rope_theta", 10000.0),
+        FILE_TYPE,
+        Key("attention.sliding_window",       "sliding_window", 0),
+    ),
+    vocabularies=("phi3 sentencepiece", "bpe"),
+    generated=longrope_factors,
+)
+GPT2 = Family(
+    "gpt2", ("GPT2LMHeadModel",), "gpt2",
+    rows=(
+        Row("wte"),
+        Row("wpe"),
+        Row("ln_f"),
+        Row("h.{i}.ln_1"),
+        Row("h.{i}.ln_2"),
+        Row("h.{i}.attn.c_attn", Transpose()),
+        Row("h.{i}.attn.c_proj", Transpose()),
+        Row("h.{i}.mlp.c_fc", Transpose()),
+        Row("h.{i}.mlp.c_proj", Transpose()),
+        Row("lm_head"),
+    ),
+    keys=(
+        Key("block_count",                    "n_layer"),
+        Key("context_length",                 "n_positions"),
+        Key("embedding_length",               "n_embd"),
+        Key("feed_forward_length",            "n_inner", lambda config: 4 * int(config["n_embd"])),
+        Key("attention.head_count",           "n_head"),
+        Key("attention.layer_norm_epsilon",   "layer_norm_epsilon", 1e-5),
+        FILE_TYPE,
+    ),
+    vocabularies=("bpe",),
+    dropped=("*.attn.bias", "*.attn.masked_bias"),
+    prefix="transformer.",
+)
 # fmt: on
 
-FAMILIES = (LLAMA, BERT)
+FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3MOE, GEMMA3, PHI3, GPT2, BERT)

@@ -16,7 +16,7 @@ from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
 from glft_schema.families.declarations import FAMILIES, FLOAT32, Family, Row
 from glft_schema.families.libraries import keys_of, library
-from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file
+from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file, of_values
 from glft_schema.families.vocabulary import vocabulary_keys
 from glft_schema.files.container import open as open_container
 from glft_schema.formats.registry import WITH_TYPES
@@ -68,7 +68,8 @@ def open_folder(path: StrPath) -> Model:
     family = family_of(config, folder)
     values = metadata_of(config, family.keys, family.arch)
     file = open_container(folder)
-    tensors = gguf_tensors({name: of_file(tensor) for name, tensor in file.tensors.items()}, family, config)
+    names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
+    tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
     entries = {
         **general_keys(folder, tensors, family),
         **values,
@@ -98,10 +99,10 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
         TensorError: if the family has no such tensor, a tensor of a stack is missing, or a shape
             does not fit the config.
     """
-    found: dict[str, LazyTensor] = {}
+    found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
-    names = Names(family, config)
-    for stored in sorted(tensors):
+    names = Names(family, config[family.keys_by_name["block_count"].field])
+    for stored in tensors:
         name = stored.removeprefix(family.prefix)
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
             continue
@@ -132,10 +133,10 @@ def is_float32(name: str, shape: tuple[int, ...]) -> bool:
 class Names:
     """The names of a family's tensors."""
 
-    def __init__(self, family: Family, config: Config) -> None:
+    def __init__(self, family: Family, block_count: int) -> None:
         gguf = library("gguf")
         arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
-        self._map = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+        self._map = gguf.get_tensor_name_map(arch, block_count)
         self._patterns = [(re.compile(_pattern(row.name)), row) for row in family.rows]
         self._family = family
 
@@ -151,7 +152,7 @@ class Names:
         raise TensorError(f"the {self._family.arch} family has no such tensor: exclude it, or use llama.cpp's converter", name)
 
     def in_gguf(self, row: Row, numbers: Mapping[str, str], suffix: str) -> list[str]:
-        """Returns the names in GGUF. Raises TensorError if there is none, as for a block too many."""
+        """Returns the names in GGUF. Raises TensorError if the block is not in the config."""
         names = [name.format_map(numbers) + suffix for name in row.mapped or (row.name,)]
         found = [self._map.get_name(name, try_suffixes=SUFFIXES) for name in names]
         if None in found:

