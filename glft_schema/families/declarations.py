@@ -62,7 +62,7 @@ class Family:
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
         generated: returns tensors of GGUF that the folder has in its config, by name.
-        constants: other fields of config.json in a folder that we write.
+        assumed: fields of config.json with the value that llama.cpp assumes.
     """
 
     arch: str
@@ -74,7 +74,7 @@ class Family:
     dropped: tuple[str, ...] = ()
     prefix: str = ""
     generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
-    constants: dict[str, Any] = field(default_factory=dict)
+    assumed: dict[str, Any] = field(default_factory=dict)
 
     @property
     def keys_by_name(self) -> dict[str, Key]:
@@ -186,6 +186,7 @@ LLAMA = Family(
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
     dropped=("*.rotary_emb.inv_freq",),
     generated=llama3_factors,
+    assumed={"hidden_act": "silu"},
 )
 BERT = Family(
     "bert", ("BertModel", "BertForMaskedLM"), "bert",
@@ -212,6 +213,7 @@ BERT = Family(
     vocabularies=("wordpiece",),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
+    assumed={"hidden_act": "gelu"},
 )
 QWEN2 = Family(
     "qwen2", ("Qwen2ForCausalLM",), "qwen2",
@@ -224,12 +226,14 @@ QWEN2 = Family(
     ),
     keys=(*SIZES, *HEADS, *RMS, *OWN_HEAD_SIZE, FILE_TYPE),
     vocabularies=("sentencepiece", "bpe"),
+    assumed={"hidden_act": "silu"},
 )
 QWEN3 = Family(
     "qwen3", ("Qwen3ForCausalLM",), "qwen3",
     rows=(*QWEN2.rows, *HEAD_NORMS),
     keys=(*SIZES, *HEADS, *RMS, *SIZE_128, FILE_TYPE),
     vocabularies=("sentencepiece", "bpe"),
+    assumed={"hidden_act": "silu"},
 )
 QWEN3MOE = Family(
     "qwen3moe", ("Qwen3MoeForCausalLM",), "qwen3_moe",
@@ -251,6 +255,7 @@ QWEN3MOE = Family(
         Key("expert_feed_forward_length",     "moe_intermediate_size"),
     ),
     vocabularies=("bpe",),
+    assumed={"hidden_act": "silu", "norm_topk_prob": True},
 )
 GEMMA3 = Family(
     "gemma3", ("Gemma3ForCausalLM",), "gemma3_text",
@@ -286,6 +291,7 @@ GEMMA3 = Family(
         Key("attention.sliding_window",       "sliding_window", 4096),
     ),
     vocabularies=("gemma sentencepiece", "bpe"),
+    assumed={"hidden_activation": "gelu_pytorch_tanh"},
 )
 PHI3 = Family(
     "phi3", ("Phi3ForCausalLM",), "phi3",
@@ -313,6 +319,7 @@ PHI3 = Family(
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
+    assumed={"hidden_act": "silu"},
 )
 GPT2 = Family(
     "gpt2", ("GPT2LMHeadModel",), "gpt2",
@@ -340,6 +347,7 @@ GPT2 = Family(
     vocabularies=("bpe",),
     dropped=("*.attn.bias", "*.attn.masked_bias"),
     prefix="transformer.",
+    assumed={"activation_function": "gelu_new"},
 )
 # fmt: on
 

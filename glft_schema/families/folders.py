@@ -82,10 +82,19 @@ def open_folder(path: StrPath) -> Model:
 
 
 def family_of(config: Config, folder: Path) -> Family:
-    """Returns the family of a config. Raises FormatError if none has its architecture."""
+    """Returns the family of a config.
+
+    Raises:
+        FormatError: if none has its architecture, or a field has not the value that llama.cpp
+            assumes.
+    """
     names = config.get("architectures") or [None]
     for family in FAMILIES:
         if names[0] in family.architectures:
+            for field, value in family.assumed.items():
+                if config.get(field, value) != value:
+                    problem = f"expected {value!r}, as llama.cpp assumes, found {shown(config[field])}"
+                    raise FormatError(problem, field, file=str(folder / CONFIG))
             return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
     problem = f"expected a known architecture ({known}), found {shown(names[0])}: use llama.cpp's converter"

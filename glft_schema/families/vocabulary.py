@@ -96,19 +96,24 @@ def bpe_with_bytes(writer: Any, folder: Path, config: Config, settings: Config) 
     if model["type"] != "BPE" or not model.get("byte_fallback"):
         return False
     tokenizer = library("tokenizers").Tokenizer.from_file(str(folder / TOKENIZER))
-    added = tokenizer.get_added_tokens_decoder()
+    special = {_content(mark) for name, mark in settings.items() if name.endswith("_token") and not isinstance(mark, bool)}
     tokens = []
-    for number, text in sorted((number, text) for text, number in tokenizer.get_vocab(True).items()):
+    for _, text in sorted((number, text) for text, number in tokenizer.get_vocab(True).items()):
         if ANY_BYTE.fullmatch(text):
             type_ = BYTE
-        elif number in added:
-            type_ = CONTROL if added[number].special else (USER_DEFINED if text not in model["vocab"] else NORMAL)
+        elif text in special:
+            type_ = CONTROL
         else:
-            type_ = NORMAL
+            type_ = NORMAL if text in model["vocab"] else USER_DEFINED
         tokens.append(Token(text, type_, ADDED_SCORE))
     _add_tokens(writer, "llama", "default", tokens, scores=True)
     _add_special(writer, folder, n_vocab=len(tokens))
     return True
+
+
+def _content(mark: Any) -> Any:
+    """Returns the text of a special token, which may be given with its flags."""
+    return mark.get("content") if isinstance(mark, dict) else mark
 
 
 def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, phi3: bool = False) -> bool:

