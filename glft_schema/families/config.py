@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,12 +27,8 @@ SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
 ALIASES = {"num_local_experts": "num_experts"}  # names of fields in some versions of transformers
 
 
-class Required:
-    """The default of a field without a default."""
-
-
+REQUIRED: Any = object()  # the default of a field without a default
 Config = dict[str, Any]
-Default = Any | Callable[[Config], Any] | type[Required]
 
 
 class Key(NamedTuple):
@@ -46,7 +42,7 @@ class Key(NamedTuple):
 
     key: str
     field: str
-    default: Default = Required
+    default: Any = REQUIRED
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -100,7 +96,7 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
     found = {}
     for key, field, default in keys:
         if field not in config:
-            if default is Required:
+            if default is REQUIRED:
                 raise FormatError(f"expected the field {field}, found none", CONFIG)
             value = default(config) if callable(default) else default
             if field:
@@ -121,7 +117,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
     config: Config = {}
     for key, field, default in keys:
         value = metadata.get(_full(key, arch))
-        if value is None and default is Required:
+        if value is None and default is REQUIRED:
             raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
         if value is not None and field:
             config[field] = value

@@ -24,7 +24,6 @@ from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 
 SUFFIXES = (".weight", ".bias")
-FILE_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 32}  # llama.cpp's numbers, by the dtype of matrices
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
@@ -73,7 +72,7 @@ def open_folder(path: StrPath) -> Model:
     entries = {
         **general_keys(folder, tensors, family),
         **values,
-        "general.file_type": FILE_TYPES[matrix_dtype(tensors)],
+        "general.file_type": file_type(tensors),
         **pooling_keys(folder, family),
         "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
         **vocabulary_keys(folder, family, config),
@@ -176,9 +175,10 @@ def _pattern(name: str) -> str:
     return "".join(groups) + r"(?P<suffix>\.weight|\.bias|)"
 
 
-def matrix_dtype(tensors: Mapping[str, LazyTensor]) -> torch.dtype:
-    """Returns the dtype of the first matrix that GGUF does not always hold in float32."""
-    return next((t.dtype for name, t in tensors.items() if not is_float32(name, t.shape)), torch.float32)
+def file_type(tensors: Mapping[str, LazyTensor]) -> int:
+    """Returns llama.cpp's number of the type of the first matrix that is not always F32."""
+    matrices = (tensor.dtype for name, tensor in tensors.items() if not is_float32(name, tensor.shape))
+    return {torch.float16: 1, torch.bfloat16: 32}.get(next(matrices, torch.float32), 0)
 
 
 def general_keys(folder: Path, tensors: Mapping[str, LazyTensor], family: Family) -> dict[str, Typed]:

@@ -102,10 +102,10 @@ class PermuteRows(Operation):
     heads: str
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [rows.unflatten(0, (config[self.heads], 2, -1)).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
+        return [rows.reshape(config[self.heads], 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
 
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [rows.unflatten(0, (config[self.heads], -1, 2)).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
+        return [rows.reshape(config[self.heads], -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape) for rows in tensors]
 
 
 class PlusOne(Operation):
@@ -138,7 +138,11 @@ class Stack(Operation):
     stacks: str
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return [torch.stack(list(tensors))]
+        first = tensors[0]
+        stacked = first.new_empty((len(tensors), *first.shape))  # torch.stack on meta imports torch's compiler, in seconds
+        for place, matrix in zip(stacked, tensors, strict=True):
+            place.copy_(matrix.view(first.shape))
+        return [stacked]
 
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return tensors[0].unbind(0)
@@ -150,7 +154,7 @@ class SplitRows(Operation):
     parts = 2
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
-        return tensors[0].unflatten(-2, (2, -1)).unbind(-3)
+        return tensors[0].chunk(2, -2)
 
     def to_hf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return [torch.cat(list(tensors), -2)]

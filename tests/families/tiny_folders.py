@@ -25,8 +25,8 @@ COMMON = {
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 OTHERS = {"gpt2": ("vocab_size",), "bert": [key for key in COMMON if key not in ("num_key_value_heads", "rms_norm_eps")]}
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64}
+ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", **ROPE}
 FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
 
 # fmt: off
@@ -44,8 +44,9 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architectur
                                                       "rope_theta": 1e6, "rope_local_base_freq": 1e4,
                                                       "query_pre_attn_scalar": 16,
                                                       "hidden_activation": "gelu_pytorch_tanh"}),
-    "tiny-phi3":     ("Phi3ForCausalLM",    "model", {"original_max_position_embeddings": 64, "rope_theta": 1e4,
-                                                      "rope_scaling": {"type": "longrope"} | FACTORS}),
+    "tiny-phi3":     ("Phi3ForCausalLM",    "model", {"original_max_position_embeddings": 512, "rope_theta": 1e4,
+                                                      "max_position_embeddings": 2048,
+                                                      "rope_scaling": {"type": "longrope"} | FACTORS, "pad_token_id": 0}),
     "tiny-gpt2":     ("GPT2LMHeadModel",    "json",  {"n_layer": 2, "n_head": HEADS, "n_embd": ROWS, "n_ctx": 64,
                                                       "n_positions": 64, "layer_norm_epsilon": 1e-5,
                                                       "activation_function": "gelu_new"}),
