@@ -37,7 +37,8 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Editing": "edit Edited Change",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
-    "Checks": "check_rules check_fit Finding check_values Oddity compare Comparison hash_file",
+    "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",
+    "Comparison": "compare Comparison MetadataChange TensorComparison TensorVersion NumberErrors",
     "Bytes": "byte_map ByteMap Stretch",
     "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "

@@ -19,7 +19,8 @@ from importlib import import_module
 from typing import Any
 
 from glft_schema import codec, describe, formats, lab, manifests, types
-from glft_schema.checks.compare import Comparison, compare
+from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
+from glft_schema.checks.derivation import Derivation, check_derivation
 from glft_schema.checks.manifests import hash_file
 from glft_schema.checks.roles import check_fit, check_rules
 from glft_schema.checks.values import Oddity, check_values
@@ -49,8 +50,11 @@ from glft_schema.formats.registry import register_format
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
+from glft_schema.quantizer.quantize import Quantized, quantize
+from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
+from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.checkpoints import open_checkpoint
 from glft_schema.weights.convert import convert
@@ -71,6 +75,7 @@ __all__ = [
     "ColumnSums",
     "Comparison",
     "Container",
+    "Derivation",
     "Edited",
     "File",
     "Finding",
@@ -78,23 +83,30 @@ __all__ = [
     "ImportanceMatrix",
     "LimitError",
     "Limits",
+    "MetadataChange",
     "MetadataWarning",
+    "NumberErrors",
     "Oddity",
     "OptionError",
     "PluginWarning",
     "QuantizationWarning",
+    "Quantized",
+    "Recipe",
     "SchemeError",
     "SimilarKeyWarning",
     "Source",
     "StoredTensor",
     "Stretch",
     "Tensor",
+    "TensorComparison",
     "TensorError",
+    "TensorVersion",
     "TiedWarning",
     "TruncatedError",
     "Typed",
     "WrittenTensor",
     "byte_map",
+    "check_derivation",
     "check_fit",
     "check_rules",
     "check_values",
@@ -114,6 +126,7 @@ __all__ = [
     "open_checkpoint",
     "open_source",
     "parse_source",
+    "quantize",
     "read_gguf_lite",
     "read_importance",
     "register_format",

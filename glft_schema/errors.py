@@ -22,7 +22,7 @@ name in a hostile file can neither flood a log nor control a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -37,6 +37,12 @@ def shown(value: object, limit: int = 80) -> str:
 def safe(text: str, limit: int = 100) -> str:
     """Returns text unchanged if it is printable and short, otherwise its shortened repr."""
     return text if text.isprintable() and len(text) <= limit else shown(text, limit)
+
+
+def alternatives(texts: Iterable[str]) -> str:
+    """Returns texts as a list in a sentence: ``A, B or C``."""
+    *others, last = texts
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def printable(line: str, limit: int) -> str:

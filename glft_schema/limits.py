@@ -40,7 +40,7 @@ LIMITS = {
     "text":      Maximum(1 << 28, "bytes of a string: a key, value or name", "it is held in memory"),
     "strings":   Maximum(1 << 24, "strings of an array",
                        "finding one requires scanning those before it; the largest vocabularies have a million"),
-    "metadata":  Maximum(1 << 28, "bytes of GLFT metadata", "it is held in memory and parsed as a whole"),
+    "metadata":  Maximum(1 << 28, "bytes of GLFT metadata or of a JSON header", "it is held in memory and parsed as a whole"),
     "stream":    Maximum(1 << 32, "bytes of a stream other than a regular file",
                        "it is held in memory and may never end; save a larger file to disk and open it there"),
     "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),

@@ -1,52 +1,322 @@
-"""Comparison of a file with the weights it was made from."""
+"""Comparison of two checkpoints of any formats: their metadata, and their tensors one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
+from glft_schema.codec.context import LITTLE
+from glft_schema.codec.typed_text import STRING, to_text
+from glft_schema.codec.typed_values import StoredValue, Typed
+from glft_schema.display import Progress
 from glft_schema.errors import TensorError
-from glft_schema.files.file import File
-from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.differences import max_error
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.formats.registry import FORMATS, WITH_TYPES
+from glft_schema.lazy import outside_graphs
+from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.tensor_types.engine.chunks import CHUNK, slices
+from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.weights.checkpoints import Checkpoint, Weights, open_entries
+from glft_schema.weights.convert import as_typed, has_types
+from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+
+SAME, CHANGED, RETYPED, RESHAPED, RENAMED = "same", "changed", "retyped", "reshaped", "renamed"
+ADDED, REMOVED = "added", "removed"
+STATES = (SAME, CHANGED, RETYPED, RESHAPED, RENAMED, ADDED, REMOVED)
+
+# The least signal-to-noise ratio of two encodings of the same weights, in dB. Ternary encodings of
+# random weights reach 1.9, all others more; for unrelated weights the ratio is below 0.
+SAME_WEIGHTS = 1.0
+
+
+class MetadataChange(NamedTuple):
+    """A metadata entry that differs.
+
+    Attributes:
+        key: its key.
+        before: the value in the first checkpoint, as `Typed` if it is typed; None if added.
+        after: the value in the second checkpoint; None if removed.
+    """
+
+    key: str
+    before: Typed | str | None
+    after: Typed | str | None
+
+    @property
+    def state(self) -> str:
+        """``changed``, ``added`` or ``removed``."""
+        return ADDED if self.before is None else REMOVED if self.after is None else CHANGED
+
+
+class TensorVersion(NamedTuple):
+    """A tensor of one of the two checkpoints.
+
+    Attributes:
+        name: of the tensor.
+        type: name of its type.
+        shape: its sizes in torch's order.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+
+
+class TensorComparison(NamedTuple):
+    """A tensor of two checkpoints.
+
+    Attributes:
+        state: ``same`` if the stored bytes, type and shape are equal; ``changed`` if only the bytes
+            differ; ``retyped``, ``reshaped``, ``renamed``, ``added`` or ``removed``. A renamed
+            tensor has the same bytes, or the same values in another type.
+        before: the tensor in the first checkpoint, or None.
+        after: the tensor in the second checkpoint, or None.
+        errors: of the second against the first, if values were compared.
+        problem: why values could not be compared, or an empty string.
+    """
+
+    state: str
+    before: TensorVersion | None
+    after: TensorVersion | None
+    errors: NumberErrors | None = None
+    problem: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in the second checkpoint, or in the first if the second lacks the tensor."""
+        version = self.after or self.before
+        assert version is not None
+        return version.name
+
+    @property
+    def has_same_values(self) -> bool:
+        """Whether all values are equal, whatever the name and type."""
+        return self.state == SAME or (self.errors is not None and self.errors.is_none)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A tensor of a file compared with its source.
+    """The differences between two checkpoints.
 
     Attributes:
-        name: name of the tensor.
-        type: type in the file, or None if the file lacks the tensor.
-        error: max |stored - expected|, with NaN equal to NaN; infinite if not comparable.
-        problem: why the tensor is not comparable, or an empty string.
+        metadata: the entries that differ.
+        entries: number of metadata keys in either.
+        tensors: all tensors, in the order of the second checkpoint; then those that it lacks.
     """
 
-    name: str
-    type: TensorType | None
-    error: float
-    problem: str = ""
+    metadata: tuple[MetadataChange, ...]
+    entries: int
+    tensors: tuple[TensorComparison, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether neither metadata nor tensors differ. The order of both is ignored."""
+        return not self.metadata and all(tensor.state == SAME for tensor in self.tensors)
+
+    @cached_property
+    def errors(self) -> NumberErrors:
+        """The errors of all tensors with other values, together."""
+        total = NumberErrors()
+        for tensor in self.tensors:
+            if tensor.errors and not tensor.has_same_values:
+                total.include(tensor.errors)
+        return total
+
+    @property
+    def summary(self) -> list[str]:
+        """What differs, in sentences: weights, tensors by state and type, metadata."""
+        return [self._weights(), *([self._tensors()] if self.tensors else []), self._metadata()]
+
+    def _weights(self) -> str:
+        common = [tensor for tensor in self.tensors if tensor.before and tensor.after]
+        if not common:
+            return "no tensor in common" if self.tensors else "no tensors"
+        apart = [tensor for tensor in common if not tensor.has_same_values]
+        where = "" if len(common) == len(self.tensors) else f" in the {len(common)} common tensors"
+        states = {tensor.state for tensor in common}
+        kinds = [("types", RETYPED), ("names", RENAMED), *([] if apart else [("bytes", CHANGED)])]
+        others = " and".join(f" other {what}" for what, state in kinds if state in states)
+        same = f"same weights{where}{',' if others else ''}{others}"
+        if not apart:
+            return same
+        counted = sum(tensor.errors is not None for tensor in apart)
+        ratio = f": signal-to-noise ratio {self.errors.snr:.1f} dB over {counted} of {len(common)} tensors" if counted else ""
+        return f"{same if all(_may_be_same(tensor) for tensor in apart) else f'different weights{where}'}{ratio}"
+
+    def _tensors(self) -> str:
+        states = Counter(tensor.state for tensor in self.tensors)
+        types = Counter(
+            f"{tensor.before.type} to {tensor.after.type}"
+            for tensor in self.tensors
+            if tensor.before and tensor.after and tensor.before.type != tensor.after.type
+        )
+        pairs = f" ({', '.join(f'{types[pair]} {pair}' for pair in types)})" if types else ""
+        counts = ", ".join(f"{states[state]} {state}{pairs if state == RETYPED else ''}" for state in STATES if states[state])
+        return f"tensors: {counts}"
+
+    def _metadata(self) -> str:
+        states = Counter(change.state for change in self.metadata)
+        counts = [f"{states[state]} {state}" for state in (CHANGED, ADDED, REMOVED) if states[state]]
+        return f"metadata: {', '.join([f'{self.entries - len(self.metadata)} same', *counts])}"
 
 
-def compare(file: File, source: Mapping[str, StoredTensor]) -> Iterator[Comparison]:
-    """Compares each tensor of `file` with its quantized source, then lists missing tensors."""
-    for name, tensor in file.tensors.items():
-        if name not in source:
-            yield Comparison(name, tensor.dtype, float("inf"), "not in the source")
-        elif source[name].shape != tensor.shape:
-            shapes = f"{list(source[name].shape)} in the source, {list(tensor.shape)} in the file"
-            yield Comparison(name, tensor.dtype, float("inf"), shapes)
+def _may_be_same(tensor: TensorComparison) -> bool:
+    """Tells whether a tensor's values can be the same weights in another type."""
+    errors = tensor.errors
+    return tensor.state == RETYPED and errors is not None and not errors.unlike and errors.snr >= SAME_WEIGHTS
+
+
+@outside_graphs
+def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progress: Progress | None = None) -> Comparison:
+    """Compares the metadata and tensors of two checkpoints, one tensor at a time.
+
+    Tensors are compared by name. Those that only one side has are renamed if type, shape and bytes
+    are equal, or shape and values. The values of tensors that differ are compared in float64.
+    Peak memory is a few copies of the largest tensor in float32.
+
+    Args:
+        one: the first: a path as for `open_checkpoint`, an open `File`, or tensors by name.
+        other: the second.
+        exclude: names or fnmatch patterns of tensors to ignore in both.
+        progress: called after each tensor with its name and the share that is done, from 0 to 1.
+
+    Raises:
+        OSError: if a file cannot be opened.
+        FormatError: if it is not a checkpoint, or was truncated meanwhile.
+        TensorError: if an entry is not a tensor.
+        SchemeError: if a pattern matches no tensor of either.
+    """
+    before, after = open_entries(one), open_entries(other)
+    kept = leave_out({**before.tensors, **after.tensors}, exclude)
+    first, second = (
+        in_memory({name: tensor for name, tensor in side.tensors.items() if name in kept}) for side in (before, after)
+    )
+    metadata, entries = _compared_metadata(before, after)
+    return Comparison(metadata, entries, tuple(_compared_tensors(first, second, progress or (lambda name, done: None))))
+
+
+def _compared_metadata(before: Checkpoint, after: Checkpoint) -> tuple[tuple[MetadataChange, ...], int]:
+    one, other = _entries(before), _entries(after)
+    keys = {**one, **other}
+    changes = [
+        MetadataChange(key, _shown(one.get(key)), _shown(other.get(key)))
+        for key in keys
+        if _text(one.get(key)) != _text(other.get(key))
+    ]
+    return tuple(changes), len(keys)
+
+
+def _entries(checkpoint: Checkpoint) -> dict[str, StoredValue | str]:
+    """Returns metadata as typed values, or else as text."""
+    entries = checkpoint.own_metadata
+    if has_types(entries):
+        typed = as_typed(entries, {}, WITH_TYPES.metadata)
+        return {key: typed.stored(key) for key in typed}
+    return dict(entries)
+
+
+def _text(value: StoredValue | str | None) -> str | None:
+    """Returns a text that is equal for values of equal type and bits; text has the type string."""
+    return f"{STRING} {json.dumps(value)}" if isinstance(value, str) else value and to_text(value)
+
+
+def _shown(value: StoredValue | str | None) -> Typed | str | None:
+    return Typed(value.plain, value.type_text) if isinstance(value, StoredValue) else value
+
+
+def _compared_tensors(
+    first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor], progress: Progress
+) -> list[TensorComparison]:
+    renamed = _renamed(
+        {name: tensor for name, tensor in first.items() if name not in second},
+        {name: tensor for name, tensor in second.items() if name not in first},
+    )
+    total, done, results = sum(tensor.numel for tensor in second.values()) or 1, 0, list[TensorComparison]()
+    for name, tensor in second.items():
+        after = _version(name, tensor)
+        if name in first:
+            results.append(_compared(_version(name, first[name]), first[name], after, tensor))
+        elif name in renamed:
+            old = renamed[name]
+            results.append(TensorComparison(RENAMED, _version(old, first[old]), after, NumberErrors()))
         else:
-            try:
-                expected = source[name].load()
-                file_tensor = source[name].file_tensor
-                if file_tensor is None or file_tensor.dtype != tensor.dtype:
-                    expected = tensor.dtype.round_trip(expected, name)
-            except TensorError as error:
-                yield Comparison(name, tensor.dtype, float("inf"), error.problem)
-                continue
-            yield Comparison(name, tensor.dtype, max_error(tensor.dequantize(), expected))
-    for name in source:
-        if name not in file.tensors:
-            yield Comparison(name, None, float("inf"), "not in the file")
+            results.append(TensorComparison(ADDED, None, after))
+        done += tensor.numel
+        progress(name, done / total)
+    gone = first.keys() - second.keys() - set(renamed.values())
+    return results + [TensorComparison(REMOVED, _version(name, first[name]), None) for name in first if name in gone]
+
+
+def _compared(before: TensorVersion, one: StoredTensor, after: TensorVersion, other: StoredTensor) -> TensorComparison:
+    state = RESHAPED if before.shape != after.shape else RETYPED if before.type != after.type else CHANGED
+    if state == CHANGED and _digest(one) == _digest(other):
+        return TensorComparison(SAME, before, after)
+    if state == RESHAPED:
+        return TensorComparison(state, before, after, problem="values of different shapes are not compared")
+    try:
+        if one.dtype.is_complex or other.dtype.is_complex:
+            raise TensorError("complex values are not compared", after.name)
+        return TensorComparison(state, before, after, errors_of(other.load(), one.load()))
+    except TensorError as error:
+        return TensorComparison(state, before, after, problem=error.problem)
+
+
+def _version(name: str, tensor: StoredTensor) -> TensorVersion:
+    return TensorVersion(name, _type_name(tensor), tuple(tensor.shape))
+
+
+def _type_name(tensor: StoredTensor) -> str:
+    if tensor.file_tensor:
+        return tensor.file_tensor.dtype.name
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return next((type_.name for format in FORMATS for type_ in format.types if type_.exact == dtype), dtype)
+
+
+def _digest(tensor: StoredTensor) -> bytes:
+    """Returns the SHA-256 of the payload in little-endian order, as files store it."""
+    sha256, stored = hashlib.sha256(), tensor.file_tensor
+    if stored is None:
+        sha256.update(tensor_bytes(tensor.load()))
+    else:
+        for piece in stored.pieces(None if stored.dtype.bytes_only else LITTLE):
+            sha256.update(piece)
+    return sha256.digest()
+
+
+def _values(tensor: StoredTensor) -> bytes | None:
+    """Returns the SHA-256 of the values as float64, or None if it has none."""
+    if tensor.dtype.is_complex or (tensor.file_tensor and tensor.file_tensor.dtype.bytes_only):
+        return None
+    sha256, numbers = hashlib.sha256(), tensor.load().reshape(-1)
+    for part in slices(tensor.numel, CHUNK):
+        sha256.update(tensor_bytes(numbers[part].double()))
+    return sha256.digest()
+
+
+def _renamed(first: Mapping[str, StoredTensor], second: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """Returns new names -> old names: of tensors with equal bytes, then of those with equal values.
+
+    If several tensors are equal, they are paired in their order.
+    """
+    pairs: dict[str, str] = {}
+
+    def pair(key_of: Any) -> None:
+        olds: dict[Hashable, list[str]] = {}
+        shapes = {tensor.shape for name, tensor in second.items() if name not in pairs}
+        taken = set(pairs.values())
+        for name, tensor in first.items():
+            if name not in taken and tensor.shape in shapes and (key := key_of(tensor)) is not None:
+                olds.setdefault(key, []).append(name)
+        shapes = {first[names[0]].shape for names in olds.values()}
+        for name, tensor in second.items():
+            if name not in pairs and tensor.shape in shapes and (names := olds.get(key_of(tensor))):
+                pairs[name] = names.pop(0)
+
+    pair(lambda tensor: (_type_name(tensor), tensor.shape, _digest(tensor)))
+    pair(lambda tensor: (values := _values(tensor)) and (tensor.shape, values))
+    return pairs

@@ -101,11 +101,11 @@ def _ranks(name: str, a: Tensor, b: Tensor) -> str:
 
 
 def _direction(tensor: Tensor, first: Tensor) -> str:
-    if tensor.dtype.name != "F32" or sum(size > 1 for size in tensor.dims[1:]):
+    if tensor.dtype.name != "F32" or any(size > 1 for size in tensor.dims[1:]):
         return f"expected F32 with one dim, found {tensor.dtype.name} {list(tensor.dims)}"
-    return (
-        "" if tensor.nbytes == first.nbytes else f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
-    )
+    if tensor.nbytes != first.nbytes:
+        return f"expected dims {list(first.dims)} as {first.name}, found {list(tensor.dims)}"
+    return ""
 
 
 def _sums(name: str, sums: Tensor, counts: Tensor) -> str:
@@ -285,9 +285,8 @@ def check_fit(adapter: File, base: File) -> list[Finding]:
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
         raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}")
-    if base.format.name != "GGUF" or ARCHITECTURE not in base.metadata:
-        problem = f"expected a GGUF model, found {shown(base.name)}, {base.format.name}"
-        raise OptionError(f"{problem} without {ARCHITECTURE}" if base.format.name == "GGUF" else problem)
+    if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
+        raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {shown(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)
     found = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
     return located(adapter, [*_broken(adapter, role, to_load=True), *found])
@@ -306,16 +305,11 @@ def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
         if name not in base.tensors:
             yield rows.tensor(a.name, "name"), f"expected a tensor of the base, found {shown(name)}, which it lacks"
             continue
-        inputs, outputs = expected = _sizes(base.tensors[name])
-        flipped = name.endswith(EMBEDDING)
-        for tensor, found, size in (
-            (a, _sizes(a)[flipped], outputs if flipped else inputs),
-            (b, _sizes(b)[1], inputs if flipped else outputs),
-        ):
-            if found != size:
-                problem = (
-                    f"expected {size} for {shown(name)} of the base, dims {list(expected)}, found dims {list(tensor.dims)}"
-                )
+        dims, is_flipped = _sizes(base.tensors[name]), name.endswith(EMBEDDING)
+        inputs, outputs = dims[::-1] if is_flipped else dims
+        for tensor, axis, size in ((a, int(is_flipped), inputs), (b, 1, outputs)):
+            if _sizes(tensor)[axis] != size:
+                problem = f"expected {size} for {shown(name)} of the base, dims {list(dims)}, found dims {list(tensor.dims)}"
                 yield rows.tensor(tensor.name, "dims"), problem
 
 

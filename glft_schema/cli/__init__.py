@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from glft_schema.cli.compare import compare
 from glft_schema.cli.convert import convert
 from glft_schema.cli.edit import edit
 from glft_schema.cli.explain import explain
@@ -22,6 +23,7 @@ from glft_schema.cli.hash import hash
 from glft_schema.cli.imatrix import imatrix
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
+from glft_schema.cli.quantize import quantize
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
@@ -37,7 +39,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain help, wrapped at the terminal's width
 )
-for command in (convert, edit, explain, fuzz, get_tensor, hash, imatrix, inspect, lab, merge, schema, split, verify, view):
+for command in (
+    compare,
+    convert,
+    edit,
+    explain,
+    fuzz,
+    get_tensor,
+    hash,
+    imatrix,
+    inspect,
+    lab,
+    merge,
+    quantize,
+    schema,
+    split,
+    verify,
+    view,
+):
     app.command()(command)
 
 
@@ -50,7 +69,7 @@ def options(
     version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
     limit: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help=LIMIT)] = None,
 ) -> None:
-    """Inspects, verifies, converts, edits and writes files of model weights."""
+    """Inspects, verifies, compares, converts, edits and writes files of model weights."""
     if version:
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit

@@ -12,12 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.cli.terminal import Exclude, Out, echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.written import fallbacks, mapped, payloads, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES, target_format
+from glft_schema.storage.file_source import read_regular
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
@@ -38,9 +39,15 @@ def convert(
             metavar="PATTERN=TYPE", help="Type for matching tensors; TYPE without a pattern applies to all. Repeatable."
         ),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse to use another type if a tensor cannot have one that was asked for.")
+    ] = False,
     metadata: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. Repeatable."),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. @PATH is the text of a file. Repeatable.",
+        ),
     ] = None,
     exclude: Exclude = None,
     alignment: Annotated[
@@ -73,7 +80,10 @@ def convert(
 
     TYPE is f32, f16, q8_per_channel or q4_per_group_64 for GLFT, and a ggml type such as f16, q8_0
     or q4_k for GGUF; glft schema gguf lists them all. PATTERN is a tensor name or a wildcard
-    pattern. A name overrides patterns; a later pattern overrides earlier ones.
+    pattern. A name overrides patterns; a later pattern overrides earlier ones that could hold the
+    tensor, too. If none can hold it, because its rows are no multiple of the type's blocks, a type
+    with smaller blocks is used, such as q5_0 for q4_k. The report begins with what was not done as
+    asked; with --strict that is an error.
 
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.
@@ -97,7 +107,8 @@ def convert(
                 checkpoint,
                 out,
                 schemes=parse_schemes(scheme or []),
-                metadata=parse_metadata(metadata or [], typed),
+                strict=strict,
+                metadata=parse_metadata(metadata or [], typed, value_of=text_of),
                 format=format,
                 header=header,
                 alignment=alignment,
@@ -105,15 +116,13 @@ def convert(
                 progress=bar,
                 importance=importance,
             )
-    if checkpoint.family:
-        echo(f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {checkpoint.family} family")
-    echo(*report(written, out))
+    echo(*mapped(checkpoint, source), *report(written, out))
 
 
-def parse_schemes(texts: list[str]) -> dict[str, str]:
-    """Parses ``PATTERN=TYPE``, or ``TYPE`` for all. Raises OptionError for a repeated pattern."""
+def parse_schemes(texts: list[str]) -> list[tuple[str, str]]:
+    """Parses ``PATTERN=TYPE``, or ``TYPE`` for all."""
     parts = [text.rpartition("=") for text in texts]
-    return unique("--scheme", "pattern", [(pattern if equals else "*", type_, type_) for pattern, equals, type_ in parts])
+    return [(pattern if equals else "*", type_) for pattern, equals, type_ in parts]
 
 
 def parse_metadata(
@@ -151,29 +160,25 @@ def parse_metadata(
     return unique(option, "key", entries)
 
 
+def text_of(value: str) -> str:
+    """Returns the text of the file for ``@PATH``, and the text itself for others; ``@@`` is ``@``.
+
+    Raises:
+        OptionError: if the path is missing or the file is not UTF-8.
+        OSError: if it cannot be read.
+    """
+    if value == "@":
+        raise OptionError("expected a path after @, or @@ for a literal @")
+    if not value.startswith("@") or value.startswith("@@"):
+        return value.removeprefix("@")
+    try:
+        return read_regular(value[1:]).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"expected UTF-8 in {shown(value[1:])}, found a byte at {error.start} that is not") from None
+
+
 def report(written: list[WrittenTensor], out: Path) -> list[str]:
-    """Returns lines: totals by type, each tensor, fallback types with reasons, tied tensors."""
-    totals: dict[str, tuple[int, int]] = {}
-    fallbacks: dict[tuple[str, str], list[str]] = {}
-    for tensor in written:
-        count, nbytes = totals.get(tensor.type.name, (0, 0))
-        totals[tensor.type.name] = (count + 1, nbytes + tensor.nbytes)
-        if tensor.note:
-            reason = re.sub(r", found \[[\d, ]*\]", "", tensor.note)
-            fallbacks.setdefault((tensor.type.scheme, reason), []).append(re.sub(r"\b\d+\b", "N", tensor.name))
-    lines = [f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
-    rows: list[tuple[str, ...]] = [(name, f"{n}", f"{b:,}") for name, (n, b) in totals.items()]
-    lines += [*aligned([("dtype", "tensors", "bytes"), *rows], right=2), ""]
-    rows = [
-        (safe(t.name), t.type.name, "copied" if t.copied else "converted", "" if t.error is None else f"{t.error:g}")
-        for t in written
-    ]
-    lines += aligned([("tensor", "dtype", "payload", "max error"), *rows], right=1)
-    if fallbacks:
-        lines += ["", "fallback types:"]
-        for (scheme, reason), names in fallbacks.items():
-            kinds = [safe(name) for name in dict.fromkeys(names)]
-            rest = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
-            lines.append(f"  {len(names)} as {scheme} ({', '.join(kinds[:4])}{rest}): {reason}")
-    ties = [f"  {safe(tensor.name)} = {safe(tensor.alias_of)}" for tensor in written if tensor.alias_of is not None]
-    return [*lines, *(["", "tied tensors, stored once:", *ties] if ties else [])]
+    """Returns the lines of the report, which begins with what was not done as asked."""
+    parts = [totals(written), payloads(written), fallbacks(written), ties(written)]
+    lines = [*unlike_asked(written), f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
+    return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

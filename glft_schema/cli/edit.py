@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.convert import parse_metadata
+from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.terminal import echo, file_errors, unique
 from glft_schema.errors import OptionError, shown
-from glft_schema.storage.file_source import read_regular
 from glft_schema.weights.edit import edit as edit_file
 
 
@@ -53,23 +52,6 @@ def edit(
     echo(*map(str, edited.changes))
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
-
-
-def text_of(value: str) -> str:
-    """Returns the text of the file for ``@PATH``, and the text itself for others; ``@@`` is ``@``.
-
-    Raises:
-        OptionError: if the path is missing or the file is not UTF-8.
-        OSError: if it cannot be read.
-    """
-    if value == "@":
-        raise OptionError("expected a path after @, or @@ for a literal @")
-    if not value.startswith("@") or value.startswith("@@"):
-        return value.removeprefix("@")
-    try:
-        return read_regular(value[1:]).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"expected UTF-8 in {shown(value[1:])}, found a byte at {error.start} that is not") from None
 
 
 def parse_renames(texts: list[str]) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.format import ShardIndex
-from glft_schema.weights.importance import ImportanceMatrix, is_old_matrix
+from glft_schema.weights.importance import KIND, ImportanceMatrix, is_old_matrix
 
 OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
@@ -80,7 +79,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         ],
         "byte_counts": byte_counts(file),
         "trailing_bytes": file.tensors.trailing,
-        **({"statistics": _statistics_as_data(matrix)} if (matrix := _importance_in(file)) else {}),
+        **_importance_as_data(file),
     }
 
 
@@ -143,14 +142,25 @@ def in_lines(file: File) -> list[str]:
     lines += ["", *aligned([("part", "bytes", "share"), *parts], right=2)]
     if file.tensors.trailing:
         lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
-    return [*lines, "", *_statistics_in_lines(matrix)] if (matrix := _importance_in(file)) else lines
+    if matrix := _importance_in(file):
+        lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
+    return lines
 
 
-def _importance_in(file: File) -> ImportanceMatrix | None:
-    """Returns the importance matrix in a GGUF file, if it has a valid one."""
-    with suppress(FormatError):
+def _importance_in(file: File) -> ImportanceMatrix | str | None:
+    """Returns the importance matrix in a GGUF file, or how it is invalid; None for other files."""
+    if file.metadata.get("general.type") != KIND:
+        return None
+    try:
         return ImportanceMatrix.of_file(file)
-    return None
+    except FormatError as error:
+        return str(error)
+
+
+def _importance_as_data(file: File) -> dict[str, Any]:
+    if not (matrix := _importance_in(file)):
+        return {}
+    return {"no_statistics": matrix} if isinstance(matrix, str) else {"statistics": _statistics_as_data(matrix)}
 
 
 def _old_matrix_as_data(path: Path, matrix: ImportanceMatrix) -> dict[str, Any]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from glft_schema.checks.compare import Comparison, compare
+from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.roles import ROLES, check_fit, check_rules, role_of
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
+from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
@@ -23,10 +25,11 @@ from glft_schema.display import aligned
 from glft_schema.errors import Finding, OptionError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.lazy import torch
 from glft_schema.limits import current
-from glft_schema.weights.checkpoints import open_checkpoint
-from glft_schema.weights.importance import is_old_matrix
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.weights.checkpoints import open_entries
+from glft_schema.weights.importance import is_old_matrix, read_importance
 
 
 @dataclass
@@ -58,6 +61,12 @@ def verify(
         Path | None, typer.Option(metavar="MANIFEST", help="Output of glft hash or sha256sum; - for standard input.")
     ] = None,
     fits: Annotated[Path | None, typer.Option(metavar="BASE", help="Model that FILE, an adapter, must fit.")] = None,
+    derives_from: Annotated[
+        Path | None, typer.Option(metavar="BASE", help="Checkpoint that FILE must be a quantization of, byte for byte.")
+    ] = None,
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --derives-from or --against: the importance matrix used.")
+    ] = None,
     values: Annotated[bool, typer.Option("--values", help="Check for NaN, infinities and reserved codes.")] = False,
     exclude: Exclude = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -72,8 +81,13 @@ def verify(
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
-    dequantized values. --fits checks that llama.cpp would load FILE, a LoRA adapter for the
-    architecture and tensors of BASE, or a control vector for its size and layers.
+    dequantized values; glft compare shows the error of quantization itself. --fits checks that
+    llama.cpp would load FILE, a LoRA adapter for the architecture and tensors of BASE, or a control
+    vector for its size and layers.
+
+    --derives-from quantizes each tensor of BASE to its type in FILE, and compares the bytes. It
+    fails unless all tensors are copied or exact, their bytes equal. Others differ, are missing or
+    extra, or unknown: without --imatrix, those whose type can use an importance matrix.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
     """
@@ -84,8 +98,10 @@ def verify(
         if is_old_matrix(file):
             raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
     with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
-        if exclude and against is None and not values:
-            raise OptionError("--exclude requires --against or --values")
+        if exclude and against is None and derives_from is None and not values:
+            raise OptionError("--exclude requires --against, --derives-from or --values")
+        if imatrix and against is None and derives_from is None:
+            raise OptionError("--imatrix requires --against or --derives-from")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
         role = role_of(parsed)
@@ -101,10 +117,17 @@ def verify(
                 outcomes["manifest"] = manifest_outcome(hashed, hashes, manifest)
         if values:
             outcomes["values"] = values_outcome(parsed, exclude or [])
+        importance = None
+        if imatrix is not None:
+            with file_errors(imatrix):
+                importance = read_importance(imatrix)
         if against is not None:
             with file_errors(against):
-                source = open_checkpoint(against, exclude or [])
-            outcomes["against"] = source_outcome(parsed, source, against, tolerance)
+                outcomes["against"] = source_outcome(_derivations(parsed, against, importance, exclude), against, tolerance)
+        if derives_from is not None:
+            with file_errors(derives_from):
+                found = _derivations(parsed, derives_from, importance, exclude)
+            outcomes["derives_from"] = base_outcome(parsed, found, derives_from, imatrix)
         holds = all(outcome.holds for outcome in outcomes.values())
         if as_json:
             about = {"file": parsed.name, "format": parsed.format.name, "tensors": len(parsed.tensors), "bytes": parsed.nbytes}
@@ -151,10 +174,10 @@ def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
 def fits_outcome(adapter: File, base: File) -> Outcome:
     """Tells whether an adapter fits a model."""
     found = [(Path(adapter.name).name, finding) for finding in check_fit(adapter, base)]
-    verdict = (
-        f"does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}" if found else f"fits {safe(base.name)}"
-    )
-    lines = [f"{safe(adapter.name)} {verdict}", *(_findings(found, False) if found else [])]
+    lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
+    if found:
+        lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}"]
+        lines += _findings(found, False)
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
 
@@ -193,20 +216,80 @@ def values_outcome(file: File, exclude: list[str]) -> Outcome:
     return Outcome(lines, data, not faulty)
 
 
-def source_outcome(file: File, source: Mapping[str, StoredTensor], path: Path, tolerance: float) -> Outcome:
-    """Compares a file with the checkpoint it was made from."""
-    results = list[Comparison]()
+def _derivations(
+    file: File, base: Path, importance: dict[str, torch.Tensor] | None, exclude: list[str] | None
+) -> list[Derivation]:
+    found, entries = list[Derivation](), open_entries(base)
     with progress_bar("comparing") as bar:
-        for result in compare(file, source):
-            results.append(result)
-            bar(result.name, len(results) / max(len(source), 1))
-    failed = [result for result in results if result.problem or not result.error <= tolerance]
-    worst = max((result.error for result in results), default=0.0)
+        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude or []):
+            found.append(derivation)
+            bar(derivation.name, len(found) / max(len(entries.tensors), len(found)))
+    return found
+
+
+def source_outcome(found: list[Derivation], path: Path, tolerance: float) -> Outcome:
+    """Tells whether a file has the values of its source in the file's types."""
+    distances = {derivation.name: _distance(derivation) for derivation in found}
+    failed = [derivation for derivation in found if not distances[derivation.name] <= tolerance]
+    worst = max(distances.values(), default=0.0)
     if failed:
-        rows = [("tensor", "dtype", "problem", "max error")]
-        rows += [(safe(r.name), str(r.type or ""), r.problem or "differs", f"{r.error:g}") for r in failed]
-        lines = [*aligned(rows, right=1), f"{len(failed)} of {len(results)} tensors do not match {path}"]
+        rows = [("tensor", "dtype", "problem", "max difference")]
+        rows += [(safe(d.name), str(d.type or ""), _problem(d), f"{distances[d.name]:g}") for d in failed]
+        lines = [*aligned(rows, right=1), f"{len(failed)} of {len(found)} tensors do not match {path} in their types"]
     else:
-        lines = [f"{len(results)} tensors match {path}, max error {worst:g}"]
-    differing = {r.name: {"problem": r.problem or "differs", "max_error": as_json_value(r.error)} for r in failed}
-    return Outcome(lines, {"compared": len(results), "max_error": as_json_value(worst), "differing": differing}, not failed)
+        exact = "equal it" if not worst else f"differ by at most {worst:g}"
+        lines = [f"{len(found)} tensors match {path}: quantized to their types, its weights {exact}"]
+    differing = {d.name: {"problem": _problem(d), "max_difference": as_json_value(distances[d.name])} for d in failed}
+    data = {"compared": len(found), "max_difference": as_json_value(worst), "differing": differing}
+    return Outcome(lines, data, not failed)
+
+
+def _distance(derivation: Derivation) -> float:
+    """Returns the largest difference of a tensor from the encoding of its source."""
+    errors = derivation.from_encoding
+    if errors is None or errors.unlike:
+        return 0.0 if derivation.is_confirmed else math.inf
+    return errors.largest
+
+
+def _problem(derivation: Derivation) -> str:
+    return "differs" if derivation.from_encoding else derivation.problem
+
+
+def base_outcome(file: File, found: list[Derivation], base: Path, imatrix: Path | None) -> Outcome:
+    """Tells whether a file's payloads are copies or encodings of the weights of a base."""
+    counts = Counter(derivation.verdict for derivation in found)
+    unconfirmed = [derivation for derivation in found if not derivation.is_confirmed]
+    verdict = "is not confirmed to derive" if unconfirmed else "derives"
+    parts = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
+    lines = [f"{safe(file.name)} {verdict} from {base}: {parts or 'no tensors'}"]
+    if unconfirmed:
+        head = ("tensor", "dtype", "verdict", "problem", "other bytes", "from encoding", "from BASE", "encoding from BASE")
+        rows = [
+            (safe(d.name), str(d.type or ""), d.verdict, d.problem, _percent(d.differing), *map(_relative, d[-3:]))
+            for d in unconfirmed
+        ]
+        lines += [*aligned([head, *rows], right=4)]
+    if any(d.problem == WITHOUT_IMPORTANCE for d in unconfirmed):
+        lines.append("give the importance matrix with --imatrix to check tensors that may have used one")
+    tensors = [
+        {
+            "name": d.name,
+            "type": d.type and d.type.name,
+            "verdict": d.verdict,
+            "problem": d.problem,
+            **({} if d.differing is None else {"differing": d.differing}),
+            **{name: errors_data(part) for name, part in zip(d._fields[-3:], d[-3:], strict=True) if part},
+        }
+        for d in found
+    ]
+    data = {"base": str(base), "imatrix": imatrix and str(imatrix), "counts": dict(counts), "tensors": tensors}
+    return Outcome(lines, data, not unconfirmed)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.3g} %"
+
+
+def _relative(errors: NumberErrors | None) -> str:
+    return "" if errors is None else _percent(errors.relative)

@@ -7,6 +7,7 @@
 `pattern`, `utf8`                   text
 `zeros`                             bytes
 `contained_in`, `meets`             members of a set; other conditions
+`computed`                          a number that follows from other fields
 ==================================  ==================================
 
 A predicate applied to an expression, as in ``at_most(4).on(len_(this.dims))``, returns another
@@ -21,10 +22,10 @@ from typing import Any
 
 from construct.expr import FuncPath
 
-from glft_schema.codec.expressions import matches
+from glft_schema.codec.expressions import compiled, matches
 from glft_schema.codec.rules import Predicate
 from glft_schema.codec.text import is_utf8
-from glft_schema.errors import shown
+from glft_schema.errors import alternatives, shown
 
 
 def equals(value: Any, *, show: Callable[[Any], str] = shown) -> Predicate:
@@ -42,8 +43,7 @@ def one_of(*integers: int) -> Predicate:
     first, last = integers[0], integers[-1]
     if integers != tuple(range(first, last + 1)):
         raise ValueError(f"expected consecutive integers, found {integers}")
-    text = f"{', '.join(map(str, integers[:-1]))} or {last}"
-    return Predicate(text, lambda of: (of >= first) & (of <= last), (first - 1, last + 1))
+    return Predicate(alternatives(map(str, integers)), lambda of: (of >= first) & (of <= last), (first - 1, last + 1))
 
 
 def above(bound: int) -> Predicate:
@@ -87,6 +87,16 @@ def pattern(regex: str, text: str) -> Predicate:
 def contained_in(values: Container[Any], text: str) -> Predicate:
     """Returns the predicate of members of `values`; `text` describes them."""
     return Predicate(text, FuncPath(values.__contains__))
+
+
+def computed(number: Callable[[Any], int], text: str) -> Predicate:
+    """Returns the predicate of the number that a function computes from the fields."""
+
+    def on(of: Any) -> Callable[[Any], bool]:
+        found = compiled(of)
+        return lambda at: bool(found(at) == number(at))
+
+    return Predicate(text, on, number=number)
 
 
 def meets(condition: Any, text: str) -> Predicate:

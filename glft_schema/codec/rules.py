@@ -115,12 +115,14 @@ class Predicate:
         on: the expression of a value -> the condition, an expression again.
         broken_by: values that break it.
         show: a value that breaks it -> its text in errors.
+        number: the context -> the only number that it may be, for errors; None if others may be.
     """
 
     text: str
     on: Callable[[Any], Any]
     broken_by: tuple[Any, ...] = ()
     show: Callable[[Any], str] = shown
+    number: Callable[[Any], int] | None = None
 
 
 class Rule(Check):
@@ -176,7 +178,8 @@ class Rule(Check):
     def refuse(self, context: Context, path: str) -> None:
         """Reports the value of the guarded field."""
         found = context[self.field] if self.field in context else context._params[self.field]
-        problem = f"expected {self.expected}, found {self.must.show(found)}"
+        number = "" if self.must.number is None else f", {self.must.number(context)}"
+        problem = f"expected {self.expected}{number}, found {self.must.show(found)}"
         self.broken(context, problem, f"{path} -> {self.field}")
 
 

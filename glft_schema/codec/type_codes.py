@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from threading import RLock
 from typing import Any, Generic, Protocol, TypeVar
 
 import construct
@@ -51,6 +52,7 @@ class TypeTable(Generic[T]):
         self.kind = kind
         self.unknown = unknown
         self.more = more
+        self._lock = RLock()
         _TABLES.setdefault(kind, self)
         self._known: dict[object, T] = {}
         self._codes: dict[T, Code] = {}
@@ -74,14 +76,20 @@ class TypeTable(Generic[T]):
             if not isinstance(key, bool):
                 return self._known[key]
         except (KeyError, TypeError):  # not in the table, or not hashable
-            if self.more and isinstance(key, (int, str)):
-                more, self.more = self.more, None
-                more()
-                return self[key]
+            if isinstance(key, (int, str)) and key in self._with_more():
+                return self._known[key]
             code = key if isinstance(key, int) else getattr(key, "code", None)
             if self.unknown and isinstance(code, int) and code >= 0 and key in (code, self.unknown(code)):
                 return self.unknown(code)
         raise KeyError(key)
+
+    def _with_more(self) -> Mapping[object, T]:
+        """Returns the types by key, after `more` has been called once."""
+        with self._lock:  # waits for another thread's call, but not for a lookup's own
+            more, self.more = self.more, None
+            if more:
+                more()
+        return self._known
 
     def of_code(self, code: object) -> T:
         """Returns the type of a code, not of a name. Raises KeyError if there is none."""

@@ -7,8 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import construct
+
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
+from glft_schema.codec.structs import member
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.formats.format import Format
 from glft_schema.limits import current
@@ -45,21 +48,52 @@ def with_offsets(
         problem = f"expected an offset in every row or in none, found one in {with_offset} of {len(rows)} rows"
         raise FormatError(problem, format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
+    table = [{**row, "offset": 0} for row in rows]
+    start, context = _measured(format, {**before, format.table: table})
+    alignment = math.lcm(alignment, context.get("alignment", 1))
+    sizes = {
+        row["name"]: payload_size((regions.get("data") or {}).get(row["name"]), built)
+        for row, built in zip(rows, context[format.table], strict=True)
+        if row["name"] not in (aliases or {})
+    }
+    first = start
+    while True:
+        positions = _positions(sizes, first, alignment)
+        table = [{**row, "offset": positions[(aliases or {}).get(row["name"], row["name"])] - start} for row in rows]
+        found = {"data": {}, **regions, format.table: table}
+        if alignment == 1 or _has_size(member(format.row, "offset")):
+            return found
+        before_payloads, _ = _measured(format, {**before, format.table: table})  # offsets in text change its length
+        if before_payloads == start:
+            return found
+        first = max(first, before_payloads) + (alignment if before_payloads < start else 0)  # not to alternate
+        start = before_payloads
+
+
+def _measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
+    """Returns the bytes of the regions before the payloads, and the context of their build."""
     stream = io.BytesIO()
     with our_errors():
-        table = [{**row, "offset": 0} for row in rows]
-        context = format.head._build({**before, format.table: table}, stream, new_context(False), "(building)")
-    start = end = stream.tell()
-    alignment = math.lcm(alignment, context.get("alignment", 1))
-    positions: dict[str, int] = {}
-    for row, built in zip(rows, context[format.table], strict=True):
-        name, shared = row["name"], (aliases or {}).get(row["name"])
-        if shared is not None:
-            positions[name] = positions[shared]
-            continue
+        context = format.head._build(regions, stream, new_context(False), "(building)")
+    return stream.tell(), context
+
+
+def _positions(sizes: Mapping[str, int], end: int, alignment: int) -> dict[str, int]:
+    """Returns the position of each payload; the first one is not before `end`."""
+    positions = {}
+    for name, nbytes in sizes.items():
         positions[name] = -(-end // alignment) * alignment
-        end = positions[name] + payload_size((regions.get("data") or {}).get(name), built)
-    return {"data": {}, **regions, format.table: [{**row, "offset": positions[row["name"]] - start} for row in rows]}
+        end = positions[name] + nbytes
+    return positions
+
+
+def _has_size(field: construct.Construct) -> bool:
+    """Returns whether all values of a field take the same number of bytes, whatever the context."""
+    try:
+        field.sizeof()
+    except (construct.SizeofError, LookupError, AttributeError):
+        return False
+    return True
 
 
 def _sequence(value: Any, path: str) -> Sequence[Any]:

@@ -61,7 +61,7 @@ def shard_info(file: File) -> ShardInfo | None:
     return ShardInfo(*numbers)
 
 
-def shard_path(prefix: StrPath, number: int, count: int, ending: str = ".gguf") -> Path:
+def shard_path(prefix: StrPath, number: int, count: int, ending: str) -> Path:
     """Returns the path of file `number` of a set, counted from 0."""
     return Path(f"{prefix}-{number + 1:05d}-of-{count:05d}{ending}")
 
@@ -136,7 +136,7 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
         return first
     match = NAME.fullmatch(str(first.name))
     if not match or (int(match["number"]), int(match["count"]), match["ending"]) != (1, split.files, first.format.endings[0]):
-        name = shard_path("NAME", 0, split.files)
+        name = shard_path("NAME", 0, split.files, first.format.endings[0])
         raise FormatError(f"expected the first of {split.files} files to be named {name}", file=first.name)
     shards = [first]
     try:

@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, alternatives, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
 from glft_schema.formats.format import ShardIndex
+from glft_schema.formats.registry import FORMATS
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.tensor_bytes import write_all
@@ -42,7 +42,8 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
     """
     shards, keys = file.format.shards, file.format.shard_keys
     if shards is None or shard_info(file) or len(file.shards) > 1:
-        raise OptionError(f"expected a GGUF or safetensors file that is not part of a set, found {shown(file.name)}")
+        known = alternatives(format.name for format in FORMATS if format.shards)
+        raise OptionError(f"expected a {known} file that is not part of a set, found {shown(file.name)}")
     if not max_tensors and not max_bytes:
         raise OptionError("expected max_tensors or max_bytes (--max-tensors or --max-bytes), found neither")
     groups: list[list[Tensor]] = [[]]
@@ -64,8 +65,7 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
             metadata = file.metadata
             if keys:
                 rest = metadata.without(*(key for key in metadata if key != file.format.alignment_key))
-                counts = Typed(number, "uint16"), Typed(len(groups), "uint16"), Typed(len(file.tensors), "int32")
-                metadata = (rest if number else metadata) | dict(zip(keys, counts, strict=True))
+                metadata = (rest if number else metadata) | keys.entries(number, len(groups), len(file.tensors))
             written.append(path)
             _write(file, metadata, tensors, path)
         for path in index:

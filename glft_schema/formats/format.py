@@ -12,6 +12,7 @@ from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.rules import SPEC
 from glft_schema.codec.structs import Derived, Struct, follows, member
 from glft_schema.codec.type_codes import TypeTable
+from glft_schema.codec.typed_values import Typed
 from glft_schema.tensor_types import TensorType
 
 
@@ -27,6 +28,14 @@ class ShardKeys(NamedTuple):
     number: str
     files: str
     tensors: str
+
+    def entries(self, number: int, files: int, tensors: int) -> dict[str, Typed]:
+        """Returns the entries of a shard, with the types that llama.cpp gives them."""
+        return {
+            self.number: Typed(number, "uint16"),
+            self.files: Typed(files, "uint16"),
+            self.tensors: Typed(tensors, "int32"),
+        }
 
 
 class ShardIndex(NamedTuple):

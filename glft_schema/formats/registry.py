@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from glft_schema import plugins
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, alternatives, shown
 from glft_schema.formats.format import Format, ShardIndex
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
@@ -80,14 +80,21 @@ def find_format(source: Source) -> Format | None:
 
 
 def format_of(source: Source) -> Format:
-    """Returns the format of a source by its first bytes. Raises FormatError if they are of none."""
-    if format := find_format(source):
+    """Returns the format of a source by its first bytes.
+
+    If they are of none, or there are none, it is the format without a magic that has the source's
+    file extension: its parser says what is wrong. Raises FormatError if there is no such format.
+    """
+    format, start = find_format(source), bytes(source.read(0, min(START, source.size)))
+    if not start or (format is None and start[:4] not in OTHER_FILES):
+        named = format_with(source.name)
+        format = named if named and not named.magics else format
+    if format:
         return format
     expected = [f"{format.magics[0]!r} ({format.name})" if format.magics else f"a {format.name} file" for format in FORMATS]
-    start = bytes(source.read(0, min(START, source.size)))
     other = f", the start of {OTHER_FILES[start[:4]]}" if start[:4] in OTHER_FILES else ""
     found = start[: max(len(magic) for format in FORMATS for magic in format.magics)]
-    raise FormatError(f"expected {' or '.join(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
+    raise FormatError(f"expected {alternatives(expected)}, found {found!r}{other}", MAGIC, 0, file=source.name)
 
 
 def format_named(name: object) -> Format:
@@ -97,7 +104,7 @@ def format_named(name: object) -> Format:
             if isinstance(name, str) and format.name.lower() == name.lower():
                 return format
         load_plugins()
-    raise OptionError(f"expected {' or '.join(format.name for format in FORMATS)}, found {shown(name)}")
+    raise OptionError(f"expected {alternatives(format.name for format in FORMATS)}, found {shown(name)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:

@@ -49,7 +49,7 @@ from glft_schema.codec.json_table import (
     nbytes_of_json,
 )
 from glft_schema.codec.numbers import u64
-from glft_schema.codec.predicates import at_most, meets
+from glft_schema.codec.predicates import at_most, computed
 from glft_schema.codec.rules import RUST, SPEC, Rule
 from glft_schema.codec.structs import Count, Derived, Struct
 from glft_schema.codec.type_codes import TypeCode, TypeTable
@@ -117,7 +117,7 @@ TensorInfo = Struct(
     "end"    / Count(IntegerAt("data_offsets", 1, of=2), end_of_payload) * "offset of the byte after the payload",
     TensorFits("safetensors-dims-fit-type", "dims"),
     Rule("safetensors-size", this.end,
-         meets(lambda row: row["end"] == end_of_payload(row), "the offset plus the bytes of such a tensor")),
+         computed(end_of_payload, "the offset plus the bytes of such a tensor")),
     title="tensor_info",
 )
 

@@ -330,7 +330,9 @@ def drawn(
     def run(case: Case) -> None:
         use(case)
 
-    run()
+    with warnings.catch_warnings():  # hypothesis tells its users, not those of this package
+        warnings.filterwarnings("ignore", "Generating overly large repr", hypothesis.errors.HypothesisWarning)
+        run()
 
 
 def fuzz(

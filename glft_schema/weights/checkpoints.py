@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.families.folders import is_model_folder, open_folder
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
@@ -26,6 +27,17 @@ class Checkpoint(NamedTuple):
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
     family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
+
+    @property
+    def own_metadata(self) -> Mapping[str, Any]:
+        """The metadata without the entries that the format adds to new files."""
+        added = self.file.format.entries if self.file else {}
+        if isinstance(self.metadata, TypedMetadata) or not added:
+            return self.metadata
+        return {key: text for key, text in self.metadata.items() if added.get(key) != text}
+
+
+Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open file, a state dict, or an open checkpoint
 
 
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
@@ -57,7 +69,7 @@ def open_with_metadata(path: StrPath, exclude: Iterable[str] = (), target: Forma
     Raises:
         FormatError: if the folder cannot be mapped; see `open_folder`.
     """
-    checkpoint = _open_mapped(path) if target is WITH_TYPES and is_model_folder(path) else _open_any(path)
+    checkpoint = _open_mapped(path) if target is WITH_TYPES and is_model_folder(path) else open_entries(path)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
@@ -73,8 +85,16 @@ def _mapped(tensor: LazyTensor) -> StoredTensor:
     return StoredTensor(tensor.shape, tensor.dtype, tensor.load)
 
 
-def _open_any(path: StrPath) -> Checkpoint:
-    """Opens a checkpoint of any kind. Its entries may not be tensors."""
+def open_entries(source: Weights) -> Checkpoint:
+    """Opens a checkpoint of any kind, or returns an open one. Its entries may not be tensors."""
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, Mapping):
+        return Checkpoint(source, {})
+    return _of_file(source) if isinstance(source, File) else _open_path(source)
+
+
+def _open_path(path: StrPath) -> Checkpoint:
     if not os.path.isdir(path):
         fd = open_regular(path)
         try:
@@ -83,7 +103,10 @@ def _open_any(path: StrPath) -> Checkpoint:
             os.close(fd)
         if magic.startswith(TORCH_MAGICS):
             return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
-    file = open_container(path)
+    return _of_file(open_container(path))
+
+
+def _of_file(file: File) -> Checkpoint:
     metadata = file.metadata
     if keys := file.format.shard_keys:
         metadata = metadata.without(*(key for key in keys if key in metadata))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,10 +26,16 @@ from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.file_types import FILE_TYPES
+from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
+from glft_schema.weights.schemes import Choice, Chosen, Schemes, TypeChooser, choose_types
+from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
+ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
 
 
@@ -37,7 +44,7 @@ def convert(
     source: StrPath | Checkpoint,
     out: StrPath,
     *,
-    schemes: Mapping[str, str] | None = None,
+    schemes: Schemes | None = None,
     metadata: Mapping[str, Any] | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -46,10 +53,13 @@ def convert(
     exclude: Iterable[str] = (),
     progress: Progress | None = None,
     importance: Mapping[str, torch.Tensor] | None = None,
+    measure: bool = True,
+    strict: bool = False,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file.
 
-    Other options are those of `save_file`.
+    Other options are those of `save_file`. If `schemes` choose the types of a model in GGUF, the
+    key ``general.file_type`` is set to that of most weights, unless `metadata` has it.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
@@ -67,19 +77,23 @@ def convert(
 
     Warns:
         MetadataWarning: if the format has no metadata, and `source` has some.
+        SimilarKeyWarning: if a new key resembles a well-known one.
     """
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
         source, exclude = open_with_metadata(source, exclude, target), ()
-    tensors, entries = leave_out(source.tensors, exclude), source.metadata
+    tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
     added = metadata or {}
-    own = source.file.format.entries if source.file else {}
-    if not isinstance(entries, TypedMetadata):
-        entries = {key: text for key, text in entries.items() if own.get(key) != text}
+    stored = with_importance(in_memory(tensors), {} if importance is None else importance)
     if target.has_typed_metadata:
+        if schemes and not isinstance(schemes, TypeChooser):
+            schemes = Chosen(choose_types(stored, schemes, target.types, target.keep_vectors, strict))
+            if FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+                added = {**added, **_file_type(schemes.choices, stored)}
         if rules is None and not source.family and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
+        warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
     elif target.metadata is None:
         if entries:
             problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
@@ -87,8 +101,19 @@ def convert(
         converted = added  # refused unless empty
     else:
         converted = {**target.entries, **as_texts(entries, added)}
-    options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "importance": importance}
-    return save_file(tensors, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=True, **options)
+    options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "strict": strict}
+    return save_file(
+        stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
+    )
+
+
+def _file_type(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """Returns the entry for the type of most weights, or none."""
+    weights: Counter[str] = Counter()
+    for name, choice in choices.items():
+        weights[choice.type.scheme] += tensors[name].numel
+    most = max(weights, key=weights.__getitem__, default="")
+    return {FILE_TYPE: FILE_TYPES[most]} if most in FILE_TYPES else {}
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

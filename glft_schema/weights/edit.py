@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
-from glft_schema.codec.metadata import KeyTypes, TypedMetadata
+from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, OptionError, SimilarKeyWarning, shown
+from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
@@ -34,6 +32,7 @@ from glft_schema.storage.source import SplicedSource, StrPath
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
+from glft_schema.weights.similar_keys import warn_of_slips
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
 SHOWN = 60  # characters of a value in a report
@@ -134,10 +133,7 @@ def edit(
         changes += [Change("rename", old, None, new) for old, new in rename.items()]
         edited, copied = _spliced(file, entries, names)
         _check_rules(file, edited)
-        for change in changes:
-            if change.action == "add" and (known := _similar_key(change.name, file.metadata)):
-                problem = f"the new key {shown(change.name)} resembles the well-known key {shown(known)}"
-                warnings.warn(problem, SimilarKeyWarning, stacklevel=3)
+        warn_of_slips((change.name for change in changes if change.action == "add"), file.metadata, stacklevel=3)
         if not dry_run:
             with atomic_write(source if out is None else out) as stream:
                 write_all(stream, edited.read(0, edited.size - copied))
@@ -170,7 +166,9 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     else:
         for key, value in set.items():
             if not (isinstance(value, str) or has_types(old)):
-                raise FormatError(f"expected text, the only type in {format.name}, found {shown(value)}", f"metadata -> {key}")
+                raise FormatError(
+                    f"expected text, the only type in {format.name}, found {_value_text(value)}", f"metadata -> {key}"
+                )
         texts = as_texts({key: text for key, text in old.items() if key in (MARKER, *set)}, set)
         entries = {**old, **{key: texts[key] for key in set}}
         replaced = getattr(old, "replaced", dict)  # keeps how the entries are stored
@@ -264,28 +262,3 @@ def _check_rules(file: File, edited: SplicedSource) -> None:
         error = FormatError(finding.problem, finding.path)
         error.rule = finding.rule
         raise error
-
-
-def _similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
-    """Returns a well-known key that `key` may be a slip for, or None."""
-    keys: KeyTypes | None = getattr(metadata, "key_types", None)
-    if keys is None:
-        return None
-    is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
-    return next(
-        (slip for slip in _slips(key) if keys.type_of(slip, False) is not None and (not is_known or slip in metadata)), None
-    )
-
-
-def _slips(key: str) -> Iterator[str]:
-    """Yields the texts that differ from `key` in case, by a letter, or by two swapped letters."""
-    if key != key.lower():
-        yield key.lower()
-    letters = f"{ascii_lowercase}_."
-    for at in range(len(key) + 1):
-        before, after = key[:at], key[at:]
-        yield from (f"{before}{letter}{after}" for letter in letters)
-        if after and not after[0].isdigit():  # numbers are not misspelled
-            yield before + after[1:]
-            yield from (f"{before}{letter}{after[1:]}" for letter in letters if letter != after[0])
-            yield before + after[1:2] + after[0] + after[2:]

@@ -29,6 +29,7 @@ class WrittenTensor:
         nbytes: bytes of its payload; 0 if it shares the payload of `alias_of`.
         alias_of: the tensor it is tied to, or None.
         note: why the type differs from the requested or stored one, or empty.
+        asked: the type that a scheme asked for, or None.
         copied: whether the payload equals the source's except for byte order.
         error: max |stored - source|, if requested.
     """
@@ -41,6 +42,7 @@ class WrittenTensor:
     note: str
     copied: bool = False
     error: float | None = None
+    asked: TensorType | None = None
 
 
 @dataclass
@@ -123,7 +125,8 @@ class PlannedPayload:
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = alias_of.error if alias_of else self.error
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
-        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, self.choice.note, copied, error)
+        note, asked = self.choice.note, self.choice.asked
+        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked)
 
 
 def payloads_of(

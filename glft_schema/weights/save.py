@@ -17,7 +17,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor, payloads_of
-from glft_schema.weights.schemes import Choice, choose_types
+from glft_schema.weights.schemes import Choice, Schemes, choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
@@ -27,7 +27,7 @@ def save_file(
     path: StrPath,
     metadata: Mapping[str, Any] | None = None,
     *,
-    schemes: Mapping[str, str] | None = None,
+    schemes: Schemes | None = None,
     alignment: int | None = None,
     format: str | None = None,
     header: Mapping[str, Any] | None = None,
@@ -36,6 +36,7 @@ def save_file(
     progress: Progress | None = None,
     measure: bool = False,
     importance: Mapping[str, torch.Tensor] | None = None,
+    strict: bool = False,
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
 
@@ -45,13 +46,16 @@ def save_file(
     Args:
         tensors: torch tensors, or `StoredTensor`s to be loaded one at a time, by name.
         path: the file to write.
-        metadata: text by key in GLFT; values of any type in GGUF, see `glft_schema.Typed`.
+        metadata: text by key; in GGUF, values of any type, see `glft_schema.Typed`.
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
-            ``q4_0``. Names override patterns, later patterns override earlier ones. Other tensors
-            keep their type.
+            ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
+            The last pattern whose type can hold the tensor wins. If none can, because the rows are
+            no multiple of its blocks, the type's fallback is used, such as ``q5_0`` for ``q4_k``.
+            Other tensors keep their type.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
-        format: ``glft`` or ``gguf``; by default GGUF if `path` ends in ``.gguf``, otherwise GLFT.
+        format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the
+            suffix of `path`, or GLFT for other suffixes.
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
@@ -61,13 +65,16 @@ def save_file(
         measure: compare payloads with their source and report the error.
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
 
+        strict: raise an error instead of using a fallback type, or keeping the type of a tensor
+            that a pattern matches.
+
     Returns:
         The result for each tensor, in file order.
 
     Raises:
         OptionError: if a format, alignment or rule set is unknown or invalid, or `importance`
             covers none of the tensors.
-        SchemeError: if a scheme or pattern is invalid or matches nothing.
+        SchemeError: if a scheme or pattern is invalid or matches nothing; if `strict`, as above.
         TensorError: if a tensor cannot be stored as requested.
         FormatError: if the format cannot hold names, shapes or metadata.
         OSError: from the system.
@@ -80,7 +87,7 @@ def save_file(
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
     target = format_for(path, format)
     stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
-    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors)
+    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict)
     rules = target.keeps_to if rules is None else rule_sets(rules)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
     payloads = payloads_of(choices, stored, progress, measure)

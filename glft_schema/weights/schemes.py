@@ -2,70 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from glft_schema.codec.type_codes import TypeTable
-from glft_schema.errors import SchemeError, TensorError, shown
+from glft_schema.errors import SchemeError, TensorError, alternatives, shown
 from glft_schema.lazy import torch
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
+from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.stored_tensors import StoredTensor
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The type of a tensor, and why it differs from the requested or stored type, if it does."""
+    """The type of a tensor.
+
+    Attributes:
+        type: the type.
+        note: why it differs from the requested or stored type, or empty.
+        asked: the type that a scheme asks for, or None.
+    """
 
     type: TensorType
     note: str = ""
+    asked: TensorType | None = None
+
+
+@runtime_checkable
+class TypeChooser(Protocol):
+    """Chooses types in another way than by patterns, such as by a recipe."""
+
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+        """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
+
+
+class Chosen(NamedTuple):
+    """Types that are chosen already."""
+
+    choices: dict[str, Choice]
+
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+        """Returns the choices."""
+        return self.choices
+
+
+Schemes = Mapping[str, str] | Sequence[tuple[str, str]] | TypeChooser
 
 
 def choose_types(
     tensors: Mapping[str, StoredTensor],
-    schemes: Mapping[str, str],
+    schemes: Schemes,
     types: TypeTable[TensorType],
     keep_vectors: bool = False,
+    strict: bool = False,
 ) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
     Names override patterns. Among matching patterns, the last one whose type can hold the tensor
-    wins. A tensor without such a scheme keeps its type. If the format lacks that type, the next
+    wins. If none can, because the rows are no multiple of the blocks, the last one's fallback type
+    is used. A tensor without such a scheme keeps its type. If the format lacks that type, the next
     type that holds it exactly is used: quantized tensors of another format are dequantized to F32,
     narrow floats widened to F32, and integers to wider ones.
 
     Args:
         tensors: by name.
-        schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``.
+        schemes: names or fnmatch patterns -> names of types, ``{"*.weight": "q8_per_channel"}``;
+            the same as pairs, in which a pattern may be repeated; or a `TypeChooser`.
         types: of the format.
         keep_vectors: whether patterns ignore tensors with fewer than two dims.
+        strict: whether it is an error if a pattern matches a tensor, and no type can hold it.
 
     Raises:
         SchemeError: if a scheme names no type or matches no tensor, or its type requires an
-            importance matrix and no tensor has one.
+            importance matrix and no tensor has one; and if `strict`, as above.
         TensorError: if the type for an exact name, or every type of the format, cannot hold it.
     """
-    if not isinstance(schemes, Mapping):
-        raise SchemeError(f"expected a mapping of names or patterns to types, found {shown(schemes)}")
+    if isinstance(schemes, TypeChooser):
+        return schemes.choose(tensors, types)
     requests: dict[str, list[tuple[str, TensorType]]] = {}
-    for key, scheme in schemes.items():
-        type_, names = _type(scheme, types), names_matching(key, tensors)
+    for key, scheme in _pairs(schemes):
+        type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
             raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}")
         for name in names:
             requests.setdefault(name, []).append((key, type_))
-    return {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
+    choices = {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
+    if strict:
+        _check_all_as_asked(tensors, choices, requests, keep_vectors)
+    return choices
 
 
-def _type(scheme: str, types: TypeTable[TensorType]) -> TensorType:
+def _pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns schemes as pairs. Raises SchemeError for anything else."""
+    pairs = list(schemes.items()) if isinstance(schemes, Mapping) else schemes
+    is_list = isinstance(pairs, Sequence) and not isinstance(pairs, (str, bytes))
+    if not is_list or not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in pairs):
+        raise SchemeError(f"expected names or patterns with types, as a mapping or pairs, found {shown(schemes)}")
+    return [(key, scheme) for key, scheme in pairs]
+
+
+def _check_all_as_asked(
+    tensors: Mapping[str, StoredTensor],
+    choices: Mapping[str, Choice],
+    requests: Mapping[str, list[tuple[str, TensorType]]],
+    keep_vectors: bool,
+) -> None:
+    """Raises SchemeError if a tensor has none of the types that were asked for."""
+    missed = [
+        f"{shown(name)} ({choices[name].note})"
+        for name, asked in requests.items()
+        if choices[name].type not in [type_ for _, type_ in asked] and not (keep_vectors and len(tensors[name].shape) < 2)
+    ]
+    if missed:
+        rest = f" and {len(missed) - 3} more" if len(missed) > 3 else ""
+        are = "tensor has" if len(missed) == 1 else "tensors have"
+        raise SchemeError(f"{len(missed)} {are} none of the types asked for: {'; '.join(missed[:3])}{rest}")
+
+
+def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
+    """Returns the type of a scheme. Raises SchemeError if there is none with an encoder."""
     for type_ in types:
         if isinstance(scheme, str) and type_.scheme == scheme.lower():
             if not type_.has_encoder:
                 raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
-    names = ", ".join(type_.scheme for type_ in types if type_.has_encoder)
-    raise SchemeError(f"expected a tensor type ({names}), found {scheme!r}")
+    names = alternatives(type_.scheme for type_ in types if type_.has_encoder)
+    raise SchemeError(f"{types.kind} has no type {scheme!r}: expected {names}")
+
+
+def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> Choice:
+    """Returns the type of a tensor that no scheme selects. Raises as `choose_types`."""
+    return _choose(name, tensor, [], types, False)
 
 
 def _choose(
@@ -73,30 +143,42 @@ def _choose(
 ) -> Choice:
     """Returns the type of a tensor. `requests` are the matching keys and their types, in order."""
     stored_type = tensor.file_tensor.dtype if tensor.file_tensor else None
-    refusals: list[str] = []
-    if stored_type is not None and (reason := stored_type.bytes_only):
-        if stored_type not in types or name in [key for key, _ in requests]:
-            raise TensorError(f"cannot be converted: {reason}", name)
-        return Choice(stored_type, reason if requests else "")
     by_name, by_pattern = ([item for item in reversed(requests) if (item[0] == name) == exact] for exact in (True, False))
+    asked = next((type_ for _, type_ in by_name + by_pattern), None)
+    if stored_type is not None and (reason := stored_type.bytes_only):
+        if stored_type not in types or by_name:
+            raise TensorError(f"cannot be converted: {reason}", name)
+        return Choice(stored_type, reason if requests else "", asked)
+    refusals: list[str] = []
     for key, type_ in by_name + by_pattern:
         if type_ == stored_type:
-            return Choice(type_, "; ".join(refusals))
-        refusal = type_.refusal(tensor.shape) if type_.takes(tensor.dtype) else type_.dtype_refusal(tensor.dtype)
-        if refusal is None and type_.needs_importance and tensor.importance is None:
-            refusal = "it has no importance matrix"
-        if refusal is None and keep_vectors and key != name and len(tensor.shape) < 2:
-            refusal = "it has fewer than two dims, and no scheme selects it by its full name"
+            return Choice(type_, "; ".join(refusals), asked)
+        refusal = _refusal(tensor, type_, keep_vectors and key != name)
         if refusal is None:
-            return Choice(type_, "; ".join(refusals))
+            return Choice(type_, "; ".join(refusals), asked)
         if key == name:
             raise TensorError(f"cannot be stored as {type_.scheme}: {refusal}", name)
         refusals.append(f"not {type_.scheme}: {refusal}")
+    for _, type_ in by_pattern:
+        smaller = None if divides(type_, tensor.shape) else fallback(type_, tensor.shape, types)
+        if smaller is not None and _refusal(tensor, smaller, keep_vectors) is None:
+            return Choice(smaller, "; ".join(refusals), asked)
     if stored_type is not None and stored_type in types:
-        return Choice(stored_type, "; ".join(refusals))
+        return Choice(stored_type, "; ".join(refusals), asked)
     if stored_type and not stored_type.exact:
         refusals.append(f"{stored_type} dequantized")
-    return Choice(*_own_type(name, tensor, types, refusals))
+    return Choice(*_own_type(name, tensor, types, refusals), asked)
+
+
+def _refusal(tensor: StoredTensor, type_: TensorType, keep_vectors: bool) -> str | None:
+    """Returns why a type cannot store a tensor, or None if it can."""
+    if keep_vectors and len(tensor.shape) < 2:
+        return "it has fewer than two dims, and no scheme selects it by its full name"
+    if not type_.takes(tensor.dtype):
+        return type_.dtype_refusal(tensor.dtype)
+    if type_.needs_importance and tensor.importance is None:
+        return "it has no importance matrix"
+    return type_.refusal(tensor.shape)
 
 
 def _own_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType], notes: list[str]) -> tuple[TensorType, str]:

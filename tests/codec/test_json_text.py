@@ -7,6 +7,7 @@ import json
 import pytest
 
 from glft_schema import FormatError
+from glft_schema.codec import json_text
 from glft_schema.codec.json_text import decoded, levels_of, parts, to_json
 
 BOUND = "x: expected a number that a 64-bit float can hold"
@@ -55,6 +56,17 @@ def test_refused_texts(text: str, message: str) -> None:
     with pytest.raises(FormatError) as caught:
         decoded(text.encode(), "x", 10)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("text", ['{"a":["é",' * 400 + "1e999" + "]}" * 400, "[" + '"\\\\u0041 text",' * 20_000 + "-Infinity]"])
+def test_what_is_refused_is_found_in_linear_time(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Each byte is decoded at most twice, however deeply the token is nested."""
+    decoded_bytes, strict, stored = list[int](), json_text._strict, text.encode()
+    monkeypatch.setattr(json_text, "_strict", lambda part: (decoded_bytes.append(len(part)), strict(part))[1])
+    with pytest.raises(FormatError, match=r"1e999|-Infinity") as caught:
+        decoded(stored)
+    assert caught.value.offset == max(stored.find(b"1e999"), stored.find(b"-Infinity"))
+    assert sum(decoded_bytes) <= 2 * len(stored)
 
 
 def test_parts_have_positions() -> None:

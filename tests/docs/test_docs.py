@@ -106,6 +106,19 @@ def test_integrity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert odd.startswith("w weights NaN 1 (1,) ")
 
 
+def test_comparing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    tensors = {"w": torch.randn(4, 64), "norm": torch.ones(3)}
+    save_file(tensors, "model.gguf", {"n": 1}, rules=[])
+    save_file(tensors, "quantized.gguf", {"n": 2}, schemes={"w": "q8_0"}, rules=[])
+    (example,) = blocks(ROOT / "docs" / "comparing.md", "python")
+    exec(compile(example, "comparing.md", "exec"), {})
+    first, change, tensor = capsys.readouterr().out.splitlines()
+    assert first.startswith("False same weights, other types: signal-to-noise ratio 4")
+    assert change == "n changed Typed(value=1, type='uint32') Typed(value=2, type='uint32')"
+    assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
+
+
 def test_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for name, sums in (("german", [1.0, 3.0]), ("code", [3.0, 5.0])):

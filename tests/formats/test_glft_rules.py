@@ -66,7 +66,7 @@ def test_metadata_that_would_not_read_back(case: str) -> None:
 
 UNBUILDABLE = {
     "no mapping": ([], "expected a File or a mapping of regions, found"),
-    "unknown format": ({"format": "GGML"}, "expected GLFT or GGUF or safetensors, found 'GGML'"),
+    "unknown format": ({"format": "GGML"}, "expected GLFT, GGUF or safetensors, found 'GGML'"),
     "unknown region": ({"tensors": {}}, "expected only the regions header, metadata, descriptors, data, found 'tensors'"),
     "row without dims": ({"descriptors": [{"name": "w", "dtype": 0}]}, "expected a value for 'dims', found none"),
     "row of no mapping": ({"descriptors": [["w"]]}, "descriptors -> 0: expected a mapping with the row's fields, found ['w']"),

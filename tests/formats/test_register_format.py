@@ -8,6 +8,7 @@ import pickle
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from glft_schema.codec import (
 )
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, register_format
+from glft_schema.formats.format import ShardKeys
 from glft_schema.formats.slips import first_slip
 from glft_schema.testing import containers, fuzz
 from glft_schema.types import block_type
@@ -247,10 +249,19 @@ def test_fuzzing(format: Format, path: Path) -> None:
         assert fuzzed.counts["corrupted"] > 20
 
 
+def test_shards_have_the_ending_of_their_format(tmp_path: Path) -> None:
+    format, path = replace(TYPED, shards=ShardKeys("s.no", "s.count", "s.all")), tmp_path / "model.typed"
+    FORMATS[FORMATS.index(TYPED)] = format
+    entries = {key: glft.Typed(number, "uint32") for key, number in (("s.no", 0), ("s.count", 3), ("s.all", 1))}
+    save_file({"w": torch.zeros(2)}, path, entries, format="typed")
+    with pytest.raises(FormatError, match=r"expected the first of 3 files to be named NAME-00001-of-00003\.typed"):
+        glft.open(path)
+
+
 def test_bytes_of_no_format() -> None:
     with pytest.raises(FormatError, match=r"or b'a magic of 22 bytes\.\.\.' \(long\), found b'a magic of 21 by' "):
         Container.parse(LONG_MAGIC.replace(b"22", b"21") + bytes(30))
-    with pytest.raises(FormatError, match=r" or a bare file or "):
+    with pytest.raises(FormatError, match=r", a bare file or "):
         Container.parse(b"\5\1")
     for stored, found in ((LONG_MAGIC[:9], LONG), (LONG_MAGIC, LONG), (b"\xb7", TYPED), (b"\5\0", BARE)):
         with pytest.raises(glft.TruncatedError):

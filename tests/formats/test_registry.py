@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glft_schema import FormatError
+from glft_schema import Container, FormatError
 from glft_schema.errors import OptionError
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
@@ -38,8 +38,30 @@ def test_formats_by_magic() -> None:
 def test_other_known_files(start: bytes, found: str) -> None:
     with pytest.raises(FormatError) as caught:
         format_of(BytesSource(start, "in.bin"))
-    expected = "header -> magic: expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found"
+    expected = "header -> magic: expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found"
     assert str(caught.value) == f"{expected} {start[:4]!r}, the start of {found} (at byte 0) in in.bin"
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        (b"", "header -> length: expected 8 bytes, found 0 (at byte 0)"),
+        (b"\2\0\0", "header -> length: expected 8 bytes, found 3 (at byte 0)"),
+        (b"\2" + bytes(7), "tensor_infos: expected 2 bytes, found 0 (at byte 8)"),
+        (bytes(8), "tensor_infos: expected JSON, found '' (Expecting value) (at byte 8)"),
+        (b"\5" + bytes(7) + b"[1,2]", "tensor_infos: expected a JSON object, found [1, 2] (at byte 8)"),
+        (b"\5" + bytes(7) + b"hello", "tensor_infos: expected JSON, found 'hello' (Expecting value) (at byte 8)"),
+        (b"\xff" * 8 + b"{}", "tensor_infos: expected 18446744073709551615 bytes, found 2 (at byte 8)"),
+        (b"version https://", "header -> magic: expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found "),
+    ],
+)
+def test_the_ending_selects_a_format_without_a_magic(tmp_path: Path, stored: bytes, message: str) -> None:
+    path = tmp_path / "model.SafeTensors"
+    path.write_bytes(stored)
+    with pytest.raises(FormatError) as caught:
+        Container.parse_file(path)
+    assert str(caught.value).startswith(message)
+    assert str(caught.value).endswith(f" in {path}")
 
 
 def test_an_unknown_file() -> None:
@@ -50,7 +72,7 @@ def test_an_unknown_file() -> None:
 def test_formats_by_name() -> None:
     assert format_named("GGUF") is format_named("gguf") is format_named("Gguf") is GGUF
     assert format_named("glft") is GLFT
-    with pytest.raises(OptionError, match=r"^expected GLFT or GGUF or safetensors, found 'onnx'$"):
+    with pytest.raises(OptionError, match=r"^expected GLFT, GGUF or safetensors, found 'onnx'$"):
         format_named("onnx")
 
 

@@ -132,7 +132,7 @@ def test_rules_of_the_readme_and_of_the_library(header: str, data: int, rules: l
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[0,4]", "[0,8]", f"tensor_infos -> 0 -> end: {END}, found 8 (tensor 'a', at byte 58)"),
+        ("[0,4]", "[0,8]", f"tensor_infos -> 0 -> end: {END}, 4, found 8 (tensor 'a', at byte 58)"),
         ("F32", "F33", f"tensor_infos -> 0 -> dtype: expected {TYPES}, found 'F33' (tensor 'a', at byte 22)"),
         ("F32", "f32", f"tensor_infos -> 0 -> dtype: expected {TYPES}, found 'f32' (tensor 'a', at byte 22)"),
     ],

@@ -290,7 +290,7 @@ def test_bad_requests() -> None:
         corruptions(golden("four_types"), "gguf-key")
     with pytest.raises(FormatError, match="header -> magic"):
         corruptions(b"nothing")
-    with pytest.raises(OptionError, match="expected GLFT or GGUF or safetensors, found 'ggml'"):
+    with pytest.raises(OptionError, match="expected GLFT, GGUF or safetensors, found 'ggml'"):
         rule_ids("ggml")
 
 

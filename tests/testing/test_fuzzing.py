@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 from hypothesis import settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from glft_schema import Container, FormatError, TensorError
@@ -59,6 +61,16 @@ def test_no_property_is_broken(format: object) -> None:
     assert progress[-1][1] == 1.0
     assert [done for _, done in progress] == sorted(done for _, done in progress)
     assert 0 < fuzzed.memory < fuzzing.MEMORY[0]
+
+
+def test_hypothesis_does_not_warn_of_large_values() -> None:
+    def fail(value: object) -> None:
+        raise PropertyError("rebuilt", f"found {len(str(value))}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PropertyError, match="found 40000"):
+            fuzzing.drawn(st.just("x" * 40_000), 1, 0, fail)
 
 
 @pytest.mark.slow
@@ -186,7 +198,7 @@ def test_bad_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("a.glft").write_bytes(golden("four_types"))
     Path("half.glft").write_bytes(golden("four_types")[:30])
     write_corpus([FOUR_TYPES], "full", format=GLFT)
-    problem = "expected b'TFLG' (GLFT) or b'GGUF' (GGUF) or a safetensors file, found b'hell' (at byte 0)"
+    problem = "expected b'TFLG' (GLFT), b'GGUF' (GGUF) or a safetensors file, found b'hell' (at byte 0)"
     assert run("notes.txt") == (2, f"glft: notes.txt: header -> magic: {problem}\n")
     code, text = run("a.pt")
     assert (code, text.count("\n"), text.startswith("glft: a.pt: header -> magic: ")) == (2, 1, True)
@@ -203,10 +215,10 @@ def test_bad_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("full/manifest.json", "--corpus", "new") == (2, message)
     assert not Path("new").exists()
     Path("full/manifest.json").write_text('{"files": []}', "utf-8")
-    assert run("full/manifest.json") == (2, "glft: expected GLFT or GGUF or safetensors, found None\n")
+    assert run("full/manifest.json") == (2, "glft: expected GLFT, GGUF or safetensors, found None\n")
     Path("full/manifest.json").write_text('{"files": [{}]}', "utf-8")
     assert run("full/manifest.json")[1].startswith("glft: expected a manifest of glft fuzz, found")
-    assert run("ggml") == (2, "glft: expected GLFT or GGUF or safetensors, found 'ggml', which is not a file\n")
+    assert run("ggml") == (2, "glft: expected GLFT, GGUF or safetensors, found 'ggml', which is not a file\n")
 
 
 def test_a_failure_is_reported_even_if_it_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

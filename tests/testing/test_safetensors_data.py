@@ -25,8 +25,8 @@ BOTH = ("spec", "rust")
 QUIET = settings(
     derandomize=True, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
-SMALL = b'{"__metadata__": {"a": "b"}, "w":{"shape":[2],"dtype":"F32","data_offsets":[0,8]}} '
-SMALL = len(SMALL).to_bytes(8, "little") + SMALL + bytes(8)
+TEXT = b'{"__metadata__": {"a": "b"}, "w":{"shape":[2],"dtype":"F32","data_offsets":[0,8]}} '
+SMALL = len(TEXT).to_bytes(8, "little") + TEXT + bytes(8)
 
 
 @pytest.mark.parametrize("rules", [(), BOTH])
@@ -110,3 +110,8 @@ def test_fuzzing_finds_nothing(source: Format | bytes) -> None:
     assert fuzzed.failure is None
     assert fuzzed.counts["damaged"]
     assert fuzzed.counts["corrupted"]
+
+
+def test_fuzzing_a_file_with_metadata() -> None:
+    fuzzed = fuzz(SMALL, 30)
+    assert (fuzzed.failure, set(fuzzed.counts)) == (None, {"damaged", "corrupted"})

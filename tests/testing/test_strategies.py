@@ -191,7 +191,7 @@ def test_knobs() -> None:
 
 
 def test_bad_requests() -> None:
-    with pytest.raises(OptionError, match="expected GLFT or GGUF or safetensors, found 'ggml'"):
+    with pytest.raises(OptionError, match="expected GLFT, GGUF or safetensors, found 'ggml'"):
         containers("ggml")
     with pytest.raises(SchemeError, match="expected one of f32, f16, q8_per_channel, q4_per_group_64, found 'q4_0'"):
         containers("glft", types=["q4_0"])

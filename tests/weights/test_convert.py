@@ -24,12 +24,11 @@ from glft_schema import (
     load_file,
     save_file,
 )
-from glft_schema.checks.compare import compare
 from glft_schema.errors import OptionError
 from glft_schema.files.splitting import split
 from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.weights.checkpoints import open_checkpoint, open_with_metadata
+from glft_schema.weights.checkpoints import open_with_metadata
 from tests.catalogue.gguf_cases import READ
 
 TENSORS = {
@@ -276,13 +275,6 @@ def test_formats_by_name_and_by_ending(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=message):
             convert(tmp_path / "in.glft", tmp_path / "out.bin", format=format)
-
-
-def test_compare_takes_payloads_of_the_same_type_as_they_are(source: Path, tmp_path: Path) -> None:
-    save_file({"k": torch.randn(2, 256)}, tmp_path / "k.gguf", format="gguf")
-    for path in (source, tmp_path / "k.gguf"):
-        with glft_schema.open(path) as file:
-            assert all(result.error == 0 and not result.problem for result in compare(file, open_checkpoint(path)))
 
 
 def test_an_open_checkpoint_is_converted_without_what_is_excluded(source: Path, tmp_path: Path) -> None:

@@ -293,8 +293,12 @@ def test_inspect_shows_statistics_of_both_forms(tmp_path: Path) -> None:
     assert data["statistics"] == other["statistics"]
     assert (data["format"], data["datasets"], data["chunks"]) == ("imatrix.dat", ["text.txt"], 7)
     assert (data["statistics"][1]["name"], data["statistics"][1]["cosine"]) == ("blk.0.attn_q.weight", None)
-    new_file(tmp_path / new, "imatrix", {"a.in_sum2": SUMS})  # invalid: verify says why
-    assert "a.in_sum2" in glft("inspect", tmp_path / new).stdout
+    new_file(tmp_path / new, "imatrix", {"a.in_sum2": SUMS})
+    problem = "expected a matching tensor 'a.counts', found none (tensor 'a.in_sum2')"
+    assert glft("inspect", tmp_path / new).stdout.splitlines()[-2:] == ["", f"no statistics: {problem}"]
+    assert json.loads(glft("inspect", tmp_path / new, "--json").stdout)["no_statistics"] == problem
+    new_file(tmp_path / new, "model", {"a.in_sum2": SUMS})
+    assert "no statistics" not in glft("inspect", tmp_path / new).stdout
 
 
 def test_other_files_are_no_old_matrices(tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ function fieldsOf(i) {
     const list = make("ul", { class: "fields" });
     for (const node of nodes) {
       const { name, start, end, value } = field(file, node);
+      if (name === "rest") continue; // punctuation
       const about = make("button", { type: "button", class: "field", onclick: jump(node) });
       about.append(quoted(name, { class: "name" }), value ? quoted(value, { class: "value" }) : "");
       about.append(make("span", { class: "range" }, `bytes ${range(start, end)}`));

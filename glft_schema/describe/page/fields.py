@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ PAYLOAD_START = 64, 16  # bytes of a payload at most, and at least if there are 
 ALL_PAYLOADS = 1 << 16  # bytes of all payloads, about
 LINE = 16  # bytes; shorter gaps between runs are not folded
 VALUE = 120  # characters
+REST = "rest"  # the part of a field with the bytes that no other part has
 
 
 class FieldTree:
@@ -47,8 +49,8 @@ class FieldTree:
         self._open: list[tuple[str, int]] = []  # steps of the last path, and their rows
         self._docs = {part.name: part.doc for part in container_schema(map.format).structs[s.FILE].fields}
         is_opened, limit = len(map) <= MAX_OPENED, payload_start(map)
-        for stretch in _within_limits(map):
-            row = self._add_path(stretch)
+        for stretch, steps in _with_steps(list(_within_limits(map))):
+            row = self._add_path(stretch, steps)
             if is_opened:
                 end = stretch.end if stretch.value is not None else min(stretch.end, stretch.start + limit)
                 self._add_parts(stretch, row, end, MAX_LEVELS)
@@ -56,11 +58,8 @@ class FieldTree:
     def as_data(self) -> dict[str, Any]:
         return {**self.columns, "texts": list(self._texts)}
 
-    def _add_path(self, stretch: Stretch) -> int:
+    def _add_path(self, stretch: Stretch, steps: list[str]) -> int:
         """Adds a stretch, and the new levels around it; returns its row."""
-        steps = path_steps(stretch)
-        if [step for step, _ in self._open[: len(steps)]] == steps:
-            steps.append("rest")  # of a field with parts
         known = 0
         while known < min(len(self._open), len(steps) - 1) and self._open[known][0] == steps[known]:
             self._grow(self._open[known][1], stretch.end)
@@ -110,6 +109,29 @@ def path_steps(stretch: Stretch) -> list[str]:
         return (stretch.path or stretch.kind).split(STEP)
     before, _, after = stretch.path.partition(label)
     return [*before.split(STEP)[:-1], label, *after.split(STEP)[1:]]
+
+
+def _with_steps(stretches: list[Stretch]) -> Iterator[tuple[Stretch, list[str]]]:
+    """Yields stretches with the steps of their paths in the tree.
+
+    Bytes of a field beside its parts, such as the punctuation of JSON, are a part `REST`. Between
+    two parts of an inner field, they are a part of that one.
+    """
+    paths = [path_steps(stretch) for stretch in stretches]
+    following: list[list[str]] = []  # of each, the next path of a part
+    after: list[str] = []
+    for steps in reversed(paths):
+        following.append(after)
+        after = steps if len(steps) > 1 else after
+    before: list[str] = []
+    for stretch, steps, after in zip(stretches, paths, reversed(following), strict=True):
+        around = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(before[:-1], after[:-1], strict=False))]
+        if len(around) >= len(steps):
+            steps = [*around, REST]
+        elif steps in (before[:-1][: len(steps)], after[:-1][: len(steps)]):
+            steps = [*steps, REST]
+        yield stretch, steps
+        before = steps
 
 
 def _within_limits(map: ByteMap) -> Iterator[Stretch]:

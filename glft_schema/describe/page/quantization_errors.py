@@ -11,6 +11,7 @@ from glft_schema.describe.page.text import number
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.stored_tensors import StoredTensor
 
@@ -40,31 +41,21 @@ def errors(tensor: Tensor, source: Mapping[str, StoredTensor], count: int) -> di
         expected = stored.load().detach().cpu().reshape(matrix(tensor.shape))
     except (TensorError, FormatError) as error:
         return {"problem": f"the source cannot be read: {error}"}
-    sampled = [_difference(tensor, expected, part)[0].reshape(-1) for part in sample_parts(tensor, count)]
+    sampled = [_difference(tensor, expected, part).reshape(-1) for part in sample_parts(tensor, count)]
     histogram = {"sample": describe(torch.cat(sampled).numpy())} if sampled else {}
     return histogram | _totals(tensor, expected)
 
 
 def _totals(tensor: Tensor, expected: torch.Tensor) -> dict[str, Any]:
-    squares = own = theirs = both = largest = 0.0
-    unlike = 0
+    errors = NumberErrors()
     for part in _all(tensor):
-        error, stored, source = _difference(tensor, expected, part)
-        alike = error.isfinite()
-        unlike += error.numel() - int(alike.sum())
-        counted = alike & stored.isfinite()
-        error, stored, source = (numbers[counted] for numbers in (error, stored, source))
-        squares, both = squares + float(error.square().sum()), both + float((stored * source).sum())
-        own, theirs = own + float(stored.square().sum()), theirs + float(source.square().sum())
-        largest = max(largest, float(error.abs().max())) if len(error) else largest
-    count = math.prod(tensor.shape)
-    rms = math.sqrt(squares / max(count - unlike, 1))
-    totals: dict[str, Any] = {"count": count, "max": number(largest), "rms": number(rms)}
-    if theirs:
-        totals["relative"] = number(math.sqrt(squares / theirs))
-    if theirs and own:
-        totals["cosine"] = number(both / math.sqrt(theirs) / math.sqrt(own), 9)
-    return totals | ({"unlike": unlike} if unlike else {})
+        errors.add(stored_parts(tensor, [part]), _cut(expected, part))
+    totals: dict[str, Any] = {"count": errors.count, "max": number(errors.largest), "rms": number(errors.rmse)}
+    if errors.reference_squares:
+        totals["relative"] = number(errors.relative)
+    if not math.isnan(errors.cosine):
+        totals["cosine"] = number(errors.cosine, 9)
+    return totals | ({"unlike": errors.unlike} if errors.unlike else {})
 
 
 def _all(tensor: Tensor) -> Iterator[Part]:
@@ -78,10 +69,13 @@ def _all(tensor: Tensor) -> Iterator[Part]:
             yield range(row, min(row + rows, out)), range(column, min(column + width, columns))
 
 
-def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns stored - source (0 if both are NaN), stored, and source for a part."""
-    rows, columns = part
-    stored = stored_parts(tensor, [part])
-    source = expected[rows.start : rows.stop : rows.step, columns.start : columns.stop].double()
+def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> torch.Tensor:
+    """Returns stored - source for a part; 0 if both are NaN, or the same infinity."""
+    stored, source = stored_parts(tensor, [part]), _cut(expected, part).double()
     same = (stored == source) | (stored.isnan() & source.isnan())
-    return (stored - source).masked_fill(same, 0.0), stored, source
+    return (stored - source).masked_fill(same, 0.0)
+
+
+def _cut(matrix: torch.Tensor, part: Part) -> torch.Tensor:
+    rows, columns = part
+    return matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop]

@@ -1,10 +1,12 @@
-"""The greatest difference between two tensors."""
+"""Error measures of numbers against a reference."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
 
 
 def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -20,3 +22,108 @@ def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
             return max(0.0, -low, high)
     same = (one == other) | (one.isnan() & other.isnan())
     return float(errors.abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
+
+
+@dataclass
+class NumberErrors:
+    """Sums over pairs of a number and its reference, and the error measures that follow from them.
+
+    Equal numbers, two NaN, and equal infinities have no error. Other pairs with a number that is
+    not finite are counted as `unlike`; no other measure includes them.
+
+    Attributes:
+        count: number of pairs.
+        unlike: number of pairs with different numbers, of which one is not finite.
+        squares: sum of (number - reference)².
+        own_squares: sum of number².
+        reference_squares: sum of reference².
+        products: sum of number * reference.
+        largest: max |number - reference|.
+        worst_row: index of the row with the largest relative error, in all dims but the last; None
+            if no row differs.
+        worst_row_error: the relative error of that row.
+    """
+
+    count: int = 0
+    unlike: int = 0
+    squares: float = 0.0
+    own_squares: float = 0.0
+    reference_squares: float = 0.0
+    products: float = 0.0
+    largest: float = 0.0
+    worst_row: tuple[int, ...] | None = None
+    worst_row_error: float = 0.0
+
+    @property
+    def rmse(self) -> float:
+        """The root of the mean squared error."""
+        return math.sqrt(self.squares / max(self.count - self.unlike, 1))
+
+    @property
+    def relative(self) -> float:
+        """The root mean square of the error, relative to that of the reference."""
+        if not self.reference_squares:
+            return math.inf if self.squares else 0.0
+        return math.sqrt(self.squares / self.reference_squares)
+
+    @property
+    def snr(self) -> float:
+        """The signal-to-noise ratio in dB; infinite without errors."""
+        if not self.squares or not self.reference_squares:
+            return -math.inf if self.squares else math.inf
+        return 10 * (math.log10(self.reference_squares) - math.log10(self.squares))
+
+    @property
+    def cosine(self) -> float:
+        """The cosine similarity of all numbers with their references; NaN if either are all 0."""
+        norms = math.sqrt(self.own_squares) * math.sqrt(self.reference_squares)
+        return self.products / norms if norms else math.nan
+
+    @property
+    def is_none(self) -> bool:
+        """Whether all numbers equal their references."""
+        return not self.squares and not self.largest and not self.unlike
+
+    def add(self, numbers: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Includes pairs [rows, columns].
+
+        Returns:
+            The sums of the squared errors and of the squared references of each row.
+        """
+        own, reference = numbers.double(), reference.double()
+        error = own - reference
+        if not math.isfinite(float(error.sum())):
+            same = (own == reference) | (own.isnan() & reference.isnan())
+            alike = same | error.isfinite()
+            self.unlike += error.numel() - int(alike.sum())
+            counted = alike & own.isfinite()
+            error, own, reference = (part.where(counted, 0.0) for part in (error, own, reference))
+        squares, references = error.square().sum(1), reference.square().sum(1)
+        self.count += error.numel()
+        self.squares += float(squares.sum())
+        self.own_squares += float(own.square().sum())
+        self.reference_squares += float(references.sum())
+        self.products += float((own * reference).sum())
+        self.largest = max(self.largest, float(error.abs().max()) if error.numel() else 0.0)
+        return squares, references
+
+    def include(self, other: NumberErrors) -> None:
+        """Includes the pairs of `other`, except for its worst row."""
+        for name in ("count", "unlike", "squares", "own_squares", "reference_squares", "products"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.largest = max(self.largest, other.largest)
+
+
+def errors_of(numbers: torch.Tensor, reference: torch.Tensor) -> NumberErrors:
+    """Returns the errors of a tensor against a reference of the same shape, on the CPU."""
+    errors, shape = NumberErrors(), numbers.shape or (1,)
+    rows, columns = math.prod(shape[:-1]), shape[-1]
+    own, expected = (tensor.detach().cpu().reshape(rows, columns) for tensor in (numbers, reference))
+    for part in row_chunks(rows, columns):
+        squares, references = errors.add(own[part], expected[part])
+        relative = (squares / references).sqrt().nan_to_num(0.0, math.inf)  # 0 / 0 is no error
+        row = int(relative.argmax())
+        if float(relative[row]) > errors.worst_row_error:
+            errors.worst_row_error = float(relative[row])
+            errors.worst_row = index_of(part.start + row, shape[:-1])
+    return errors

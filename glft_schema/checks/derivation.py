@@ -1,0 +1,132 @@
+"""Provenance: whether the payloads of a file are the encodings of a base model's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from glft_schema.codec.context import LITTLE
+from glft_schema.errors import TensorError
+from glft_schema.files.file import File
+from glft_schema.lazy import torch
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.weights.checkpoints import Weights, open_entries
+from glft_schema.weights.importance import with_importance
+from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.schemes import Choice
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+
+COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING = "copied", "exact", "unknown", "differs", "extra", "missing"
+VERDICTS = (COPIED, EXACT, UNKNOWN, DIFFERS, EXTRA, MISSING)
+WITHOUT_IMPORTANCE = "the encoder may have used an importance matrix"
+
+
+class Derivation(NamedTuple):
+    """A tensor of a file, checked against the base that the file is said to be made from.
+
+    Attributes:
+        name: of the tensor.
+        type: its type in the file; None if missing.
+        verdict: ``copied`` if the base has its bytes; ``exact`` if encoding the base's tensor gives
+            its bytes; ``differs`` if not; ``unknown`` if that cannot be told; ``extra`` if only the
+            file, ``missing`` if only the base has it.
+        problem: why the bytes differ or could not be compared, or an empty string.
+        differing: the share of bytes that differ from the encoding, from 0 to 1, or None.
+        from_encoding: errors of the tensor against the encoding, if bytes differ.
+        from_base: errors of the tensor against the base, if bytes differ.
+        encoding: errors of the encoding against the base, if bytes differ.
+    """
+
+    name: str
+    type: TensorType | None
+    verdict: str
+    problem: str = ""
+    differing: float | None = None
+    from_encoding: NumberErrors | None = None
+    from_base: NumberErrors | None = None
+    encoding: NumberErrors | None = None
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the tensor is the base's, copied or encoded."""
+        return self.verdict in (COPIED, EXACT)
+
+
+def check_derivation(
+    file: File, base: Weights, *, importance: Mapping[str, torch.Tensor] | None = None, exclude: Iterable[str] = ()
+) -> Iterator[Derivation]:
+    """Encodes each tensor of `base` with its type in `file`, and compares the bytes.
+
+    Without an importance matrix, a tensor that differs is ``unknown`` if the encoder of its type
+    can use one. Big-endian payloads are compared in little-endian order. Peak memory is a few
+    copies of the largest tensor in float32.
+
+    Args:
+        file: an open file.
+        base: a path as for `open_checkpoint`, an open `File`, or tensors by name.
+        importance: the one that `file` was made with; see `glft_schema.read_importance`.
+        exclude: names or fnmatch patterns of tensors to ignore in both.
+
+    Returns:
+        An iterator of the tensors in file order, followed by those that the file lacks.
+
+    Raises:
+        OptionError: if the importance covers none of the base's tensors.
+        TensorError: if an importance does not fit its tensor, or an entry of the base is not a
+            tensor.
+        SchemeError: if a pattern matches no tensor of either.
+        FormatError, OSError: if a file cannot be read.
+    """
+    entries = open_entries(base).tensors
+    kept = leave_out({**entries, **file.tensors}, exclude)
+    tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})
+    weighted = with_importance(tensors, {} if importance is None else importance)
+    return _derivations({name: file.tensors[name] for name in file.tensors if name in kept}, weighted, importance is not None)
+
+
+def _derivations(tensors: Mapping[str, Tensor], base: Mapping[str, StoredTensor], has_importance: bool) -> Iterator[Derivation]:
+    for name, tensor in tensors.items():
+        if name not in base:
+            yield Derivation(name, tensor.dtype, EXTRA, "only in the file")
+        elif base[name].shape != tensor.shape:
+            problem = f"expected shape {list(base[name].shape)}, found {list(tensor.shape)}"
+            yield Derivation(name, tensor.dtype, DIFFERS, problem)
+        else:
+            yield _derivation(tensor, base[name], has_importance)
+    for name in base:
+        if name not in tensors:
+            yield Derivation(name, None, MISSING, "not in the file")
+
+
+def _derivation(tensor: Tensor, base: StoredTensor, has_importance: bool) -> Derivation:
+    type_ = tensor.dtype
+    payload = PlannedPayload(tensor.name, base, Choice(type_))
+    if type_.bytes_only and payload.copy_of is None:
+        return Derivation(tensor.name, type_, UNKNOWN, type_.bytes_only)
+    is_unknown = type_.takes_importance and not has_importance and payload.copy_of is None
+    try:
+        encoded = b"".join(payload.pieces(LITTLE))
+        stored = b"".join(tensor.pieces(LITTLE))
+    except TensorError as error:
+        is_unknown = is_unknown or not type_.has_encoder or (type_.needs_importance and base.importance is None)
+        return Derivation(tensor.name, type_, UNKNOWN if is_unknown else DIFFERS, error.problem)
+    if stored == encoded:
+        return Derivation(tensor.name, type_, EXACT if payload.copy_of is None else COPIED)
+    if len(stored) != len(encoded):  # of an unknown type
+        return Derivation(tensor.name, type_, DIFFERS, f"expected {len(encoded):,} bytes, found {len(stored):,}")
+    found, expected = (np.frombuffer(part, np.uint8) for part in (stored, encoded))
+    differing = float((found != expected).mean())
+    verdict, problem = (UNKNOWN, WITHOUT_IMPORTANCE) if is_unknown else (DIFFERS, "other bytes")
+    if type_.bytes_only:
+        return Derivation(tensor.name, type_, verdict, problem, differing)
+    source = BytesSource(encoded)
+    honest = Tensor(tensor.name, tensor.dims, Place(0, len(encoded), type_, tensor.shape), source, 0).dequantize()
+    own, reference = tensor.dequantize(), base.load()
+    errors = errors_of(own, honest), errors_of(own, reference), errors_of(honest, reference)
+    return Derivation(tensor.name, type_, verdict, problem, differing, *errors)

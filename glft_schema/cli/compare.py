@@ -1,0 +1,181 @@
+"""`glft compare`: differences of metadata and weights between two files of any formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypeGuard
+
+import typer
+
+from glft_schema.checks.compare import SAME, Comparison, MetadataChange, TensorComparison, TensorVersion
+from glft_schema.checks.compare import compare as compare_checkpoints
+from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
+from glft_schema.codec.typed_values import ARRAY, Typed
+from glft_schema.display import aligned
+from glft_schema.errors import safe, shown
+from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.weights.checkpoints import Checkpoint, open_entries
+
+VALUE = 50  # characters shown of a value
+FIRST = 8  # elements in JSON of a long array
+
+
+def compare(
+    one: Annotated[Path, typer.Argument(metavar="A", help="Weights file, torch .pt file, or directory of shards.")],
+    other: Annotated[Path, typer.Argument(metavar="B", help="The same, of any format: what is compared with A.")],
+    exclude: Exclude = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compares metadata and weights of two files.
+
+    Formats and types may differ. The first lines summarize: the same weights or not, tensors by
+    what differs, metadata. Tables list each entry that differs, and each tensor, the largest errors
+    first.
+
+    The values of tensors of one name are compared, B's with A's: the root mean square of the error,
+    absolute (RMSE) and relative to A's, the signal-to-noise ratio, the cosine similarity, and the
+    row with the largest relative error. A tensor is renamed if type, shape and bytes are equal, or
+    shape and values.
+
+    Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
+    or tensors differ, and 2 if a file cannot be read.
+    """
+    with file_errors(one):
+        before = open_entries(one)
+    with file_errors(other):
+        after = open_entries(other)
+        with progress_bar("comparing") as bar:
+            comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
+    if as_json:
+        files = {"a": _about(one, before), "b": _about(other, after)}
+        print(json.dumps({**files, **comparison_data(comparison)}, indent=2, allow_nan=False))
+    else:
+        abouts = (
+            f"{name} {safe(str(path))}: {text}"
+            for name, path, text in (("A", one, _about_text(before)), ("B", other, _about_text(after)))
+        )
+        echo(*abouts, *comparison.summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors))
+    if not comparison.is_same:
+        raise typer.Exit(FAILED)
+
+
+def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
+    format = checkpoint.file.format.name if checkpoint.file else "torch"
+    return {"file": str(path), "format": format, "tensors": len(checkpoint.tensors), "metadata": len(checkpoint.metadata)}
+
+
+def _about_text(checkpoint: Checkpoint) -> str:
+    about = _about(Path(), checkpoint)
+    return f"{about['format']}, {about['tensors']:,} tensors, {about['metadata']:,} metadata entries"
+
+
+def _metadata_lines(changes: tuple[MetadataChange, ...]) -> list[str]:
+    rows = [(safe(c.key), c.state, *_value_texts(c)) for c in changes]
+    return ["", *aligned([("key", "metadata", "in A", "in B"), *rows], 0)] if rows else []
+
+
+def _value_texts(change: MetadataChange) -> tuple[str, str]:
+    """Returns the values of a change with their types; arrays from the first different element."""
+    arrays = [version.value for version in change[1:] if _is_array(version)]
+    start = 0
+    if len(arrays) == 2:
+        pairs = enumerate(zip(*map(as_json_value, arrays), strict=False))  # lists, in which NaN is text
+        start = next((i for i, (one, other) in pairs if one != other), min(map(len, arrays)))
+    before, after = ("" if version is None else _value_text(version, start) for version in change[1:])
+    return before, after
+
+
+def _is_array(value: Typed | str | None) -> TypeGuard[Typed]:
+    return isinstance(value, Typed) and value.type.startswith(ARRAY)
+
+
+def _value_text(value: Typed | str, start: int) -> str:
+    if not isinstance(value, Typed):
+        return shown(value, VALUE)
+    if not _is_array(value):
+        return f"{value.type} {shown(value.value, VALUE)}"
+    part = shown(as_json_value(value.value[start : start + FIRST]), VALUE)
+    return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
+
+
+def _tensor_lines(tensors: tuple[TensorComparison, ...]) -> list[str]:
+    differing = sorted((t for t in tensors if t.state != SAME), key=lambda t: t.errors.snr if t.errors else float("-inf"))
+    head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "relative")
+    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
+    return ["", *aligned([head, *rows], 6)] if rows else []
+
+
+def _change_text(tensor: TensorComparison) -> str:
+    """Returns what differs of name, type and shape."""
+    if not (tensor.before and tensor.after):
+        version = tensor.before or tensor.after
+        return f"{version.type} {list(version.shape)}" if version else ""
+    before, after = tensor.before, tensor.after
+    parts = [f"from {safe(before.name)}"] if before.name != after.name else []
+    parts += [f"{before.type} to {after.type}"] if before.type != after.type else [after.type]
+    parts += [f"{list(before.shape)} to {list(after.shape)}"] if before.shape != after.shape else []
+    parts += [f"{tensor.errors.unlike} NaN or infinities"] if tensor.errors and tensor.errors.unlike else []
+    return ", ".join([*parts, *([tensor.problem] if tensor.problem else [])])
+
+
+def _errors_texts(tensor: TensorComparison) -> tuple[str, ...]:
+    errors = tensor.errors
+    if errors is None:
+        return ("",) * 6
+    if errors.is_none:
+        return ("equal", *("",) * 5)
+    row = "" if errors.worst_row is None else str(list(errors.worst_row))
+    worst = _percent(errors.worst_row_error) if errors.worst_row is not None else ""
+    return f"{errors.rmse:.3g}", _percent(errors.relative), f"{errors.snr:.1f} dB", f"{errors.cosine:.6f}", row, worst
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """Returns a comparison as JSON data; equal entries and tensors are only counted."""
+    return {
+        "same": comparison.is_same,
+        "summary": comparison.summary,
+        "metadata": [
+            {"key": c.key, "state": c.state, "a": _value_data(c.before), "b": _value_data(c.after)} for c in comparison.metadata
+        ],
+        "same_metadata": comparison.entries - len(comparison.metadata),
+        "tensors": [
+            {
+                "name": t.name,
+                "state": t.state,
+                "a": _version_data(t.before),
+                "b": _version_data(t.after),
+                **({"errors": errors_data(t.errors)} if t.errors else {}),
+                **({"problem": t.problem} if t.problem else {}),
+            }
+            for t in comparison.tensors
+            if t.state != SAME
+        ],
+        "same_tensors": sum(t.state == SAME for t in comparison.tensors),
+        "errors": errors_data(comparison.errors),
+    }
+
+
+def _value_data(value: Typed | str | None) -> Any:
+    if not isinstance(value, Typed):
+        return value
+    if not _is_array(value) or len(value.value) <= FIRST:
+        return {"type": value.type, "value": as_json_value(value.value)}
+    return {"type": value.type, "length": len(value.value), "first": as_json_value(value.value[:FIRST])}
+
+
+def _version_data(version: TensorVersion | None) -> dict[str, Any] | None:
+    return version and {**version._asdict(), "shape": list(version.shape)}
+
+
+def errors_data(errors: NumberErrors) -> dict[str, Any]:
+    """Returns error measures as JSON data."""
+    measures = {name: as_json_value(getattr(errors, name)) for name in ("rmse", "relative", "snr", "cosine", "largest")}
+    row = errors.worst_row
+    worst = {} if row is None else {"worst_row": list(row), "worst_row_error": as_json_value(errors.worst_row_error)}
+    return {"count": errors.count, "unlike": errors.unlike, **measures, **worst}

@@ -1,0 +1,140 @@
+"""`glft quantize`: quantizes a model to a GGUF file as llama-quantize does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.written import fallbacks, mapped, totals
+from glft_schema.display import aligned
+from glft_schema.errors import OptionError, safe, shown
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.quantize import Quantized
+from glft_schema.quantizer.quantize import quantize as quantize_model
+from glft_schema.storage.file_source import read_regular
+from glft_schema.weights.checkpoints import open_with_metadata
+
+VALUES: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": {"true": True, "false": False}.__getitem__,
+}
+Texts = list[str] | None
+
+
+def quantize(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Model: a GGUF file, a file of a set, or a Hugging Face folder.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, or its code. See glft schema recipes.")
+    ],
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
+    ] = None,
+    imatrix_keys: Annotated[
+        bool, typer.Option("--imatrix-keys/--no-imatrix-keys", help="Add the keys quantize.imatrix.*, which name the matrix.")
+    ] = True,
+    include_weights: Annotated[
+        Texts, typer.Option(metavar="TEXT", help="Use the importance only of tensors whose name has TEXT. Repeatable.")
+    ] = None,
+    exclude_weights: Annotated[
+        Texts, typer.Option(metavar="TEXT", help="Use no importance of tensors whose name has TEXT. Repeatable.")
+    ] = None,
+    tensor_type: Annotated[
+        Texts,
+        typer.Option(metavar="REGEX=TYPE", help="Type of tensors whose name has a match; the first match counts. Repeatable."),
+    ] = None,
+    tensor_type_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="More of --tensor-type, separated by spaces or newlines.")
+    ] = None,
+    output_tensor_type: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Type of output.weight, or of a tied token embedding.")
+    ] = None,
+    token_embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = None,
+    leave_output_tensor: Annotated[bool, typer.Option("--leave-output-tensor", help="Keep the type of output.weight.")] = False,
+    pure: Annotated[bool, typer.Option("--pure", help="Give all tensors the file type's main type.")] = False,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Also convert tensors that are quantized already.")
+    ] = False,
+    keep_split: Annotated[
+        bool, typer.Option("--keep-split", help="Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")
+    ] = False,
+    override_kv: Annotated[
+        Texts,
+        typer.Option(metavar="KEY=TYPE:VALUE", help="Metadata entry to set; TYPE is int, float, bool or str. Repeatable."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes, but write nothing.")] = False,
+) -> None:
+    """Quantizes a model to a GGUF file, as llama-quantize does.
+
+    OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role, such as q6_k to some of attn_v and q4_k to
+    most others in Q4_K_M. Norms, biases and small tensors keep their types. If the rows of a tensor
+    are no multiple of the type's blocks, a type with smaller blocks is used. The report counts
+    these tensors.
+
+    Options are those of llama-quantize; --prune-layers and COPY are left out.
+    """
+    with file_errors(out, tensors=source):
+        refuse_overwriting(out, source)
+        with file_errors(source):
+            checkpoint = open_with_metadata(source, target=WITH_TYPES)
+        texts = [*(tensor_type or []), *(read_regular(tensor_type_file).decode().split() if tensor_type_file else [])]
+        with progress_bar(f"writing {out.name}") as bar:
+            quantized = quantize_model(
+                checkpoint,
+                out,
+                recipe,
+                importance=imatrix,
+                imatrix_keys=imatrix_keys,
+                include_weights=include_weights or [],
+                exclude_weights=exclude_weights or [],
+                tensor_types=[tensor_type_of(text) for text in texts],
+                output_tensor_type=output_tensor_type,
+                token_embedding_type=token_embedding_type,
+                leave_output_tensor=leave_output_tensor,
+                pure=pure,
+                allow_requantize=allow_requantize,
+                keep_split=keep_split,
+                override=dict(override_of(text) for text in override_kv or []),
+                dry_run=dry_run,
+                progress=bar,
+            )
+    echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
+
+
+def tensor_type_of(text: str) -> tuple[str, str]:
+    """Parses ``REGEX=TYPE``. Raises OptionError for any other form."""
+    pattern, equals, type_ = text.partition("=")
+    if not (pattern and equals and type_):
+        raise OptionError(f"expected REGEX=TYPE for --tensor-type, found {shown(text)}")
+    return pattern.lower(), type_.lower()
+
+
+def override_of(text: str) -> tuple[str, Any]:
+    """Parses ``KEY=TYPE:VALUE``. Raises OptionError for any other form."""
+    key, equals, typed = text.partition("=")
+    type_, colon, value = typed.partition(":")
+    try:
+        return key, VALUES[type_ if key and equals and colon else ""](value)
+    except (KeyError, ValueError):
+        types = "int, float, bool (true or false) or str"
+        raise OptionError(f"expected KEY=TYPE:VALUE for --override-kv, TYPE one of {types}; found {shown(text)}") from None
+
+
+def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
+    """Returns the lines of the report, which begins with the size."""
+    recipe, tensors = quantized.recipe, quantized.tensors
+    size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
+    lines = [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {len(tensors)} tensors, {size}", *totals(tensors)]
+    if dry_run:
+        rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]
+        lines += ["", *aligned([("tensor", "dtype", "bytes"), *rows], right=1)]
+    why = fallbacks(tensors)
+    return [*lines, "", *why] if why else lines

@@ -1,0 +1,68 @@
+"""Reports of written tensors: what was not done as asked, totals by type, and each tensor."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from glft_schema.display import aligned
+from glft_schema.errors import safe
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.payloads import WrittenTensor
+
+FOUND = re.compile(r", found \[[\d, ]*\]")
+
+
+def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
+    """Returns a line if the source is a Hugging Face folder that was mapped to GGUF."""
+    family = checkpoint.family
+    return [f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {family} family"] if family else []
+
+
+def totals(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns a table of types."""
+    counts, nbytes = Counter[str](), Counter[str]()
+    for tensor in written:
+        counts[tensor.type.name] += 1
+        nbytes[tensor.type.name] += tensor.nbytes
+    rows = [(name, f"{count}", f"{nbytes[name]:,}") for name, count in counts.items()]
+    return aligned([("dtype", "tensors", "bytes"), *rows], right=2)
+
+
+def payloads(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns a table of tensors."""
+    rows = []
+    for tensor in written:
+        error = "" if tensor.copied or tensor.error is None else f"{tensor.error:g}"
+        rows.append((safe(tensor.name), tensor.type.name, "copied" if tensor.copied else "converted", error))
+    return aligned([("tensor", "dtype", "payload", "max error against IN"), *rows], right=1)
+
+
+def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns a line for each type that some tensors have not got: ``Q4_K: asked for 9, got 8``."""
+    asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
+    got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
+    return [f"{name}: asked for {count} tensors, got {got[name]}" for name, count in asked.items() if got[name] < count]
+
+
+def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns lines: tensors with another type than the requested or stored one, and why."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for tensor in written:
+        if tensor.note:
+            name = safe(re.sub(r"\b\d+\b", "N", tensor.name))
+            found.setdefault((tensor.type.scheme, FOUND.sub("", tensor.note)), []).append(name)
+    lines = ["fallback types:"] if found else []
+    for (scheme, reason), names in found.items():
+        kinds = [*dict.fromkeys(names)]
+        rest = f" and {len(kinds) - 4} more" if len(kinds) > 4 else ""
+        lines.append(f"  {len(names)} as {scheme} ({', '.join(kinds[:4])}{rest}): {reason}")
+    return lines
+
+
+def ties(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns lines: tensors that share a payload."""
+    lines = [f"  {safe(tensor.name)} = {safe(tensor.alias_of)}" for tensor in written if tensor.alias_of is not None]
+    return ["tied tensors, stored once:", *lines] if lines else []

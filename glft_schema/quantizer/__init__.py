@@ -1,0 +1,1 @@
+"""llama-quantize's file types as recipes, and the command that quantizes a model by one."""

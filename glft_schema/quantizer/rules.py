@@ -1,0 +1,263 @@
+"""Recipes: the type of each tensor of a model, as a default and a list of rules.
+
+A tensor has a role by its name. A rule gives the tensors of some roles a type, if its condition
+holds; the last rule that applies wins. Rules count the tensors of a role in the order of the file,
+which is that of llama.cpp's loader.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from glft_schema.errors import SchemeError, shown
+
+BLOCK = re.compile(r"blk\.(\d+)")  # at the beginning of the name of a layer's tensor
+
+
+class Role(Enum):
+    """What a tensor is for. Values are parts of names that show it; the first hit counts."""
+
+    OUTPUT = "output.weight"
+    EMBEDDING = "token_embd.weight per_layer_token_embd.weight"
+    ATTN_V = "attn_qkv.weight attn_kv_b.weight attn_v.weight"
+    ATTN_K = "attn_k.weight"
+    ATTN_Q = "attn_q.weight"
+    ATTN_OUTPUT = "attn_output.weight"
+    FFN_UP = "ffn_up"
+    FFN_GATE = "ffn_gate"
+    FFN_DOWN = "ffn_down"
+    OTHER = ""
+
+    @classmethod
+    def of(cls, name: str) -> Role:
+        """Returns the role of a tensor by its name."""
+        whole = next((role for role in (cls.OUTPUT, cls.EMBEDDING) if name in role.value.split()), None)
+        parts = (role for role in list(cls)[2:] if any(part in name for part in role.value.split()))
+        return whole or next(parts, cls.OTHER)
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+FFN = (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What recipes need to know of a model.
+
+    Attributes:
+        architecture: ``general.architecture``.
+        layers: number of blocks.
+        heads, kv_heads: of the first layer.
+        experts: number of experts, 0 for a dense model.
+        v_like: number of tensors with the role `ATTN_V`.
+        tied: whether the output uses the token embedding, because there is no ``output.weight``.
+        has_importance: whether there is an importance matrix.
+    """
+
+    architecture: str
+    layers: int
+    heads: int
+    kv_heads: int
+    experts: int
+    v_like: int
+    tied: bool
+    has_importance: bool
+
+    @property
+    def heads_per_kv(self) -> int:
+        """Query heads that share a key and a value head; 0 if unknown."""
+        return self.heads // self.kv_heads if self.kv_heads else 0
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any], names: Mapping[str, object], has_importance: bool) -> Model:
+        """Returns the facts of a model.
+
+        Args:
+            metadata: of a GGUF file.
+            names: of its tensors.
+            has_importance: whether there is an importance matrix.
+
+        Raises:
+            SchemeError: if a key is missing or no integer.
+        """
+        architecture = metadata.get("general.architecture")
+        if not isinstance(architecture, str):
+            hint = "a recipe needs the keys of a model in GGUF; glft convert --scheme needs none"
+            raise SchemeError(f"expected the key general.architecture, found none: {hint}")
+
+        def number(key: str, default: int | None = None) -> int:
+            """Returns an integer, of an array its first."""
+            value = metadata.get(f"{architecture}.{key}", default)
+            value = value[0] if isinstance(value, list) and value else value
+            if not isinstance(value, int):
+                raise SchemeError(f"expected an integer at the key {architecture}.{key}, found {shown(value)}")
+            return value
+
+        is_encoder = architecture == "clip"  # llama-quantize reads no other key of it
+        heads = 0 if is_encoder else number("attention.head_count", 0)
+        return cls(
+            architecture=architecture,
+            layers=0 if is_encoder else number("block_count"),
+            heads=heads,
+            kv_heads=0 if is_encoder else number("attention.head_count_kv", heads),
+            experts=0 if is_encoder else number("expert_count", 0),
+            v_like=sum(Role.of(name) is Role.ATTN_V for name in names),
+            tied="output.weight" not in names,
+            has_importance=has_importance,
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor where a recipe meets it.
+
+    Attributes:
+        name: of the tensor.
+        role: of the tensor; `OUTPUT` for a tied token embedding.
+        index: number of earlier tensors with this role.
+        matrices: number of matrices in a stack of experts, otherwise 1.
+        type: chosen by the rules so far.
+        default_fits: whether the recipe's default type can store rows of this width.
+        model: it belongs to.
+    """
+
+    name: str
+    role: Role
+    index: int
+    matrices: int
+    type: str
+    default_fits: bool
+    model: Model
+
+    @property
+    def count(self) -> int:
+        """Number of tensors that `index` and `layer` count."""
+        return self.model.v_like if self.role is Role.ATTN_V else self.model.layers
+
+    @cached_property
+    def layer(self) -> int:
+        """Number of the layer: `index`, or with experts the number in the name."""
+        if self.role is Role.ATTN_V or self.model.experts < 2:
+            return self.index
+        found = BLOCK.match(self.name)
+        if not found or int(found[1]) >= self.count:
+            expected = f"blk.N. with N below {self.count}"
+            raise SchemeError(f"expected a name that begins with {expected}, found {shown(self.name)}")
+        return int(found[1])
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on a `Place`, with its text. ``&``, ``|`` and ``~`` combine conditions."""
+
+    text: str
+    holds: Callable[[Place], bool]
+
+    def __and__(self, other: Condition) -> Condition:
+        return Condition(f"{self} and {other}", lambda at: self.holds(at) and other.holds(at))
+
+    def __or__(self, other: Condition) -> Condition:
+        return Condition(f"({self} or {other})", lambda at: self.holds(at) or other.holds(at))
+
+    def __invert__(self) -> Condition:
+        return Condition(f"not {self}", lambda at: not self.holds(at))
+
+    def __str__(self) -> str:
+        return self.text
+
+
+ALWAYS = Condition("", lambda at: True)
+MORE_BITS = Condition(
+    "more_bits",
+    lambda at: at.layer < at.count // 8 or at.layer >= 7 * at.count // 8 or (at.layer - at.count // 8) % 3 == 2,
+)
+MORE_BITS_TEXT = "the first eighth of the layers, the last eighth, and every third of those between"
+MIDDLE = Condition("n/8 <= layer < 7n/8", lambda at: at.count // 8 <= at.layer < 7 * at.count // 8)
+IMPORTANCE = Condition("imatrix", lambda at: at.model.has_importance)
+STACKED = Condition("a stack of experts", lambda at: at.matrices > 1)
+MISFIT = Condition("the default type does not divide the width", lambda at: not at.default_fits)
+
+
+def first(count: int) -> Condition:
+    return Condition(f"the first {count}", lambda at: at.index < count)
+
+
+def early(part: int) -> Condition:
+    return Condition(f"layer < n/{part}", lambda at: at.layer < at.count // part)
+
+
+def early_by_count(part: int) -> Condition:
+    """As `early`, but by the number of earlier tensors also in a model with experts."""
+    return Condition(f"index < n/{part}", lambda at: at.index < at.count // part)
+
+
+def heads_per_kv(least: int) -> Condition:
+    return Condition(f"heads per KV head >= {least}", lambda at: at.model.heads_per_kv >= least)
+
+
+def experts(count: int, compare: Callable[[int, int], bool] = operator.eq) -> Condition:
+    sign = {operator.eq: "=", operator.ge: ">="}[compare]  # type: ignore[index]
+    return Condition(f"experts {sign} {count}", lambda at: compare(at.model.experts, count))
+
+
+def architecture(name: str) -> Condition:
+    return Condition(name, lambda at: at.model.architecture == name)
+
+
+def named(*parts: str) -> Condition:
+    return Condition(f"the name has {' or '.join(parts)}", lambda at: any(part in at.name for part in parts))
+
+
+def so_far(*types: str) -> Condition:
+    return Condition(f"{' or '.join(types)} so far", lambda at: at.type in types)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Tensors of some roles get a type, if a condition holds."""
+
+    roles: tuple[Role, ...]
+    type: str
+    when: Condition = ALWAYS
+
+
+def rule(roles: Role | tuple[Role, ...], type_: str, when: Condition = ALWAYS) -> Rule:
+    return Rule(roles if isinstance(roles, tuple) else (roles,), type_, when)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The types of a model's tensors.
+
+    Attributes:
+        name: in upper case, as llama-quantize's.
+        code: for ``general.file_type``.
+        default: type of tensors without a rule.
+        rules: of which the last that applies wins. They are about quantized types only.
+        needs_importance: types that are refused without an importance matrix.
+    """
+
+    name: str
+    code: int
+    default: str
+    rules: tuple[Rule, ...] = ()
+    needs_importance: frozenset[str] = field(default=frozenset())
+
+    def type_of(self, place: Place) -> str:
+        """Returns the type of the tensor at `place`, which has the default so far."""
+        for rule_ in self.rules:
+            if place.role in rule_.roles and rule_.when.holds(place):
+                place = _with_type(place, rule_.type)
+        return place.type
+
+
+def _with_type(place: Place, type_: str) -> Place:
+    return Place(place.name, place.role, place.index, place.matrices, type_, place.default_fits, place.model)

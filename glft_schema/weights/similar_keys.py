@@ -1,0 +1,43 @@
+"""Finds new metadata keys that are probably slips for well-known ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from string import ascii_lowercase
+from typing import Any
+
+from glft_schema.codec.metadata import KeyTypes
+from glft_schema.errors import SimilarKeyWarning, shown
+
+
+def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
+    """Warns of each of the new keys that resembles a well-known one, with SimilarKeyWarning."""
+    for key in keys:
+        if known := similar_key(key, metadata):
+            problem = f"the new key {shown(key)} resembles the well-known key {shown(known)}"
+            warnings.warn(problem, SimilarKeyWarning, stacklevel=stacklevel + 1)
+
+
+def similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
+    """Returns a well-known key that `key` may be a slip for, or None."""
+    keys: KeyTypes | None = getattr(metadata, "key_types", None)
+    if keys is None:
+        return None
+    is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
+    known = (slip for slip in _slips(key) if slip != key and keys.type_of(slip, False) is not None)
+    return next((slip for slip in known if not is_known or slip in metadata), None)
+
+
+def _slips(key: str) -> Iterator[str]:
+    """Yields the texts that differ from `key` in case, by a letter, or by two swapped letters."""
+    if key != key.lower():
+        yield key.lower()
+    letters = f"{ascii_lowercase}_."
+    for at in range(len(key) + 1):
+        before, after = key[:at], key[at:]
+        yield from (f"{before}{letter}{after}" for letter in letters)
+        if after and not after[0].isdigit():  # numbers are not misspelled
+            yield before + after[1:]
+            yield from (f"{before}{letter}{after[1:]}" for letter in letters if letter != after[0])
+            yield before + after[1:2] + after[0] + after[2:]

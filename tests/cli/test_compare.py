@@ -1,0 +1,149 @@
+"""`glft compare`, and `glft verify --derives-from`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from glft_schema import ColumnSums, ImportanceMatrix, Typed, read_importance, save_file
+from tests.tools.command_line import assert_refused
+from tests.tools.command_line import in_this_process as glft
+
+generator = torch.Generator().manual_seed(0)
+STATE = {name: torch.randn(4, 256, generator=generator) for name in ("a.weight", "b.weight")} | {"norm": torch.ones(5)}
+METADATA = {"general.architecture": "toy", "n": 3, "tokens": [f"token {i}" for i in range(2000)], "x": [1.0, float("nan"), 2.0]}
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    save_file(STATE, tmp_path / "base.gguf", METADATA, format="gguf", rules=())
+    return tmp_path / "base.gguf"
+
+
+def quantized(out: Path, **options: Any) -> Path:
+    save_file(STATE, out, METADATA, schemes={"*": "q4_k", "b.*": "q8_0"}, rules=(), **options)
+    return out
+
+
+def test_equal_files(base: Path, tmp_path: Path) -> None:
+    torch.save({**STATE, "step": 1}, tmp_path / "m.pt")
+    done = glft("compare", base, base)
+    assert (done.returncode, done.stderr) == (0, "")
+    about = f"{base}: GGUF, 3 tensors, 4 metadata entries"
+    assert done.stdout.splitlines() == [f"A {about}", f"B {about}", "same weights", "tensors: 3 same", "metadata: 4 same"]
+    done = glft("compare", base, tmp_path / "m.pt", "--exclude", "step")
+    assert (done.returncode, done.stdout.splitlines()[1:3]) == (
+        1,
+        [f"B {tmp_path / 'm.pt'}: torch, 4 tensors, 0 metadata entries", "same weights"],
+    )
+
+
+def test_other_types_and_metadata(base: Path, tmp_path: Path) -> None:
+    tokens, x = [*METADATA["tokens"]], [1.0, float("nan"), 3.0]  # type: ignore[misc]
+    tokens[1500] = "other"
+    changed = {**METADATA, "n": Typed(3, "uint8"), "tokens": tokens, "x": x, "new": "a\x1bb"}
+    del changed["general.architecture"]
+    other = {**STATE, "norm": torch.zeros(4), "extra": torch.zeros(2)}
+    save_file(other, tmp_path / "q.gguf", changed, schemes={"a.weight": "q4_k", "b.weight": "q8_0"}, rules=())
+    done = glft("compare", base, tmp_path / "q.gguf")
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert lines[2].startswith("different weights in the 3 common tensors: signal-to-noise ratio 2")
+    assert lines[3] == "tensors: 2 retyped (1 F32 to Q4_K, 1 F32 to Q8_0), 1 reshaped, 1 added"
+    assert lines[4] == "metadata: 0 same, 3 changed, 1 added, 1 removed"
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[6:] if line}
+    first = "array[string] of 2,000, from 1,500: ['{}', 'token 1501', 'token 1502', 'tok"
+    assert rows["tokens"].startswith(f"changed {first.format('token 1500')}... {first.format('other')}")
+    assert rows["x"] == "changed array[float32] of 3, from 2: [2.0] array[float32] of 3, from 2: [3.0]"
+    assert rows["n"] == "changed uint32 3 uint8 3"
+    assert rows["new"] == r"added string 'a\x1bb'"
+    assert rows["general.architecture"] == "removed string 'toy'"
+    assert rows["norm"] == "reshaped F32, [5] to [4], values of different shapes are not compared"
+    assert rows["extra"] == "added F32 [2]"
+    assert rows["a.weight"].startswith("retyped F32 to Q4_K 0.0")
+    names = [line.split()[0] for line in lines[lines.index("") + 7 :] if line]
+    assert names.index("norm") < names.index("a.weight") < names.index("b.weight")  # the largest errors first
+
+
+def test_as_json(base: Path, tmp_path: Path) -> None:
+    same = json.loads(glft("compare", base, base, "--json").stdout)
+    assert (same["same"], same["tensors"], same["same_tensors"], same["metadata"]) == (True, [], 3, [])
+    assert (same["a"], same["errors"]["snr"]) == ({"file": str(base), "format": "GGUF", "tensors": 3, "metadata": 4}, "inf")
+    state = {"a.weight": STATE["a.weight"] * 2, "b.weight": torch.full((4, 256), torch.nan), "norm": torch.ones(5).half()}
+    save_file(state, tmp_path / "o.gguf", {**METADATA, "n": 4, "tokens": ["a"]}, format="gguf", rules=())
+    done = glft("compare", base, tmp_path / "o.gguf", "--json")
+    found = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert (done.returncode, found["same"], found["same_metadata"]) == (1, False, 2)
+    assert found["metadata"] == [
+        {"key": "n", "state": "changed", "a": {"type": "uint32", "value": 3}, "b": {"type": "uint32", "value": 4}},
+        {
+            "key": "tokens",
+            "state": "changed",
+            "a": {"type": "array[string]", "length": 2000, "first": [f"token {i}" for i in range(8)]},
+            "b": {"type": "array[string]", "value": ["a"]},
+        },
+    ]
+    tensors = {tensor.pop("name"): tensor for tensor in found["tensors"]}
+    assert {name: tensor["state"] for name, tensor in tensors.items()} == {
+        "a.weight": "changed",
+        "b.weight": "changed",
+        "norm": "retyped",
+    }
+    a = tensors["a.weight"]["errors"]
+    assert (a["snr"], a["relative"], a["cosine"]) == (pytest.approx(0), pytest.approx(1), pytest.approx(1))
+    assert (a["count"], a["worst_row_error"]) == (1024, pytest.approx(1))
+    assert tensors["b.weight"]["errors"]["unlike"] == 1024
+    assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5]}
+    text = glft("compare", base, tmp_path / "o.gguf").stdout
+    assert "F32, 1024 NaN or infinities" in text
+
+
+def test_files_that_cannot_be_compared(base: Path, tmp_path: Path) -> None:
+    assert_refused(glft("compare", base, tmp_path / "missing"), f"{tmp_path / 'missing'}: No such file or directory")
+    (tmp_path / "text").write_text("hello")
+    assert_refused(glft("compare", tmp_path / "text", base), "text: header -> magic: ")
+    assert_refused(glft("compare", base, base, "--exclude", "x"), "expected a tensor that matches 'x', found none")
+
+
+def test_derivation(base: Path, tmp_path: Path) -> None:
+    path = quantized(tmp_path / "q.gguf")
+    done = glft("verify", path, "--derives-from", base)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"{path} derives from {base}: 1 copied, 2 exact"
+    found = json.loads(glft("verify", path, "--derives-from", base, "--json").stdout)["derives_from"]
+    assert (found["base"], found["imatrix"], found["counts"]) == (str(base), None, {"exact": 2, "copied": 1})
+    assert found["tensors"][0] == {"name": "a.weight", "type": "Q4_K", "verdict": "exact", "problem": ""}
+
+    sums = {"a.weight": ColumnSums(torch.rand(1, 256, generator=generator), torch.tensor([7]))}
+    ImportanceMatrix(sums, ("text",), 1).save(tmp_path / "i.gguf")
+    weighted = quantized(tmp_path / "w.gguf", importance=read_importance(tmp_path / "i.gguf"))
+    done = glft("verify", weighted, "--derives-from", base)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[-4] == f"{weighted} is not confirmed to derive from {base}: 1 copied, 1 exact, 1 unknown"
+    assert lines[-2].split()[:4] == ["a.weight", "Q4_K", "unknown", "the"]
+    assert lines[-1] == "give the importance matrix with --imatrix to check tensors that may have used one"
+    for option in ("--derives-from", "--against"):
+        assert glft("verify", weighted, option, base, "--imatrix", tmp_path / "i.gguf").returncode == 0
+    done = glft("verify", path, "--derives-from", base, "--imatrix", tmp_path / "i.gguf", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["holds"], found["derives_from"]["counts"]) == (
+        1,
+        False,
+        {"differs": 1, "exact": 1, "copied": 1},
+    )
+    differing = found["derives_from"]["tensors"][0]
+    assert (differing["verdict"], differing["problem"]) == ("differs", "other bytes")
+    assert 0 < differing["encoding"]["relative"] < 0.1
+    assert 0 < differing["from_encoding"]["relative"] < differing["from_base"]["relative"] + differing["encoding"]["relative"]
+    assert 0 < differing["differing"] < 1
+    assert glft("verify", weighted, "--derives-from", base, "--exclude", "a.*").returncode == 0
+
+    assert_refused(glft("verify", path, "--imatrix", base), "glft: --imatrix requires --against or --derives-from\n")
+    assert_refused(glft("verify", path, "--derives-from", tmp_path / "no"), f"{tmp_path / 'no'}: No such file")
+    refused = glft("verify", path, "--derives-from", base, "--imatrix", base)
+    assert_refused(refused, f"{base}: metadata -> general.type: expected 'imatrix', found None")

@@ -1,0 +1,214 @@
+"""Files equal those of llama.cpp's own quantizer, byte for byte."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+import glft_schema as glft
+from glft_schema import ImportanceMatrix, SchemeError, Typed, quantize
+from glft_schema.formats.gguf import GGUF
+from glft_schema.quantizer.recipes import RECIPES, recipe_named
+from tests.oracles import llama_quantize
+from tests.quantizer import models
+from tests.tools.real_files import kept
+
+pytestmark = pytest.mark.network
+NO_FALLBACK = {"nvfp4", "q1_0"}  # llama.cpp refuses rows that their blocks do not divide; here they become F16
+
+
+@pytest.fixture(scope="session")
+def folder(request: pytest.FixtureRequest) -> Path:
+    """The folder of llama.cpp's shared objects."""
+    with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:
+        return llama_quantize.package(cache)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def importances(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns an importance for each matrix but the embedding: [columns], or [experts, columns]."""
+    numbers = torch.Generator().manual_seed(5)
+    return {
+        name: torch.rand((*tensor.shape[:-2], tensor.shape[-1]), generator=numbers) ** 4 * 9 + 1e-3
+        for name, tensor in weights.items()
+        if tensor.dim() > 1 and name != "token_embd.weight"
+    }
+
+
+def compare(
+    folder: Path, source: Path, names: list[str], importance: Mapping[str, torch.Tensor] | None = None, **options: Any
+) -> dict[str, str]:
+    """Quantizes a file here and there. Returns how the recipes ended: equal, or refused by both.
+
+    Args:
+        folder: of llama.cpp's shared objects.
+        source: the model.
+        names: of the recipes.
+        importance: by tensor.
+        options: fields of llama.cpp's options, and ``ours``, the options here.
+    """
+    ours, ended = options.pop("ours", {}), {}
+    given = {"importance": {name: column.flatten().tolist() for name, column in importance.items()}} if importance else {}
+    outs = {name: source.with_name(f"{source.stem}-{name}.c.gguf") for name in names}
+    jobs = [
+        {"source": str(source), "out": str(outs[name]), "ftype": recipe_named(name).code, **given, **options} for name in names
+    ]
+    codes = llama_quantize.quantize(folder, jobs)
+    for name, code in zip(names, codes, strict=True):
+        out = source.with_name(f"{source.stem}-{name}.gguf")
+        try:
+            quantize(source, out, name, importance=importance, **ours)
+            ended[name] = "equal" if code == 0 and sha256(out) == sha256(outs[name]) else f"differs ({code})"
+            out.unlink()
+        except SchemeError as error:
+            ended[name] = "refused" if code else f"only here: {error}"
+        outs[name].unlink(missing_ok=True)
+    return ended
+
+
+THREE = ["Q4_K_M", "IQ3_XXS", "Q5_0"]
+
+
+@pytest.mark.parametrize("experts", [0, 8])
+def test_three_types(folder: Path, tmp_path: Path, experts: int) -> None:
+    weights = models.tensors(9, experts, tied=not experts, fused=False, width=256, down=64)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, experts), weights)
+    assert compare(folder, tmp_path / "in.gguf", THREE) == {"Q4_K_M": "equal", "IQ3_XXS": "refused", "Q5_0": "equal"}
+    assert compare(folder, tmp_path / "in.gguf", THREE, importances(weights)) == dict.fromkeys(THREE, "equal")
+
+
+@pytest.mark.slow
+@settings(max_examples=max(settings.default.max_examples // 50, 5))
+@given(models.models())
+def test_any_model(folder: Path, tmp_path_factory: pytest.TempPathFactory, model: tuple[Any, Any]) -> None:
+    metadata, weights = model
+    source = tmp_path_factory.getbasetemp() / "any.gguf"
+    models.write(source, metadata, weights)
+    names = [recipe.name for recipe in RECIPES]
+    for importance in (None, importances(weights)):
+        ended = compare(folder, source, names, importance)
+        width = {tensor.shape[-1] for tensor in weights.values() if tensor.dim() > 1}
+        unequal = {name: end for name, end in ended.items() if end not in ("equal", "refused")}
+        if any(size % 128 for size in width):  # see NO_FALLBACK
+            unequal = {name: end for name, end in unequal.items() if recipe_named(name).default not in NO_FALLBACK}
+        assert not unequal
+        assert {name for name, end in ended.items() if end == "refused"} <= (REFUSED if importance is None else set())
+
+
+REFUSED = {"Q2_K_S", "IQ3_XXS", "IQ3_XS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}  # without importance
+
+
+def code(type_: str) -> int:
+    """Returns ggml's number of a type."""
+    found = GGUF.types[type_].code
+    assert isinstance(found, int)
+    return found
+
+
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
+    ({"pure": True}, {"pure": True}),
+    ({"quantize_output_tensor": False}, {"leave_output_tensor": True}),
+    ({"output_tensor_type": code("q5_k")}, {"output_tensor_type": "q5_k"}),
+    ({"token_embedding_type": code("q3_k")}, {"token_embedding_type": "q3_k"}),
+    (
+        {"patterns": [["attn_[qk]", code("q8_0")], ["0.attn_q", code("f16")], ["^ffn", code("q8_0")]]},
+        {"tensor_types": [("attn_[qk]", "q8_0"), ("0.attn_q", "f16"), ("^ffn", "q8_0")]},
+    ),
+    (
+        {"overrides": {"llama.block_count": 16, "general.file_type": -4, "a.b": 0.1, "a.c": True, "a.d": "x"}},
+        {"override": {"llama.block_count": 16, "general.file_type": Typed(4, "uint32"), "a.b": 0.1, "a.c": True, "a.d": "x"}},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)))
+@pytest.mark.parametrize("tied", [True, False])
+def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
+    theirs, ours = OPTIONS[number]
+    weights = models.tensors(9, 0, tied=tied, fused=False, width=256, down=64)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, 0), weights)
+    ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "F16"], **theirs, ours=ours)
+    assert ended == {"Q4_K_M": "equal", "F16": "equal"}
+
+
+@pytest.mark.parametrize("type_", ["f16", "bf16", "q8_0", "q4_k"])
+def test_other_sources(folder: Path, tmp_path: Path, type_: str) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=True, width=256, down=256)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights, type_)
+    again = {"allow_requantize": True}
+    assert compare(folder, tmp_path / "in.gguf", ["Q4_K_S", "BF16"], **again, ours=again) == dict.fromkeys(
+        ["Q4_K_S", "BF16"], "equal"
+    )
+
+
+def test_keys_of_the_matrix(folder: Path, tmp_path: Path) -> None:
+    """The tool llama-quantize adds four keys, by overrides that it passes to the function."""
+    weights = models.tensors(2, 0, tied=False, fused=False, width=256, down=256)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
+    columns = {name: glft.ColumnSums(column[None] * 3, torch.tensor([3])) for name, column in importances(weights).items()}
+    long = "d" * 200
+    ImportanceMatrix(columns, (long, "other"), 5).save(tmp_path / "imatrix.gguf")
+    file = str(tmp_path / "imatrix.gguf")
+    overrides = {"file": file[:127], "dataset": long[:127], "entries_count": len(columns), "chunks_count": 5}
+    given = {"overrides": {f"quantize.imatrix.{key}": value for key, value in overrides.items()}}
+    matrix = {name: column.means for name, column in ImportanceMatrix.open(file).columns.items()}
+    given["importance"] = {name: means.tolist() for name, means in matrix.items()}
+    job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": 15, **given}
+    assert llama_quantize.quantize(folder, [job]) == [0]
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=file)
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=file, imatrix_keys=False)
+    with glft.open(tmp_path / "out.gguf") as bare:
+        assert not any(key.startswith("quantize.") for key in bare.metadata)
+
+
+def test_a_set(folder: Path, tmp_path: Path) -> None:
+    weights = models.tensors(3, 0, tied=False, fused=False, width=256, down=64)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 3, 4, 2, 0), weights)
+    with glft.open(tmp_path / "in.gguf") as file:
+        first, *rest = glft.split(file, tmp_path / "part", max_tensors=13)
+    assert len(rest) == 2
+    job = {"source": first, "out": str(tmp_path / "c"), "ftype": 15, "keep_split": True}
+    assert llama_quantize.quantize(folder, [job, {**job, "out": str(tmp_path / "whole.c"), "keep_split": False}]) == [0, 0]
+    quantize(first, tmp_path / "ours.gguf", "Q4_K_M", keep_split=True)
+    quantize(first, tmp_path / "whole.gguf", "Q4_K_M")
+    assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "whole.c").read_bytes()
+    for number in range(1, 4):
+        theirs, ours = (tmp_path / f"{name}-0000{number}-of-00003.gguf" for name in ("c", "ours"))
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_dims_of_one_and_what_is_kept(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp drops leading dims of one; small and odd tensors keep their types."""
+    weights = models.tensors(1, 0, tied=True, fused=False, width=256, down=256)
+    numbers = torch.Generator().manual_seed(3)
+    for name, shape in {
+        "blk.0.odd.weight": (1, 1, 256), "blk.0.two.weight": (1, 2, 256), "blk.0.ssm_conv1d.weight": (2, 256),
+        "position_embd.weight": (2, 256), "v.patch_embd.weight": (2, 256), "blk.0.ids": (2, 256), "a.weight": (2, 3, 256),
+    }.items():  # fmt: skip
+        weights[name] = torch.randn(shape, generator=numbers)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 1, 4, 2, 0), weights)
+    assert compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "MXFP4_MOE"]) == {"Q4_K_M": "equal", "MXFP4_MOE": "equal"}
+
+
+def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=False, fused=False, width=64, down=24)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
+    plan = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
+    assert not (tmp_path / "out.gguf").exists()
+    done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
+    assert [(t.name, t.type, t.nbytes, t.note) for t in plan.tensors] == [
+        (t.name, t.type, t.nbytes, t.note) for t in done.tensors
+    ]
+    assert plan.bits_per_weight == 8 * done.nbytes / sum(tensor.numel() for tensor in weights.values())
+    with glft.open(tmp_path / "out.gguf") as file:
+        assert sum(tensor.nbytes for tensor in file.tensors.values()) == plan.nbytes
