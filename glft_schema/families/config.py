@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from glft_schema.errors import FormatError, shown
 from glft_schema.storage.file_source import read_regular
 
@@ -120,7 +122,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
         if value is None and default is REQUIRED:
             raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
         if value is not None and field:
-            config[field] = value
+            config[field] = shortest(value) if isinstance(value, float) else value
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
         if field in config:
             config[name] = config.pop(field)
@@ -131,3 +133,8 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
 def _full(key: str, arch: str) -> str:
     """Returns a key with the architecture's name, unless it begins with ``general.``."""
     return key if key.startswith("general.") else f"{arch}.{key}"
+
+
+def shortest(value: float) -> float:
+    """Returns the number with the fewest digits that is `value` in float32."""
+    return float(str(np.float32(value)))

@@ -18,17 +18,18 @@ from typing import Any, NamedTuple
 from glft_schema.families.config import Config, Key
 from glft_schema.families.operations import (
     KEEP,
+    LazyTensor,
     Operation,
     PermuteRows,
     PlusOne,
     SplitRows,
     Stack,
     Transpose,
-    llama3_factors,
-    longrope_factors,
 )
+from glft_schema.families.rope_factors import llama3_config, llama3_factors, longrope_config, longrope_factors
 from glft_schema.lazy import torch
 
+BLOCK_COUNT = "block_count"  # the key
 FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # matrices that GGUF holds in float32
 
 
@@ -62,7 +63,9 @@ class Family:
         dropped: patterns of tensors that GGUF does not have.
         prefix: of tensors' names in some folders.
         generated: returns tensors of GGUF that the folder has in its config, by name.
-        assumed: fields of config.json with the value that llama.cpp assumes.
+        restored: removes the generated tensors from those of GGUF, and returns their config.
+        assumed: fields of config.json without a key: the value that llama.cpp assumes, or a
+            function of the config.
     """
 
     arch: str
@@ -74,12 +77,16 @@ class Family:
     dropped: tuple[str, ...] = ()
     prefix: str = ""
     generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
+    restored: Callable[[dict[str, LazyTensor], Config], Config] = lambda tensors, config: {}
     assumed: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def keys_by_name(self) -> dict[str, Key]:
-        """The keys, without the architecture's name."""
-        return {key.key: key for key in self.keys}
+    def field_of(self, name: str) -> str:
+        """Returns the config field of a key without the architecture's name."""
+        return next(key.field for key in self.keys if key.key == name)
+
+    def assumed_of(self, config: Config) -> Config:
+        """Returns `assumed` for a config."""
+        return {field: value(config) if callable(value) else value for field, value in self.assumed.items()}
 
 
 def head_size(config: Config) -> int:
@@ -106,9 +113,19 @@ def longrope_attention(config: Config) -> float | None:
     return math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
 
 
+def gemma3_scale(config: Config) -> int:
+    """Returns the square of the divisor of gemma3's attention scores, by llama.cpp."""
+    return head_size(config) if config["num_hidden_layers"] == 62 else int(config["head_dim"])
+
+
+def gemma3_layers(config: Config) -> list[str]:
+    """Returns the kind of attention of each block: one in six is not sliding."""
+    return ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(config["num_hidden_layers"])]
+
+
 # fmt: off
 SIZES = (
-    Key("block_count",                        "num_hidden_layers"),
+    Key(BLOCK_COUNT,                          "num_hidden_layers"),
     Key("context_length",                     "max_position_embeddings"),
     Key("embedding_length",                   "hidden_size"),
     Key("feed_forward_length",                "intermediate_size"),
@@ -159,6 +176,11 @@ VALUES = (
     Row("model.layers.{i}.self_attn.v_proj"),
     Row("model.layers.{i}.self_attn.o_proj"),
 )
+ATTENTION = (
+    Row("model.layers.{i}.self_attn.q_proj"),
+    Row("model.layers.{i}.self_attn.k_proj"),
+    *VALUES,
+)
 HEAD_NORMS = (
     Row("model.layers.{i}.self_attn.q_norm"),
     Row("model.layers.{i}.self_attn.k_norm"),
@@ -186,6 +208,7 @@ LLAMA = Family(
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
     dropped=("*.rotary_emb.inv_freq",),
     generated=llama3_factors,
+    restored=llama3_config,
     assumed={"hidden_act": "silu"},
 )
 BERT = Family(
@@ -217,20 +240,14 @@ BERT = Family(
 )
 QWEN2 = Family(
     "qwen2", ("Qwen2ForCausalLM",), "qwen2",
-    rows=(
-        *BLOCKS,
-        Row("model.layers.{i}.self_attn.q_proj"),
-        Row("model.layers.{i}.self_attn.k_proj"),
-        *VALUES,
-        *FEED_FORWARD,
-    ),
+    rows=(*BLOCKS, *ATTENTION, *FEED_FORWARD),
     keys=(*SIZES, *HEADS, *RMS, *OWN_HEAD_SIZE, FILE_TYPE),
     vocabularies=("sentencepiece", "bpe"),
     assumed={"hidden_act": "silu"},
 )
 QWEN3 = Family(
     "qwen3", ("Qwen3ForCausalLM",), "qwen3",
-    rows=(*QWEN2.rows, *HEAD_NORMS),
+    rows=(*BLOCKS, *ATTENTION, *HEAD_NORMS, *FEED_FORWARD),
     keys=(*SIZES, *HEADS, *RMS, *SIZE_128, FILE_TYPE),
     vocabularies=("sentencepiece", "bpe"),
     assumed={"hidden_act": "silu"},
@@ -238,7 +255,7 @@ QWEN3 = Family(
 QWEN3MOE = Family(
     "qwen3moe", ("Qwen3MoeForCausalLM",), "qwen3_moe",
     rows=(
-        *QWEN3.rows,
+        *BLOCKS, *ATTENTION, *HEAD_NORMS,
         Row("model.layers.{i}.mlp.gate"),
         Row("model.layers.{i}.mlp.experts.{e}.down_proj", Stack("num_experts"), ("model.layers.{i}.mlp.experts.down_proj",)),
         Row("model.layers.{i}.mlp.experts.{e}.gate_proj", Stack("num_experts"), ("model.layers.{i}.mlp.experts.gate_proj",)),
@@ -268,13 +285,10 @@ GEMMA3 = Family(
         Row("model.layers.{i}.post_feedforward_layernorm", PlusOne()),
         Row("model.layers.{i}.self_attn.q_norm", PlusOne()),
         Row("model.layers.{i}.self_attn.k_norm", PlusOne()),
-        Row("model.layers.{i}.self_attn.q_proj"),
-        Row("model.layers.{i}.self_attn.k_proj"),
-        *VALUES,
-        *FEED_FORWARD,
+        *ATTENTION, *FEED_FORWARD,
     ),
     keys=(
-        Key("block_count",                    "num_hidden_layers"),
+        Key(BLOCK_COUNT,                      "num_hidden_layers"),
         Key("context_length",                 "max_position_embeddings", 131072),
         Key("embedding_length",               "hidden_size"),
         Key("feed_forward_length",            "intermediate_size"),
@@ -291,7 +305,12 @@ GEMMA3 = Family(
         Key("attention.sliding_window",       "sliding_window", 4096),
     ),
     vocabularies=("gemma sentencepiece", "bpe"),
-    assumed={"hidden_activation": "gelu_pytorch_tanh"},
+    assumed={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": gemma3_scale,
+        "sliding_window_pattern": 6,
+        "layer_types": gemma3_layers,
+    },
 )
 PHI3 = Family(
     "phi3", ("Phi3ForCausalLM",), "phi3",
@@ -308,7 +327,7 @@ PHI3 = Family(
         Key("rope.scaling.original_context_length", "original_max_position_embeddings", 4096),
         Key("embedding_length",               "hidden_size"),
         Key("feed_forward_length",            "intermediate_size"),
-        Key("block_count",                    "num_hidden_layers"),
+        Key(BLOCK_COUNT,                      "num_hidden_layers"),
         Key("attention.head_count",           "num_attention_heads"),
         Key("attention.head_count_kv",        "num_key_value_heads", head_count),
         *RMS,
@@ -319,6 +338,7 @@ PHI3 = Family(
     ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
+    restored=longrope_config,
     assumed={"hidden_act": "silu"},
 )
 GPT2 = Family(
@@ -336,7 +356,7 @@ GPT2 = Family(
         Row("lm_head"),
     ),
     keys=(
-        Key("block_count",                    "n_layer"),
+        Key(BLOCK_COUNT,                      "n_layer"),
         Key("context_length",                 "n_positions"),
         Key("embedding_length",               "n_embd"),
         Key("feed_forward_length",            "n_inner", lambda config: 4 * int(config["n_embd"])),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,9 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
-from glft_schema.families.declarations import FAMILIES, FLOAT32, Family, Row
+from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
+from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file, of_values
 from glft_schema.families.vocabulary import vocabulary_keys
 from glft_schema.files.container import open as open_container
@@ -23,13 +23,11 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 
-SUFFIXES = (".weight", ".bias")
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
     ("pooling_mode_lasttoken", "lasttoken", 3),
 )
-NUMBER = re.compile(r"\{(\w)\}")
 
 
 @dataclass(frozen=True)
@@ -66,6 +64,7 @@ def open_folder(path: StrPath) -> Model:
     config = read_config(folder)
     family = family_of(config, folder)
     values = metadata_of(config, family.keys, family.arch)
+    check_assumed(family, config, folder)
     file = open_container(folder)
     names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
     tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
@@ -81,23 +80,22 @@ def open_folder(path: StrPath) -> Model:
 
 
 def family_of(config: Config, folder: Path) -> Family:
-    """Returns the family of a config.
-
-    Raises:
-        FormatError: if none has its architecture, or a field has not the value that llama.cpp
-            assumes.
-    """
+    """Returns the family of a config. Raises FormatError if none has its architecture."""
     names = config.get("architectures") or [None]
     for family in FAMILIES:
         if names[0] in family.architectures:
-            for field, value in family.assumed.items():
-                if config.get(field, value) != value:
-                    problem = f"expected {value!r}, as llama.cpp assumes, found {shown(config[field])}"
-                    raise FormatError(problem, field, file=str(folder / CONFIG))
             return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
     problem = f"expected a known architecture ({known}), found {shown(names[0])}: use llama.cpp's converter"
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
+
+
+def check_assumed(family: Family, config: Config, folder: Path) -> None:
+    """Raises FormatError unless fields without a key have the values that llama.cpp assumes."""
+    for field, value in family.assumed_of(config).items():
+        if config.get(field, value) != value:
+            problem = f"expected {shown(value)}, as llama.cpp assumes, found {shown(config[field])}"
+            raise FormatError(problem, field, file=str(folder / CONFIG))
 
 
 def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
@@ -109,7 +107,7 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     """
     found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
-    names = Names(family, config[family.keys_by_name["block_count"].field])
+    names = Names(family, config[family.field_of(BLOCK_COUNT)])
     for stored in tensors:
         name = stored.removeprefix(family.prefix)
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
@@ -131,48 +129,6 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
         name, stack = next(iter(stacks.items()))
         raise TensorError(f"expected a tensor of each expert, found {len(stack)}", name)
     return found
-
-
-def is_float32(name: str, shape: tuple[int, ...]) -> bool:
-    """Returns whether GGUF holds a tensor in float32 even if others are narrower."""
-    return len(shape) < 2 or name.endswith(("_norm.weight", *FLOAT32)) or not name.endswith(".weight")
-
-
-class Names:
-    """The names of a family's tensors."""
-
-    def __init__(self, family: Family, block_count: int) -> None:
-        gguf = library("gguf")
-        arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
-        self._map = gguf.get_tensor_name_map(arch, block_count)
-        self._patterns = [(re.compile(_pattern(row.name)), row) for row in family.rows]
-        self._family = family
-
-    def row_of(self, name: str) -> tuple[Row, dict[str, str], str]:
-        """Returns the row of a tensor in a folder, the numbers in its name, and its suffix.
-
-        Raises TensorError if there is none.
-        """
-        for pattern, row in self._patterns:
-            if match := pattern.fullmatch(name):
-                numbers = match.groupdict()
-                return row, numbers, numbers.pop("suffix") or SUFFIXES[0]
-        raise TensorError(f"the {self._family.arch} family has no such tensor: exclude it, or use llama.cpp's converter", name)
-
-    def in_gguf(self, row: Row, numbers: Mapping[str, str], suffix: str) -> list[str]:
-        """Returns the names in GGUF. Raises TensorError if the block is not in the config."""
-        names = [name.format_map(numbers) + suffix for name in row.mapped or (row.name,)]
-        found = [self._map.get_name(name, try_suffixes=SUFFIXES) for name in names]
-        if None in found:
-            raise TensorError("expected a block of the config's num_hidden_layers, found another", names[0])
-        return found
-
-
-def _pattern(name: str) -> str:
-    """Returns the regular expression of a row's names, with groups for numbers and the suffix."""
-    parts = re.split(NUMBER, name)
-    groups = [f"(?P<{part}>[0-9]+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)]
-    return "".join(groups) + r"(?P<suffix>\.weight|\.bias|)"
 
 
 def file_type(tensors: Mapping[str, LazyTensor]) -> int:

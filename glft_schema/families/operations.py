@@ -7,7 +7,6 @@ meta tensors for the shapes, and on values when a result is loaded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from glft_schema.lazy import torch
 from glft_schema.tensors.tensor import Tensor
 
 Config = Mapping[str, Any]
-LLAMA3 = (("factor", 8.0), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))  # parameters of its rope scaling
 Function = Callable[[Sequence["torch.Tensor"]], Sequence["torch.Tensor"]]
 
 
@@ -76,11 +74,9 @@ class Operation:
 
     Attributes:
         stacks: the config field with the number of tensors that become one, or None.
-        parts: how many tensors one becomes.
     """
 
     stacks: str | None = None
-    parts: int = 1
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         """Returns the tensors of GGUF."""
@@ -151,8 +147,6 @@ class Stack(Operation):
 class SplitRows(Operation):
     """Two fused projections, one above the other: GGUF stores them separately."""
 
-    parts = 2
-
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return tensors[0].chunk(2, -2)
 
@@ -161,38 +155,3 @@ class SplitRows(Operation):
 
 
 KEEP = Operation()
-
-
-def llama3_factors(config: Config) -> dict[str, torch.Tensor]:
-    """Returns the frequency factors of llama3's rope scaling, by the name of their tensor.
-
-    A frequency with a short wavelength is unchanged, one with a long wavelength is divided by
-    ``factor``; those between are interpolated.
-
-    Source: conversion/llama.py, whose numbers are Python's floats of torch's float32.
-    """
-    if config["rope.rope_type"] != "llama3":
-        return {}
-    columns, base = config["head_dim"], config["rope.rope_theta"]
-    factor, low, high = (config.get(f"rope.{name}", default) for name, default in LLAMA3)
-    context = config.get("rope.original_max_position_embeddings", 8192)
-    frequencies = 1.0 / (base ** (torch.arange(0, columns, 2, dtype=torch.float32) / columns))
-    factors = []
-    for frequency in frequencies:
-        wavelength = 2 * math.pi / frequency
-        if wavelength < context / high:
-            factors.append(1)
-        elif wavelength > context / low:
-            factors.append(factor)
-        else:
-            smooth = (context / wavelength - low) / (high - low)
-            factors.append(1 / ((1 - smooth) / factor + smooth))
-    return {"rope_freqs.weight": torch.tensor(factors, dtype=torch.float32)}
-
-
-def longrope_factors(config: Config) -> dict[str, torch.Tensor]:
-    """Returns the factors of phi3's longrope scaling, by the name of their tensor."""
-    if "rope.long_factor" not in config:
-        return {}
-    factors = {name: torch.tensor(config[f"rope.{name}_factor"], dtype=torch.float32) for name in ("long", "short")}
-    return {f"rope_factors_{name}.weight": values for name, values in factors.items()}

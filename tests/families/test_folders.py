@@ -49,6 +49,92 @@ def test_equals_the_converters_file(name: str, tmp_path: Path) -> None:
     assert found["tensors"] == RECORDED[name]["tensors"]
 
 
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # it takes seconds to import
+    folder = make_folder(tmp_path, name)
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path / 'back'}/")
+    first, again = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    expected = {key.removeprefix("transformer."): tensor for key, tensor in first.items() if "pooler" not in key}
+    assert again.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(tensor.view(torch.int16), again[key].view(torch.int16)), key
+    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back"))
+    after = {"sliding_window": None, **after}
+    architecture = {"MistralForCausalLM": "LlamaForCausalLM"}.get(before["architectures"][0], before["architectures"][0])
+    for key, value in before.items():
+        if key not in ("n_ctx", "model_type", "architectures", "rope_parameters", "pad_token_id"):
+            assert after[key] == value, key
+    assert (after["architectures"], after["dtype"]) == ([architecture], "bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_norms_plus_one_round_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = make_folder(tmp_path, "tiny-gemma3")
+    tensors = {name: tensor.float() / 3 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=2**-24 if "norm" in name else 0)
+
+
+def test_folder_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    glft.convert(make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
+    with pytest.warns(glft.MetadataWarning, match="no tokenizer is written: transformers is not installed"):
+        done = in_this_process("convert", tmp_path / "out.gguf", f"{tmp_path}/back/", "--scheme", "*=f16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path}/back: 37 tensors, ")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "float16"
+    done = in_this_process("convert", tmp_path / "out.gguf", f"{tmp_path}/back/")
+    assert_refused(done, f"expected a new or empty folder, found files in '{tmp_path}/back'")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "out.gguf", "tiny-bert"]
+
+
+def test_no_folder_of_other_models(tmp_path: Path) -> None:
+    """A model of an unknown family, one without a key, with a tensor too many, and other formats."""
+    glft.convert(make_folder(tmp_path, "tiny-llama-3"), tmp_path / "llama.gguf")
+    file = glft.open(tmp_path / "llama.gguf")
+    tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
+    factors = {"rope_freqs.weight": tensors["rope_freqs.weight"] * 2}
+    faults: list[tuple[str, Any, Any, str]] = [
+        (
+            "arch.gguf",
+            tensors,
+            file.metadata | {"general.architecture": "mamba"},
+            "expected a known architecture (llama, qwen2,",
+        ),
+        ("key.gguf", tensors, file.metadata.without("llama.block_count"), "expected the key llama.block_count, found none"),
+        ("tensor.gguf", tensors | {"x": torch.ones(1)}, file.metadata, "tensor 'x': the llama family has no such tensor"),
+        ("rope.gguf", tensors | factors, file.metadata, "expected factors of Llama 3's rope scaling, found others"),
+        ("other.glft", tensors, {}, "expected a GGUF file to write a Hugging Face folder of, found another source"),
+    ]
+    for name, changed, metadata, message in faults:
+        glft.save_file(changed, tmp_path / name, metadata, rules=[] if name.endswith("gguf") else None)
+        assert_refused(in_this_process("convert", tmp_path / name, f"{tmp_path}/back/"), message)
+        assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_loads_the_folder(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder, tokens = make_folder(tmp_path, name), torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    kind = transformers.AutoModel if name == "tiny-bert" else transformers.AutoModelForCausalLM
+    models = [kind.from_pretrained(path, dtype=torch.float32).eval() for path in (folder, tmp_path / "back")]
+    with torch.no_grad():
+        expected, found = (model(tokens)[0] for model in models)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    told = [str(warning.message) for warning in recwarn if "no tokenizer is written" in str(warning.message)]
+    assert (tmp_path / "back" / "tokenizer.json").exists() != bool(told)
+
+
 def test_fused_experts_are_split(tmp_path: Path) -> None:
     """transformers holds the experts of a layer as two tensors."""
     folder = make_folder(tmp_path, "tiny-qwen3moe")
