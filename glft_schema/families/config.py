@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from glft_schema.errors import FormatError, shown
+from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
+KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
 YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
@@ -101,13 +103,22 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
             if default is REQUIRED:
                 raise FormatError(f"expected the field {field}, found none", CONFIG)
             value = default(config) if callable(default) else default
-            if field:
+            if field and value is not None:
                 config[field] = value
         else:
             value = config[field]
+            _check_type(_full(key, arch), field, value)
         if value is not None:
             found[_full(key, arch)] = value
     return found
+
+
+def _check_type(key: str, field: str, value: object) -> None:
+    """Raises FormatError unless a field's value has a type that suits the key."""
+    type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
+    kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
+    if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
+        raise FormatError(f"expected {type_} for {key}, found {shown(value)}", f"{CONFIG} -> {field}")
 
 
 def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:

@@ -7,7 +7,7 @@ from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
+from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import KEEP, LazyTensor, Operation, applied, of_values
 from glft_schema.lazy import torch
@@ -34,7 +34,7 @@ def hf_model(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any]) -> 
     left = dict(tensors)
     config |= family.restored(left, config)
     found: dict[str, LazyTensor] = {}
-    places = Names(family, config[family.field_of(BLOCK_COUNT)]).in_hf()
+    places = Names(family, config, len(left)).in_hf()
     dtype = next((t.dtype for name, t in left.items() if not is_float32(name, t.shape)), torch.float32)
     for name, tensor in left.items():
         if name not in places:

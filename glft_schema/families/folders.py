@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
-from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
+from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file, of_values
@@ -23,6 +24,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 
+EMBEDDING = "token_embd.weight"
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
@@ -61,22 +63,41 @@ def open_folder(path: StrPath) -> Model:
         OSError: if a file is missing or cannot be read.
     """
     folder = Path(path)
-    config = read_config(folder)
-    family = family_of(config, folder)
-    values = metadata_of(config, family.keys, family.arch)
-    check_assumed(family, config, folder)
-    file = open_container(folder)
-    names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
-    tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+    with _refusing(folder, "a valid config.json"):
+        config = read_config(folder)
+        family = family_of(config, folder)
+        values = metadata_of(config, family.keys, family.arch)
+        check_assumed(family, config, folder)
+        file = open_container(folder)
+        names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
+        tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+    check_vocabulary_size(tensors, config, folder)
+    with _refusing(folder, "a valid model card"):
+        general = general_keys(folder, tensors, family)
+    with _refusing(folder, "a valid tokenizer"):
+        vocabulary = vocabulary_keys(folder, family, config)
     entries = {
-        **general_keys(folder, tensors, family),
+        **general,
         **values,
         "general.file_type": file_type(tensors),
         **pooling_keys(folder, family),
         "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
-        **vocabulary_keys(folder, family, config),
+        **vocabulary,
     }
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
+
+
+@contextmanager
+def _refusing(folder: Path, expected: str) -> Iterator[None]:
+    """Raises FormatError for errors of libraries and of values of unexpected kinds."""
+    try:
+        yield
+    except (FormatError, TensorError, OptionError, OSError):
+        raise
+    except Exception as error:
+        raise FormatError(
+            f"expected {expected}, found {type(error).__name__}: {one_line(str(error))}", file=str(folder)
+        ) from None
 
 
 def family_of(config: Config, folder: Path) -> Family:
@@ -98,6 +119,21 @@ def check_assumed(family: Family, config: Config, folder: Path) -> None:
             raise FormatError(problem, field, file=str(folder / CONFIG))
 
 
+def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, folder: Path) -> None:
+    """Sets the size of the vocabulary to the rows of the token embedding.
+
+    Raises:
+        TensorError: if there is no such tensor.
+        FormatError: if the config has another size.
+    """
+    if EMBEDDING not in tensors:
+        raise TensorError("expected the token embedding, found none", EMBEDDING)
+    rows = tensors[EMBEDDING].shape[0]
+    if config.setdefault("vocab_size", rows) != rows:
+        problem = f"expected {rows}, the rows of the token embedding, found {shown(config['vocab_size'])}"
+        raise FormatError(problem, "vocab_size", file=str(folder / CONFIG))
+
+
 def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
     """Returns the tensors of a folder by their names in GGUF.
 
@@ -107,7 +143,7 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     """
     found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
-    names = Names(family, config[family.field_of(BLOCK_COUNT)])
+    names = Names(family, config, len(tensors))
     for stored in tensors:
         name = stored.removeprefix(family.prefix)
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):

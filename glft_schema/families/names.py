@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from glft_schema.errors import TensorError
-from glft_schema.families.declarations import FLOAT32, Family, Row
+from glft_schema.errors import FormatError, TensorError
+from glft_schema.families.config import Config
+from glft_schema.families.declarations import BLOCK_COUNT, FLOAT32, Family, Row
 from glft_schema.families.libraries import library
 
 SUFFIXES = (".weight", ".bias")
@@ -33,15 +34,25 @@ def is_float32(name: str, shape: tuple[int, ...]) -> bool:
 
 
 class Names:
-    """The names of a family's tensors."""
+    """The names of a family's tensors.
 
-    def __init__(self, family: Family, block_count: int) -> None:
+    Args:
+        family: the family.
+        config: of the model.
+        tensors: the number of its tensors.
+
+    Raises:
+        FormatError: if the model has more blocks than tensors.
+    """
+
+    def __init__(self, family: Family, config: Config, tensors: int) -> None:
+        self._family, self._block_count = family, config[family.field_of(BLOCK_COUNT)]
+        if self._block_count > tensors:
+            raise FormatError(f"expected a block count of at most {tensors}, the number of tensors, found {self._block_count}")
         gguf = library("gguf")
         arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
-        self._map = gguf.get_tensor_name_map(arch, block_count)
+        self._map = gguf.get_tensor_name_map(arch, self._block_count)
         self._patterns = [(re.compile(_pattern(row.name)), row) for row in family.rows]
-        self._family = family
-        self._block_count = block_count
 
     def row_of(self, name: str) -> tuple[Row, dict[str, str], str]:
         """Returns the row of a tensor in a folder, the numbers in its name, and its suffix.
@@ -52,7 +63,7 @@ class Names:
             if match := pattern.fullmatch(name):
                 numbers = match.groupdict()
                 return row, numbers, numbers.pop("suffix") or SUFFIXES[0]
-        raise TensorError(f"the {self._family.arch} family has no such tensor: exclude it, or use llama.cpp's converter", name)
+        raise TensorError(f"the {self._family.arch} family has no such tensor: use llama.cpp's converter", name)
 
     def in_gguf(self, row: Row, numbers: Mapping[str, str], suffix: str) -> list[str]:
         """Returns the names in GGUF. Raises TensorError if the block is not in the config."""

@@ -96,7 +96,7 @@ def test_folder_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_no_folder_of_other_models(tmp_path: Path) -> None:
-    """A model of an unknown family, one without a key, with a tensor too many, and other formats."""
+    """An unknown family, a missing key, a tensor too many, unknown factors, and another format."""
     glft.convert(make_folder(tmp_path, "tiny-llama-3"), tmp_path / "llama.gguf")
     file = glft.open(tmp_path / "llama.gguf")
     tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
@@ -218,6 +218,11 @@ def remove(*names: str) -> Callable[[Path], None]:
     return lambda folder: [(folder / name).unlink() for name in names] and None
 
 
+def write(name: str, text: str = "{}") -> Callable[[Path], Any]:
+    """Returns a function that writes a file in a folder."""
+    return lambda folder: (folder / name).write_text(text)
+
+
 # fmt: off
 FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no tokenizer":   ("tiny-llama", remove("tokenizer.model"),
@@ -231,19 +236,29 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
                        "expected a rope_type of linear, yarn, longrope, su, default, llama3, found 'dynamic'"),
     "assumed":        ("tiny-qwen3moe", edit_config(norm_topk_prob=False),
                        "norm_topk_prob: expected True, as llama.cpp assumes, found False"),
-    "no object":      ("tiny-llama", lambda folder: (folder / "config.json").write_text("[]"), "expected JSON with an object"),
-    "no list":        ("tiny-bert",  lambda folder: (folder / "modules.json").write_text("{}"), "expected JSON with a list"),
+    "no object":      ("tiny-llama", write("config.json", "[]"), "expected JSON with an object"),
+    "no list":        ("tiny-bert",  write("modules.json"), "expected JSON with a list"),
     "pooling":        ("tiny-bert",  lambda folder: with_pooling(folder, {"pooling_mode": "max"}),
                        "expected pooling by the mean, the CLS token or the last token, found another"),
     "tensor":         ("tiny-llama", edit_tensors(model__layers__0__self_attn__sinks=torch.ones(4)),
-                       "tensor 'model.layers.0.self_attn.sinks': the llama family has no such tensor: exclude it, or"),
+                       "tensor 'model.layers.0.self_attn.sinks': the llama family has no such tensor: use llama.cpp's"),
     "block":          ("tiny-llama", edit_tensors(model__layers__2__input_layernorm__weight=torch.ones(64)),
                        "expected a block of the config's num_hidden_layers, found another"),
     "expert":         ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__2__up_proj__weight=None),
                        "tensor 'blk.1.ffn_up_exps.weight': expected a tensor of each expert, found 2"),
     "shape":          ("tiny-llama", edit_config(num_attention_heads=7),
                        "layers.0.self_attn.q_proj.weight': expected a shape that fits the config, found [64, 64]"),
-    "too many":       ("tiny-qwen3", edit_config(vocab_size=9), "expected at most 9 tokens by the config, found 264"),
+    "too many":       ("tiny-qwen3", edit_tensors(model__embed_tokens__weight=torch.ones(9, 64)),
+                       "config.json: vocab_size: expected 9, the rows of the token embedding, found 264"),
+    "no embedding":   ("tiny-llama", edit_tensors(model__embed_tokens__weight=None),
+                       "tensor 'token_embd.weight': expected the token embedding, found none"),
+    "blocks":         ("tiny-llama", edit_config(num_hidden_layers=10**9), "expected a block count of at most 21"),
+    "type":           ("tiny-llama", edit_config(hidden_size="64"),
+                       "config.json -> hidden_size: expected uint32 for llama.embedding_length, found '64'"),
+    "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found TypeError"),
+    "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
+    "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
+    "card":           ("tiny-llama", write("README.md", "---\na: [\n---\n"), "expected a valid model card, found"),
 }
 # fmt: on
 
@@ -255,6 +270,14 @@ def test_faults(fault: str, tmp_path: Path) -> None:
     damage(folder)
     assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf"), str(folder), message)
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_more_tokens_than_the_config(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    edit_config(vocab_size=9)(folder)
+    edit_tensors(model__embed_tokens__weight=torch.ones(9, 64))(folder)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, "tokenizer.json: expected at most 9 tokens by the config, found 264")
 
 
 def test_missing_shard(tmp_path: Path) -> None:
