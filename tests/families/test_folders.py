@@ -161,6 +161,17 @@ def test_values_are_read_when_taken(tmp_path: Path) -> None:
         checkpoint.tensors["blk.0.attn_q.weight"].load()
 
 
+def test_quantizes_as_the_float32_file(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    glft.convert(folder, tmp_path / "f32.gguf", schemes={"*": "f32"})
+    for source in (folder, tmp_path / "f32.gguf"):
+        glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+    done = in_this_process("quantize", folder, tmp_path / "cli.gguf", "Q4_0")
+    assert done.stdout.startswith(f"{folder}: a Hugging Face folder, mapped to GGUF as declared for the llama family\n")
+    expected = (tmp_path / "f32.gguf.q4.gguf").read_bytes()
+    assert (tmp_path / "tiny-llama.q4.gguf").read_bytes() == expected == (tmp_path / "cli.gguf").read_bytes()
+
+
 def test_other_targets_keep_names(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama", shards=2)
     assert "model.norm.weight" in {tensor.name for tensor in glft.convert(folder, tmp_path / "out.glft")}
@@ -277,7 +288,7 @@ def test_more_tokens_than_the_config(tmp_path: Path) -> None:
     edit_config(vocab_size=9)(folder)
     edit_tensors(model__embed_tokens__weight=torch.ones(9, 64))(folder)
     done = in_this_process("convert", folder, tmp_path / "out.gguf")
-    assert_refused(done, "tokenizer.json: expected at most 9 tokens by the config, found 264")
+    assert_refused(done, "tokenizer.json: expected at most 9 tokens by the config, found 263")
 
 
 def test_missing_shard(tmp_path: Path) -> None:

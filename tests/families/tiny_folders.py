@@ -15,6 +15,7 @@ ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-
 BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
 MARKS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+LOWER = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
 WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
 TOKENS = len(SPECIAL) + len(BYTES) + len(WORDS)
 NORMS = ("norm", "Norm", "ln_")
@@ -161,14 +162,25 @@ def write_model(folder: Path) -> None:
     (folder / "tokenizer.model").write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer)
     settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
     added = {str(TOKENS - 1): {"content": "<|endoftext|>", "special": True}} if "phi3" in folder.name else {}
+    if "llama" in folder.name:
+        added = {
+            str(TOKENS - 2): {"content": "\u2581user"},
+            str(TOKENS - 3): {"content": "<|control|>"},
+            "999": {"content": "x"},
+        }
+        settings["add_prefix_space"] = False
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": added}))
+    if "qwen2" in folder.name:
+        (folder / "added_tokens.json").write_text(json.dumps({"<added>": TOKENS - 1, "<beyond>": 999}))
+    if "phi3" in folder.name:
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": TOKENS - 2, "content": "<user>"}]}))
 
 
 def write_json(folder: Path, byte_fallback: bool = False) -> None:
     """Writes tokenizer.json: byte-level BPE, or BPE with a token for each byte."""
     texts = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else BYTES
-    merges = [] if byte_fallback else [["a", "b"], ["t", "h"], ["th", "e"], ["ab", "ab"]]
-    words = WORDS if byte_fallback else ["".join(pair) for pair in merges]
+    merges = [] if byte_fallback else [["a", "b"], ["t", "h"]]
+    words = WORDS[:3] if byte_fallback else ["".join(pair) for pair in merges]
     vocab = {text: i for i, text in enumerate([*SPECIAL, *texts, *words])}
     pre = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
@@ -177,7 +189,7 @@ def write_json(folder: Path, byte_fallback: bool = False) -> None:
         {"type": "BPE", "dropout": None, "unk_token": "<unk>" if byte_fallback else None, "fuse_unk": byte_fallback,
          "byte_fallback": byte_fallback, "vocab": vocab, "merges": merges},
         pre_tokenizer=None if byte_fallback else pre,
-        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} if byte_fallback else None,
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} if byte_fallback else LOWER,
         decoder={"type": "Sequence", "decoders": steps} if byte_fallback else pre,
     )  # fmt: skip
 
@@ -203,6 +215,8 @@ def write_words(folder: Path) -> None:
 def _write_tokenizer(folder: Path, model: dict[str, Any], marks: list[str] = SPECIAL, **parts: Any) -> None:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     added = [{"id": i, "content": text, **flags} for i, text in enumerate(marks)]
+    if model["type"] == "BPE":  # without a special mark; in byte-level BPE a token is missing at the end
+        added.append({"id": len(model["vocab"]), "content": "<user>", **flags, "special": False, "normalized": True})
     whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
     (folder / "tokenizer.json").write_text(json.dumps(whole | parts | {"model": model}))
     names = ("unk", "cls", "sep", "pad", "mask") if marks is MARKS else ("unk", "bos", "eos")
