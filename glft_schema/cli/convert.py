@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import Exclude, Out, echo, file_errors, progress_bar, refuse_overwriting, unique
-from glft_schema.cli.written import fallbacks, payloads, ties, totals, unlike_asked
+from glft_schema.cli.terminal import Exclude, echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.written import fallbacks, mapped, payloads, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
@@ -22,6 +22,7 @@ from glft_schema.storage.file_source import read_regular
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
+from glft_schema.weights.folders import WEIGHTS, is_folder
 from glft_schema.weights.importance import read_importance, with_importance
 from glft_schema.weights.payloads import WrittenTensor
 
@@ -31,8 +32,15 @@ TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, or directory of shards.")],
-    out: Out,
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, directory of shards, or Hugging Face folder.")
+    ],
+    output: Annotated[
+        str,
+        typer.Argument(
+            metavar="OUT", help="Output file, replaced only on success. DIR/ with a slash: a new Hugging Face folder."
+        ),
+    ],
     scheme: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,15 +96,16 @@ def convert(
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.
     """
+    out = Path(output)  # without a slash at its end
     header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
     if big_endian:
         header["byte_order"] = "big"
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
-        target = target_format(out, format)
+        target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude or [])
-        typed = target.has_typed_metadata or has_types(checkpoint.metadata)
+            checkpoint = open_with_metadata(source, exclude or [], target)
+        typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:
             with file_errors(imatrix):
@@ -105,7 +114,7 @@ def convert(
         with progress_bar(f"writing {out.name}") as bar:
             written = convert_file(
                 checkpoint,
-                out,
+                output,
                 schemes=parse_schemes(scheme or []),
                 strict=strict,
                 metadata=parse_metadata(metadata or [], typed, value_of=text_of),
@@ -116,7 +125,7 @@ def convert(
                 progress=bar,
                 importance=importance,
             )
-    echo(*report(written, out))
+    echo(*mapped(checkpoint, source), *report(written, out))
 
 
 def parse_schemes(texts: list[str]) -> list[tuple[str, str]]:
@@ -180,5 +189,6 @@ def text_of(value: str) -> str:
 def report(written: list[WrittenTensor], out: Path) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     parts = [totals(written), payloads(written), fallbacks(written), ties(written)]
-    lines = [*unlike_asked(written), f"{out}: {len(written)} tensors, {out.stat().st_size:,} bytes"]
+    size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
+    lines = [*unlike_asked(written), f"{out}: {len(written)} tensors, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
-from glft_schema.cli.written import fallbacks, totals
+from glft_schema.cli.written import fallbacks, mapped, totals
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
+from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
 from glft_schema.storage.file_source import read_regular
@@ -27,7 +28,9 @@ Texts = list[str] | None
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(metavar="IN", help="Model: a GGUF file, or a file of a set.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Model: a GGUF file, a file of a set, or a Hugging Face folder.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
     recipe: Annotated[
         str,
@@ -82,7 +85,7 @@ def quantize(
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
         with file_errors(source):
-            checkpoint = open_with_metadata(source)
+            checkpoint = open_with_metadata(source, target=WITH_TYPES)
         texts = [*(tensor_type or []), *(read_regular(tensor_type_file).decode().split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(
@@ -104,7 +107,7 @@ def quantize(
                 dry_run=dry_run,
                 progress=bar,
             )
-    echo(*report(quantized, out, dry_run=dry_run))
+    echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
 
 
 def tensor_type_of(text: str) -> tuple[str, str]:

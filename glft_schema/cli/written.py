@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from glft_schema.display import aligned
 from glft_schema.errors import safe
+from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
+
+
+def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
+    """Returns a line if the source is a Hugging Face folder that was mapped to GGUF."""
+    family = checkpoint.family
+    return [f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {family} family"] if family else []
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

@@ -163,7 +163,8 @@ def quantize(
     it keeps an alignment other than 32. Options have the names of llama-quantize's.
 
     Args:
-        source: the model, a GGUF file or a set; or any checkpoint with a GGUF file's metadata.
+        source: the model, a GGUF file or a set, or a Hugging Face folder of a known family; or any
+            checkpoint with a GGUF file's metadata.
         out: the file to write.
         recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
         importance: an importance matrix, its file, or float32 [columns] by tensor.
@@ -193,7 +194,7 @@ def quantize(
         FormatError, TensorError, OSError: as `convert`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source)
+    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     matrix = _matrix(importance)
     columns = _selected(

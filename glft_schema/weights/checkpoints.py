@@ -7,8 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.families.folders import is_model_folder, open_folder
+from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
+from glft_schema.formats.format import Format
+from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.patterns import leave_out
@@ -22,6 +26,7 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Any]
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
+    family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -55,10 +60,29 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
     return dict(open_with_metadata(path, exclude).tensors)
 
 
-def open_with_metadata(path: StrPath, exclude: Iterable[str] = ()) -> Checkpoint:
-    """Opens a checkpoint as `open_checkpoint` does, with its metadata."""
-    checkpoint = open_entries(path)
+def open_with_metadata(path: StrPath, exclude: Iterable[str] = (), target: Format | None = None) -> Checkpoint:
+    """Opens a checkpoint as `open_checkpoint` does, with its metadata.
+
+    If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family: the
+    tensors have their names and values of GGUF, and the metadata includes the vocabulary.
+
+    Raises:
+        FormatError: if the folder cannot be mapped; see `open_folder`.
+    """
+    checkpoint = _open_mapped(path) if target is WITH_TYPES and is_model_folder(path) else open_entries(path)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+
+
+def _open_mapped(path: StrPath) -> Checkpoint:
+    """Opens a Hugging Face folder by its family."""
+    model = open_folder(path)
+    return Checkpoint({name: _mapped(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
+
+
+def _mapped(tensor: LazyTensor) -> StoredTensor:
+    if tensor.file_tensor is not None:
+        return in_file(tensor.file_tensor)
+    return StoredTensor(tensor.shape, tensor.dtype, tensor.load)
 
 
 def open_entries(source: Weights) -> Checkpoint:

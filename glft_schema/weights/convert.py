@@ -12,6 +12,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from glft_schema.codec.metadata import KeyValues, TypedMetadata
@@ -27,6 +28,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.file_types import FILE_TYPES
+from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import WrittenTensor
@@ -56,14 +58,17 @@ def convert(
     measure: bool = True,
     strict: bool = False,
 ) -> list[WrittenTensor]:
-    """Writes the tensors and the metadata of `source` to another file.
+    """Writes the tensors and the metadata of `source` to another file or folder.
+
+    From or to GGUF, a Hugging Face folder of a known family is mapped: names, values, config and
+    vocabulary. `out` is such a folder if it exists as one or ends in a slash.
 
     Other options are those of `save_file`. If `schemes` choose the types of a model in GGUF, the
     key ``general.file_type`` is set to that of most weights, unless `metadata` has it.
 
     Args:
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
-        out: the file to write.
+        out: the file to write, or a new or empty folder.
         metadata: entries to add or replace.
         format: the name of a format, such as ``gguf``; by default from the suffix of `out`.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
@@ -79,9 +84,12 @@ def convert(
         MetadataWarning: if the format has no metadata, and `source` has some.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
+    if format is None and is_folder(out):
+        given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
+        return _to_folder(source, out, metadata or {}, exclude, schemes=schemes, strict=strict, **given)
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
-        source, exclude = open_with_metadata(source, exclude), ()
+        source, exclude = open_with_metadata(source, exclude, target), ()
     tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
     added = metadata or {}
     stored = with_importance(in_memory(tensors), {} if importance is None else importance)
@@ -90,7 +98,7 @@ def convert(
             schemes = Chosen(choose_types(stored, schemes, target.types, target.keep_vectors, strict))
             if FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
                 added = {**added, **_file_type(schemes.choices, stored)}
-        if rules is None and has_types(entries) and not keeps_to_rules(source.file, target):
+        if rules is None and not source.family and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
         converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
         warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
@@ -105,6 +113,20 @@ def convert(
     return save_file(
         stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
     )
+
+
+def _to_folder(
+    source: StrPath | Checkpoint, out: StrPath, metadata: Mapping[str, Any], exclude: Iterable[str], **options: Any
+) -> list[WrittenTensor]:
+    """Writes a GGUF model as a Hugging Face folder."""
+    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source)
+    chosen = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+
+    def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
+        target = target_format(path, None)
+        return save_file(tensors, path, {**target.entries, **metadata}, format=target.name, **options)
+
+    return write_folder(chosen, out, save)
 
 
 def _file_type(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> dict[str, int]:

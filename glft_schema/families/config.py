@@ -1,0 +1,151 @@
+"""Fields of config.json as metadata keys of GGUF, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from glft_schema.errors import FormatError, shown
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.storage.file_source import read_regular
+
+CONFIG = "config.json"
+KEY_TYPES = WITH_TYPES.metadata.keys
+ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
+SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
+YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
+SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
+    "linear": ("linear", ("factor",)),
+    "yarn": ("yarn", YARN),
+    "longrope": ("longrope", ()),
+    "su": ("longrope", ()),
+    "default": (None, ()),
+    "llama3": (None, ()),  # a tensor in GGUF
+}
+
+
+ALIASES = {"num_local_experts": "num_experts"}  # names of fields in some versions of transformers
+
+
+REQUIRED: Any = object()  # the default of a field without a default
+Config = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """A metadata key and its config field.
+
+    Attributes:
+        key: without the architecture's name.
+        field: of config.json, or of its rope parameters; empty if the key has no field.
+        default: the value of a missing field, or a function of the config; None for no key.
+    """
+
+    key: str
+    field: str
+    default: Any = REQUIRED
+
+
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Returns the object or list in a JSON file. Raises FormatError for other content."""
+    try:
+        found = json.loads(read_regular(path).decode("utf-8"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, kind):
+        raise FormatError(f"expected JSON with {'a list' if kind is list else 'an object'}", file=str(path))
+    return found
+
+
+def read_config(folder: Path) -> Config:
+    """Returns the fields of a folder's config.json, with those of the rotary embedding as `rope.*`.
+
+    transformers 5 writes them as ``rope_parameters``, which may be by type of layer, earlier
+    versions as ``rope_theta``, ``rope_local_base_freq`` and ``rope_scaling``. A field that is null
+    is missing.
+
+    Raises:
+        FormatError: if the file is not a JSON object, or its rope type has no keys in GGUF.
+        OSError: if it cannot be read.
+    """
+    stored = read_json(folder / CONFIG)
+    config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **config.get("rope_scaling", {})}
+    if "full_attention" in rope:
+        config[f"{ROPE}.swa_theta"] = rope["sliding_attention"].get("rope_theta")
+        rope = rope["full_attention"]
+    elif "rope_local_base_freq" in config:
+        config[f"{ROPE}.swa_theta"] = config["rope_local_base_freq"]
+    type_ = rope.get("rope_type", rope.get("type", "default"))
+    if type_ not in SCALINGS:
+        raise FormatError(f"expected a rope_type of {', '.join(SCALINGS)}, found {shown(type_)}", file=str(folder / CONFIG))
+    scaling, fields = SCALINGS[type_]
+    given = {field: value for field, value in {**rope, "rope_type": type_}.items() if value is not None}
+    config.update({f"{ROPE}.{field}": value for field, value in given.items()})
+    config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
+    if scaling:
+        config[f"{SCALED}.rope_type"] = scaling
+    return config
+
+
+def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any]:
+    """Returns the values of a config by metadata key. Adds defaults to `config`.
+
+    Raises:
+        FormatError: for a missing field without a default.
+    """
+    found = {}
+    for key, field, default in keys:
+        if field not in config:
+            if default is REQUIRED:
+                raise FormatError(f"expected the field {field}, found none", CONFIG)
+            value = default(config) if callable(default) else default
+            if field and value is not None:
+                config[field] = value
+        else:
+            value = config[field]
+            _check_type(_full(key, arch), field, value)
+        if value is not None:
+            found[_full(key, arch)] = value
+    return found
+
+
+def _check_type(key: str, field: str, value: object) -> None:
+    """Raises FormatError unless a field's value has a type that suits the key."""
+    type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
+    kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
+    if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
+        raise FormatError(f"expected {type_} for {key}, found {shown(value)}", f"{CONFIG} -> {field}")
+
+
+def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:
+    """Returns the config with the values of metadata keys.
+
+    Raises:
+        FormatError: for a missing key without a default.
+    """
+    config: Config = {}
+    for key, field, default in keys:
+        value = metadata.get(_full(key, arch))
+        if value is None and default is REQUIRED:
+            raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
+        if value is not None and field:
+            config[field] = shortest(value) if isinstance(value, float) else value
+    for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
+        if field in config:
+            config[name] = config.pop(field)
+    scaling = {field.removeprefix(f"{SCALED}."): config.pop(field) for field in list(config) if field.startswith(SCALED)}
+    return config | ({"rope_scaling": scaling} if scaling else {})
+
+
+def _full(key: str, arch: str) -> str:
+    """Returns a key with the architecture's name, unless it begins with ``general.``."""
+    return key if key.startswith("general.") else f"{arch}.{key}"
+
+
+def shortest(value: float) -> float:
+    """Returns the number with the fewest digits that is `value` in float32."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,77 @@
+"""GGUF models as Hugging Face folders: the inverse of `folders`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.families.config import Config, config_of
+from glft_schema.families.declarations import FAMILIES, Family
+from glft_schema.families.names import Names, is_float32
+from glft_schema.families.operations import KEEP, LazyTensor, Operation, applied, of_values
+from glft_schema.lazy import torch
+
+ROWS_OF = {
+    "vocab_size": "token_embd.weight",
+    "type_vocab_size": "token_types.weight",
+}  # config field -> tensor with as many rows
+IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+OUTPUT = "output.weight"
+
+
+def hf_model(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], Config]:
+    """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
+
+    Tensors that GGUF holds in float32 get the dtype of the model's matrices if that is exact.
+
+    Raises:
+        FormatError: if no family has the architecture, or a key is missing.
+        TensorError: if the family has no such tensor, or a shape does not fit the metadata.
+    """
+    family = _family_of(metadata)
+    config = config_of(metadata, family.keys, family.arch)
+    left = dict(tensors)
+    config |= family.restored(left, config)
+    found: dict[str, LazyTensor] = {}
+    places = Names(family, config, len(left)).in_hf()
+    dtype = next((t.dtype for name, t in left.items() if not is_float32(name, t.shape)), torch.float32)
+    for name, tensor in left.items():
+        if name not in places:
+            raise TensorError(f"the {family.arch} family has no such tensor: exclude it", name)
+        place = places[name]
+        operation = place.row.operation
+        results = [tensor] if operation is KEEP else _inverse(operation, tensor, config, name)
+        names = place.names(len(results))
+        if is_float32(name, tensor.shape):
+            results = [_narrowed(result, tensor, operation, config, dtype) for result in results]
+        found.update(zip(names, results, strict=True))
+    config |= {field: tensors[name].shape[0] for field, name in ROWS_OF.items() if name in tensors}
+    config |= {field: metadata[f"tokenizer.ggml.{key}"] for field, key in IDS.items() if f"tokenizer.ggml.{key}" in metadata}
+    fixed = {
+        "architectures": [family.architectures[0]],
+        "model_type": family.model_type,
+        "tie_word_embeddings": OUTPUT not in left,
+    }
+    return found, {**fixed, **config, **family.assumed_of(config)}
+
+
+def _family_of(metadata: Mapping[str, Any]) -> Family:
+    """Returns the family of a model. Raises FormatError if none has its architecture."""
+    arch = metadata.get("general.architecture")
+    for family in FAMILIES:
+        if family.arch == arch:
+            return family
+    known = ", ".join(family.arch for family in FAMILIES)
+    raise FormatError(f"expected a known architecture ({known}), found {shown(arch)}", "metadata -> general.architecture")
+
+
+def _inverse(operation: Operation, tensor: LazyTensor, config: Config, name: str) -> list[LazyTensor]:
+    return applied(lambda values: operation.to_hf(values, config), [tensor], name)
+
+
+def _narrowed(result: LazyTensor, tensor: LazyTensor, operation: Operation, config: Config, dtype: torch.dtype) -> LazyTensor:
+    """Returns values in a narrower dtype if `tensor` can be made of them again, bit for bit."""
+    narrow = result.load().to(dtype)
+    (again,) = operation.to_gguf([narrow], config)
+    return of_values(narrow) if torch.equal(again.to(tensor.dtype), tensor.load()) else result

@@ -1,0 +1,207 @@
+"""Opens Hugging Face folders as GGUF models: tensors by their names there, and typed metadata."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
+from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
+from glft_schema.families.declarations import FAMILIES, Family
+from glft_schema.families.libraries import keys_of, library
+from glft_schema.families.names import Names, is_float32
+from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file, of_values
+from glft_schema.families.vocabulary import vocabulary_keys
+from glft_schema.files.container import open as open_container
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.storage.source import StrPath
+
+EMBEDDING = "token_embd.weight"
+POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
+    ("pooling_mode_mean_tokens", "mean", 1),
+    ("pooling_mode_cls_token", "cls", 2),
+    ("pooling_mode_lasttoken", "lasttoken", 3),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Hugging Face folder as a GGUF model.
+
+    Attributes:
+        family: its declaration.
+        tensors: by name in GGUF.
+        metadata: typed.
+    """
+
+    family: Family
+    tensors: Mapping[str, LazyTensor]
+    metadata: TypedMetadata
+
+
+def is_model_folder(path: StrPath) -> bool:
+    """Returns whether a path is a folder with a config.json."""
+    return (Path(path) / CONFIG).is_file()
+
+
+def open_folder(path: StrPath) -> Model:
+    """Opens a Hugging Face folder of a declared family.
+
+    Raises:
+        FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
+            is missing or unknown, or the weights are not a valid set.
+        TensorError: if the family has no such tensor, or the tensor does not fit the config.
+        OptionError: if a library of the extra ``hf`` is missing.
+        OSError: if a file is missing or cannot be read.
+    """
+    folder = Path(path)
+    with _refusing(folder, "a valid config.json"):
+        config = read_config(folder)
+        family = family_of(config, folder)
+        values = metadata_of(config, family.keys, family.arch)
+        check_assumed(family, config, folder)
+        file = open_container(folder)
+        names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
+        tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+    check_vocabulary_size(tensors, config, folder)
+    with _refusing(folder, "a valid model card"):
+        general = general_keys(folder, tensors, family)
+    with _refusing(folder, "a valid tokenizer"):
+        vocabulary = vocabulary_keys(folder, family, config)
+    entries = {
+        **general,
+        **values,
+        "general.file_type": file_type(tensors),
+        **pooling_keys(folder, family),
+        "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
+        **vocabulary,
+    }
+    return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
+
+
+@contextmanager
+def _refusing(folder: Path, expected: str) -> Iterator[None]:
+    """Raises FormatError for errors of libraries and of values of unexpected kinds."""
+    try:
+        yield
+    except (FormatError, TensorError, OptionError, OSError):
+        raise
+    except Exception as error:
+        raise FormatError(
+            f"expected {expected}, found {type(error).__name__}: {one_line(str(error))}", file=str(folder)
+        ) from None
+
+
+def family_of(config: Config, folder: Path) -> Family:
+    """Returns the family of a config. Raises FormatError if none has its architecture."""
+    names = config.get("architectures") or [None]
+    for family in FAMILIES:
+        if names[0] in family.architectures:
+            return family
+    known = ", ".join(name for family in FAMILIES for name in family.architectures)
+    problem = f"expected a known architecture ({known}), found {shown(names[0])}: use llama.cpp's converter"
+    raise FormatError(problem, "architectures", file=str(folder / CONFIG))
+
+
+def check_assumed(family: Family, config: Config, folder: Path) -> None:
+    """Raises FormatError unless fields without a key have the values that llama.cpp assumes."""
+    for field, value in family.assumed_of(config).items():
+        if config.get(field, value) != value:
+            problem = f"expected {shown(value)}, as llama.cpp assumes, found {shown(config[field])}"
+            raise FormatError(problem, field, file=str(folder / CONFIG))
+
+
+def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, folder: Path) -> None:
+    """Sets the size of the vocabulary to the rows of the token embedding.
+
+    Raises:
+        TensorError: if there is no such tensor.
+        FormatError: if the config has another size.
+    """
+    if EMBEDDING not in tensors:
+        raise TensorError("expected the token embedding, found none", EMBEDDING)
+    rows = tensors[EMBEDDING].shape[0]
+    if config.setdefault("vocab_size", rows) != rows:
+        problem = f"expected {rows}, the rows of the token embedding, found {shown(config['vocab_size'])}"
+        raise FormatError(problem, "vocab_size", file=str(folder / CONFIG))
+
+
+def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
+    """Returns the tensors of a folder by their names in GGUF.
+
+    Raises:
+        TensorError: if the family has no such tensor, a tensor of a stack is missing, or a shape
+            does not fit the config.
+    """
+    found = {name: of_values(values) for name, values in family.generated(config).items()}
+    stacks: dict[str, dict[int, LazyTensor]] = {}
+    names = Names(family, config, len(tensors))
+    for stored in tensors:
+        name = stored.removeprefix(family.prefix)
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
+            continue
+        row, numbers, suffix = names.row_of(name)
+        parts = [tensors[stored]]
+        targets = names.in_gguf(row, numbers, suffix)
+        if row.operation.stacks:
+            stack = stacks.setdefault(targets[0], {})
+            stack[int(numbers["e"])] = parts[0]
+            if len(stack) < config[row.operation.stacks]:
+                continue
+            parts = [stack[number] for number in sorted(stacks.pop(targets[0]))]
+        operation = row.operation
+        results = applied(lambda values, operation=operation: operation.to_gguf(values, config), parts, stored)  # type: ignore[misc]
+        for target, result in zip(targets, parts if operation is KEEP else results, strict=True):
+            found[target] = as_float32(result) if is_float32(target, result.shape) else result
+    if stacks:
+        name, stack = next(iter(stacks.items()))
+        raise TensorError(f"expected a tensor of each expert, found {len(stack)}", name)
+    return found
+
+
+def file_type(tensors: Mapping[str, LazyTensor]) -> int:
+    """Returns llama.cpp's number of the type of the first matrix that is not always F32."""
+    matrices = (tensor.dtype for name, tensor in tensors.items() if not is_float32(name, tensor.shape))
+    return {torch.float16: 1, torch.bfloat16: 32}.get(next(matrices, torch.float32), 0)
+
+
+def general_keys(folder: Path, tensors: Mapping[str, LazyTensor], family: Family) -> dict[str, Typed]:
+    """Returns the keys ``general.*`` by the model card, the config and the folder's name."""
+    gguf = library("gguf")
+    writer = gguf.GGUFWriter(path=None, arch=family.arch)
+    for name, tensor in tensors.items():  # for their count
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), 0)
+    total, *counts = writer.get_total_parameter_count()
+    metadata = gguf.Metadata.load(None, folder, None, total)
+    metadata.name = metadata.name or folder.resolve().name
+    metadata.size_label = metadata.size_label or gguf.size_label(total, *counts)
+    writer.add_type(gguf.GGUFType.MODEL)
+    metadata.set_gguf_meta_model(writer)
+    return keys_of(writer)
+
+
+def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
+    """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
+
+    Raises:
+        FormatError: if llama.cpp has no such pooling.
+    """
+    path = folder / "modules.json"
+    modules = read_json(path, list) if path.is_file() else []
+    for module in modules:
+        if module["type"].endswith("Pooling"):
+            path = folder / module["path"] / CONFIG
+            pooling = read_json(path)
+            for flag, mode, number in POOLINGS:
+                if pooling.get(flag) or pooling.get("pooling_mode") == mode:
+                    return {f"{family.arch}.pooling_type": number}
+            raise FormatError("expected pooling by the mean, the CLS token or the last token, found another", file=str(path))
+    return {}

@@ -1,0 +1,35 @@
+"""The optional libraries that folders of Hugging Face need."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from glft_schema.codec.typed_values import Typed
+from glft_schema.errors import OptionError
+
+
+def library(name: str) -> Any:
+    """Imports a library of the extra ``hf``. Raises OptionError if it is not installed."""
+    try:
+        found = importlib.import_module(name)
+    except ImportError:
+        raise OptionError(f"Hugging Face folders need {name}: pip install 'glft_schema[hf]'") from None
+    if name == "gguf":
+        logging.getLogger(name).setLevel(logging.ERROR)  # its warnings are about keys that GGUF does not have
+    return found
+
+
+def keys_of(writer: Any) -> dict[str, Typed]:
+    """Returns the keys of a `gguf.GGUFWriter`, with their types."""
+    return {key: _typed(entry) for key, entry in writer.kv_data[0].items()}
+
+
+def _typed(entry: Any) -> Typed:
+    gguf = library("gguf")
+    value, type_ = entry.value, entry.type.name.lower()
+    if entry.type is gguf.GGUFValueType.ARRAY:
+        inner = entry.sub_type or gguf.GGUFValueType.get_type(value[0])
+        return Typed(list(value), f"array[{inner.name.lower()}]")
+    return Typed(value, type_)

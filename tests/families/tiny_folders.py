@@ -1,0 +1,233 @@
+"""Tiny Hugging Face folders of each family, written by hand: no library names their tensors."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-forward, heads of q and k, head size, experts
+BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
+SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>"]
+MARKS = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+LOWER = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}
+WORDS = ["\u2581a", "b", "\u2581the", "\u00e9"]
+TOKENS = len(SPECIAL) + len(BYTES) + len(WORDS)
+NORMS = ("norm", "Norm", "ln_")
+
+COMMON = {
+    "hidden_size": ROWS, "intermediate_size": WIDE, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+    "num_key_value_heads": GROUPS, "max_position_embeddings": 256, "vocab_size": TOKENS, "rms_norm_eps": 1e-5,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+OTHERS = {"gpt2": ("vocab_size",), "bert": [key for key in COMMON if key not in ("num_key_value_heads", "rms_norm_eps")]}
+ROPE = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {"rope_type": "llama3", **ROPE}
+FACTORS = {"short_factor": [1 + i / 8 for i in range(8)], "long_factor": [2 + i / 4 for i in range(8)]}
+
+# fmt: off
+CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {  # folder -> architecture, tokenizer, config without the common fields
+    "tiny-llama":    ("LlamaForCausalLM",   "model", {"rope_theta": 5e4}),
+    "tiny-llama-3":  ("LlamaForCausalLM",   "json",  {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    "tiny-yarn":     ("LlamaForCausalLM",   "model", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4,
+                                                                          "original_max_position_embeddings": 64}}),
+    "tiny-mistral":  ("MistralForCausalLM", "bytes", {"head_dim": 32, "sliding_window": None}),
+    "tiny-qwen2":    ("Qwen2ForCausalLM",   "model", {"tie_word_embeddings": True}),
+    "tiny-qwen3":    ("Qwen3ForCausalLM",   "json",  {"head_dim": 32}),
+    "tiny-qwen3moe": ("Qwen3MoeForCausalLM", "json", {"head_dim": 16, "num_experts": EXPERTS, "num_experts_per_tok": 2,
+                                                      "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "tiny-gemma3":   ("Gemma3ForCausalLM",  "model", {"head_dim": 16, "sliding_window": 32, "tie_word_embeddings": True,
+                                                      "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+                                                      "query_pre_attn_scalar": 16,
+                                                      "hidden_activation": "gelu_pytorch_tanh"}),
+    "tiny-phi3":     ("Phi3ForCausalLM",    "model", {"original_max_position_embeddings": 512, "rope_theta": 1e4,
+                                                      "max_position_embeddings": 2048,
+                                                      "rope_scaling": {"type": "longrope"} | FACTORS, "pad_token_id": 0}),
+    "tiny-gpt2":     ("GPT2LMHeadModel",    "json",  {"n_layer": 2, "n_head": HEADS, "n_embd": ROWS, "n_ctx": 64,
+                                                      "n_positions": 64, "layer_norm_epsilon": 1e-5,
+                                                      "activation_function": "gelu_new"}),
+    "tiny-bert":     ("BertModel",          "words", {"type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}),
+}
+TYPES = {"Llama": "llama", "Mistr": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Gemma": "gemma3_text", "Phi3F": "phi3",
+         "GPT2L": "gpt2", "BertM": "bert"}
+# fmt: on
+
+
+def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
+    """Writes the folder of a family: config, weights in bfloat16 and tokenizer."""
+    folder = parent / name
+    folder.mkdir()
+    architecture, tokenizer, fields = CONFIGS[name]
+    model_type = "qwen3_moe" if "Moe" in architecture else TYPES[architecture[:5]]
+    common = {key: value for key, value in COMMON.items() if model_type not in OTHERS or key in OTHERS[model_type]}
+    config = common | {"architectures": [architecture], "model_type": model_type} | fields
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {tensor: values(tensor, dims) for tensor, dims in shapes_of(model_type, config).items()}
+    names = sorted(tensors)
+    files = {f"model-{i + 1:05d}-of-{shards:05d}.safetensors": names[i::shards] for i in range(shards)}
+    for file, held in files.items():
+        save_file({name: tensors[name] for name in held}, folder / (file if shards > 1 else "model.safetensors"))
+    if shards > 1:
+        weight_map = {name: file for file, held in files.items() for name in held}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    WRITERS[tokenizer](folder)
+    return folder
+
+
+def values(name: str, dims: tuple[int, ...]) -> torch.Tensor:
+    """Returns numbers that depend on the tensor's name: small, and near 1 for norms."""
+    numbers = torch.arange(torch.Size(dims).numel(), dtype=torch.float32)
+    spread = ((numbers * 7919 + zlib.crc32(name.encode()) % 1009) % 1009 - 504) / 2048
+    base = 1 if len(dims) == 1 and any(norm in name for norm in NORMS) and not name.endswith("bias") else 0
+    return (base + spread).reshape(dims).to(torch.bfloat16)
+
+
+def shapes_of(model_type: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of each tensor, as transformers saves the model."""
+    if model_type in ("gpt2", "bert"):
+        return gpt2_shapes() if model_type == "gpt2" else bert_shapes()
+    size = config.get("head_dim", SIZE)
+    q, k = HEADS * size, GROUPS * size
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (TOKENS, ROWS), "model.norm.weight": (ROWS,)}
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (TOKENS, ROWS)
+    for i in range(2):
+        block = {"input_layernorm": (ROWS,), "post_attention_layernorm": (ROWS,), "self_attn.o_proj": (ROWS, q)}
+        if model_type == "phi3":
+            block |= {"self_attn.qkv_proj": (q + 2 * k, ROWS), "mlp.gate_up_proj": (2 * WIDE, ROWS)}
+            block["mlp.down_proj"] = (ROWS, WIDE)
+        else:
+            block |= {"self_attn.q_proj": (q, ROWS), "self_attn.k_proj": (k, ROWS), "self_attn.v_proj": (k, ROWS)}
+        if model_type in ("qwen3", "qwen3_moe", "gemma3_text"):
+            block |= {"self_attn.q_norm": (size,), "self_attn.k_norm": (size,)}
+        if model_type == "gemma3_text":
+            block |= {"pre_feedforward_layernorm": (ROWS,), "post_feedforward_layernorm": (ROWS,)}
+        if model_type == "qwen3_moe":
+            block["mlp.gate"] = (EXPERTS, ROWS)
+            for e in range(EXPERTS):
+                block |= {f"mlp.experts.{e}.{name}_proj": (32, ROWS) for name in ("gate", "up")}
+                block |= {f"mlp.experts.{e}.down_proj": (ROWS, 32)}
+        elif model_type != "phi3":
+            block |= {"mlp.gate_proj": (WIDE, ROWS), "mlp.up_proj": (WIDE, ROWS), "mlp.down_proj": (ROWS, WIDE)}
+        shapes |= {f"model.layers.{i}.{name}.weight": dims for name, dims in block.items()}
+        if model_type == "qwen2":
+            shapes |= {f"model.layers.{i}.self_attn.{name}_proj.bias": (q if name == "q" else k,) for name in "qkv"}
+    return shapes
+
+
+def gpt2_shapes() -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of gpt2, whose matrices are transposed."""
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (TOKENS, ROWS), "wpe.weight": (64, ROWS)}
+    shapes |= {f"ln_f.{kind}": (ROWS,) for kind in ("weight", "bias")}
+    matrices = {"attn.c_attn": (ROWS, 192), "attn.c_proj": (ROWS, ROWS), "mlp.c_fc": (ROWS, 256), "mlp.c_proj": (256, ROWS)}
+    for i in range(2):
+        shapes |= {f"h.{i}.{name}.{kind}": (ROWS,) for name in ("ln_1", "ln_2") for kind in ("weight", "bias")}
+        for name, dims in matrices.items():
+            shapes |= {f"h.{i}.{name}.weight": dims, f"h.{i}.{name}.bias": dims[1:]}
+    return {f"transformer.{name}": dims for name, dims in shapes.items()}
+
+
+def bert_shapes() -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of bert, with the pooler, which GGUF does not have."""
+    shapes: dict[str, tuple[int, ...]] = {
+        f"embeddings.{name}_embeddings.weight": (count, ROWS)
+        for name, count in (("word", TOKENS), ("position", 256), ("token_type", 2))
+    }
+    layers = {"embeddings.LayerNorm": (ROWS,), "pooler.dense": (ROWS, ROWS)}
+    for i in range(2):
+        block = {f"attention.self.{name}": (ROWS, ROWS) for name in ("query", "key", "value")}
+        block |= {"attention.output.dense": (ROWS, ROWS), "attention.output.LayerNorm": (ROWS,)}
+        block |= {"intermediate.dense": (WIDE, ROWS), "output.dense": (ROWS, WIDE), "output.LayerNorm": (ROWS,)}
+        layers |= {f"encoder.layer.{i}.{name}": dims for name, dims in block.items()}
+    for name, dims in layers.items():
+        shapes |= {f"{name}.weight": dims, f"{name}.bias": dims[:1]}
+    return shapes
+
+
+def write_model(folder: Path) -> None:
+    """Writes tokenizer.model: SentencePiece's protobuf, with a score and a type for each piece."""
+    pieces = [*SPECIAL[:3], *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS, SPECIAL[3]]
+    types = [2, 3, 3, *[6] * 256, *[1] * len(WORDS), 4]
+    table = b""
+    for number, (piece, type_) in enumerate(zip(pieces, types, strict=True)):
+        text = piece.encode()
+        row = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", -number) + b"\x18" + bytes([type_])
+        table += b"\x0a" + bytes([len(row)]) + row
+    trainer = b"\x18\x02\x98\x02\x01"  # model_type BPE, byte_fallback
+    (folder / "tokenizer.model").write_bytes(table + b"\x12" + bytes([len(trainer)]) + trainer)
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
+    added = {str(TOKENS - 1): {"content": "<|endoftext|>", "special": True}} if "phi3" in folder.name else {}
+    if "llama" in folder.name:
+        added = {
+            str(TOKENS - 2): {"content": "\u2581user"},
+            str(TOKENS - 3): {"content": "<|control|>"},
+            "999": {"content": "x"},
+        }
+        settings["add_prefix_space"] = False
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"added_tokens_decoder": added}))
+    if "qwen2" in folder.name:
+        (folder / "added_tokens.json").write_text(json.dumps({"<added>": TOKENS - 1, "<beyond>": 999}))
+    if "phi3" in folder.name:
+        (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"id": TOKENS - 2, "content": "<user>"}]}))
+
+
+def write_json(folder: Path, byte_fallback: bool = False) -> None:
+    """Writes tokenizer.json: byte-level BPE, or BPE with a token for each byte."""
+    texts = [f"<0x{byte:02X}>" for byte in range(256)] if byte_fallback else BYTES
+    merges = [] if byte_fallback else [["a", "b"], ["t", "h"]]
+    words = WORDS[:3] if byte_fallback else ["".join(pair) for pair in merges]
+    vocab = {text: i for i, text in enumerate([*SPECIAL, *texts, *words])}
+    pre = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    steps = [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]
+    _write_tokenizer(
+        folder,
+        {"type": "BPE", "dropout": None, "unk_token": "<unk>" if byte_fallback else None, "fuse_unk": byte_fallback,
+         "byte_fallback": byte_fallback, "vocab": vocab, "merges": merges},
+        pre_tokenizer=None if byte_fallback else pre,
+        normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"} if byte_fallback else LOWER,
+        decoder={"type": "Sequence", "decoders": steps} if byte_fallback else pre,
+    )  # fmt: skip
+
+
+def write_words(folder: Path) -> None:
+    """Writes tokenizer.json: WordPiece."""
+    texts = [*MARKS, "a", "##b", "the", *map(chr, range(0x4E00, 0x4E00 + TOKENS - len(MARKS) - 3))]
+    _write_tokenizer(
+        folder,
+        {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100,
+         "vocab": {text: i for i, text in enumerate(texts)}},
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
+                    "lowercase": True},
+        decoder={"type": "WordPiece", "prefix": "##", "cleanup": True},
+        padding={"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 3, "pad_type_id": 0,
+                 "pad_token": "[PAD]"},
+        marks=MARKS,
+        truncation={"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"},
+    )  # fmt: skip
+
+
+def _write_tokenizer(folder: Path, model: dict[str, Any], marks: list[str] = SPECIAL, **parts: Any) -> None:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": i, "content": text, **flags} for i, text in enumerate(marks)]
+    if model["type"] == "BPE":  # without a special mark; in byte-level BPE a token is missing at the end
+        added.append({"id": len(model["vocab"]), "content": "<user>", **flags, "special": False, "normalized": True})
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(whole | parts | {"model": model}))
+    names = ("unk", "cls", "sep", "pad", "mask") if marks is MARKS else ("unk", "bos", "eos")
+    settings = {f"{name}_token": mark for name, mark in zip(names, marks, strict=False)}
+    settings["tokenizer_class"] = "BertTokenizer" if marks is MARKS else "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_bytes(folder: Path) -> None:
+    """Writes tokenizer.json: BPE with a token for each byte."""
+    write_json(folder, byte_fallback=True)
+
+
+WRITERS = {"model": write_model, "json": write_json, "bytes": write_bytes, "words": write_words}
