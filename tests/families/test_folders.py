@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
+from glft_schema import Typed
 from glft_schema.families import pre_tokenizers
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -109,6 +110,13 @@ def test_no_folder_of_other_models(tmp_path: Path) -> None:
             "expected a known architecture (llama, qwen2,",
         ),
         ("key.gguf", tensors, file.metadata.without("llama.block_count"), "expected the key llama.block_count, found none"),
+        (
+            "type.gguf",
+            tensors,
+            file.metadata | {"llama.block_count": Typed("2", "string")},
+            "expected uint32 for llama.block_count",
+        ),
+        ("size.gguf", tensors, file.metadata | {"llama.attention.head_count": 0}, "expected a shape that fits the config"),
         ("tensor.gguf", tensors | {"x": torch.ones(1)}, file.metadata, "tensor 'x': the llama family has no such tensor"),
         ("rope.gguf", tensors | factors, file.metadata, "expected factors of Llama 3's rope scaling, found others"),
         ("other.glft", tensors, {}, "expected a GGUF file to write a Hugging Face folder of, found another source"),
@@ -269,6 +277,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found TypeError"),
     "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
     "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
+    "modules":        ("tiny-bert",  write("modules.json", "[1]"), "expected a valid modules.json, found TypeError"),
     "card":           ("tiny-llama", write("README.md", "---\na: [\n---\n"), "expected a valid model card, found"),
 }
 # fmt: on
