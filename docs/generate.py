@@ -23,6 +23,7 @@ from glft_schema.describe.schema import schema_of
 from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
+from glft_schema.quantizer.as_markdown import recipes_as_markdown
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.catalogue import disagreements
@@ -35,6 +36,7 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source register_format",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
     "Editing": "edit Edited Change",
+    "Quantizing": "quantize Quantized Recipe",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",
@@ -189,6 +191,11 @@ def roles() -> str:
     return table(("rule set", "files", "keys", "tensors", "source in llama.cpp"), rows)
 
 
+def recipes() -> str:
+    """Returns the sections about llama-quantize's file types."""
+    return "".join(recipes_as_markdown().partition("## Terms")[1:])
+
+
 def condition_of(key: Key) -> str:
     """Returns when a role requires a key, if not always."""
     return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
@@ -207,7 +214,7 @@ def code_or_text(verdict: str) -> str:
 def parts() -> dict[str, Callable[[], str]]:
     """Returns the function that writes each generated part."""
     functions = [gguf_header, speed, command_line, python, limits, roles, refused_files, read_files, random_files, known_keys]
-    functions += [clients, client_layouts, client_types, client_faults, slice_indices]
+    functions += [recipes, clients, client_layouts, client_types, client_faults, slice_indices]
     made: dict[str, Callable[[], str]] = {function.__name__.replace("_", " "): function for function in functions}
     for format in FORMATS:
         name, schema = format.name.lower(), schema_of(format)

@@ -102,7 +102,7 @@ def _value_text(value: Typed | str, start: int) -> str:
 
 def _tensor_lines(tensors: tuple[TensorComparison, ...]) -> list[str]:
     differing = sorted((t for t in tensors if t.state != SAME), key=lambda t: t.errors.snr if t.errors else float("-inf"))
-    head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "relative")
+    head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
     rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
     return ["", *aligned([head, *rows], 6)] if rows else []
 

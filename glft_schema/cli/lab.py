@@ -33,11 +33,12 @@ def lab(
         print(f"glft: {failure}", file=sys.stderr)
         raise typer.Exit(FAILED) from None
     training = manifest["training"]
-    rows = [("scheme", "bytes", "times smaller", "loss", "tensor error", "layer error")]
-    rows.append(("float32", f"{manifest['torch_save_bytes']:,}", "1.00", f"{training['held_back_loss']:.4f}", "", ""))
+    rows = [("scheme", "bytes", "times smaller", "loss", "weight error", "tensors off fake-quant", "layers off")]
+    rows.append(("float32", f"{manifest['torch_save_bytes']:,}", "1.00", f"{training['held_back_loss']:.4f}", "", "", ""))
     for scheme, measured in manifest["files"].items():
         tensor, layer = max(measured["tensor_errors"].values()), max(measured["layer_errors"].values())
+        error = max(worst for worst, _ in measured["quantization_errors"].values())  # against the trained weights
         saving, loss = f"{measured['saving']:.2f}", f"{measured['loss']:.4f}"
-        rows.append((scheme, f"{measured['nbytes']:,}", saving, loss, f"{tensor:g}", f"{layer:g}"))
-    print("\n".join(aligned(rows, right=5)))
+        rows.append((scheme, f"{measured['nbytes']:,}", saving, loss, f"{error:.3g}", f"{tensor:g}", f"{layer:g}"))
+    print("\n".join(aligned(rows, right=6)))
     print(f"trained in {training['seconds']:.0f} s; see {out / 'README.md'}")

@@ -33,7 +33,8 @@ def quantize(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
     recipe: Annotated[
-        str, typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, or its code. See glft schema recipes.")
+        str,
+        typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, its code, or a recipe file: glft schema recipes."),
     ],
     imatrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
@@ -74,10 +75,10 @@ def quantize(
 ) -> None:
     """Quantizes a model to a GGUF file, as llama-quantize does.
 
-    OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role, such as q6_k to some of attn_v and q4_k to
-    most others in Q4_K_M. Norms, biases and small tensors keep their types. If the rows of a tensor
-    are no multiple of the type's blocks, a type with smaller blocks is used. The report counts
-    these tensors.
+    OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role:
+    Q4_K_M gives q6_k to some of attn_v, and q4_k to most others. Norms, biases and small tensors
+    keep their types. If the rows of a tensor are no multiple of the type's blocks, a type with
+    smaller blocks is used. The report counts these tensors.
 
     Options are those of llama-quantize; --prune-layers and COPY are left out.
     """

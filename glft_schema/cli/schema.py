@@ -14,22 +14,31 @@ from glft_schema.describe.schema import schema_of
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS, format_named
+from glft_schema.quantizer.as_markdown import recipes_as_markdown
 from glft_schema.tensor_types import TensorType
 
 Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
 DEFAULT = next(iter(Language))
+RECIPES = "recipes"
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A format such as gguf, or a tensor type such as q4_k.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A format such as gguf, a tensor type such as q4_k, or recipes.")],
     language: Annotated[Language, typer.Option("--as", help="Output format: a document, data, or source code.")] = DEFAULT,
 ) -> None:
     """Prints the schema of a format or tensor type.
+
+    For recipes, it prints which type glft quantize gives to which tensor.
 
     The schema is derived from the declaration that reads and writes the files. The Markdown output
     shows which bits make up each weight; this requires torch.
     """
     with option_errors():
+        if name.lower() == RECIPES:
+            if language is not DEFAULT:
+                raise OptionError(f"recipes are a document: expected --as {DEFAULT.value}, found {language.value}")
+            print(recipes_as_markdown(), end="")
+            return
         print(write(schema_of(find(name)), language.value), end="")
 
 

@@ -12,7 +12,7 @@ from glft_schema.errors import safe
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 
-FOUND = re.compile(r", found \[[\d, ]*\]")
+FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
 def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:

@@ -18,7 +18,7 @@ from construct.core import evaluate
 from glft_schema.codec.context import ByteOrder, Context, byte_order, limits_of
 from glft_schema.codec.numbers import Number, Picked
 from glft_schema.codec.structs import check_count
-from glft_schema.codec.text import decoded, encoded, with_length
+from glft_schema.codec.text import decoded, encoded, is_utf8, with_length
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.storage.cursor import Cursor, bytes_left
 from glft_schema.storage.source import BytesSource, Source
@@ -120,6 +120,17 @@ class StoredStrings(Sequence[str]):
         if self._ends is None:
             self._ends = np.fromiter((end for _, end in self._walk(self.stored())), np.int64, self._count)
         return self._ends
+
+    def lengths(self) -> Positions:
+        """Returns the length of each string in bytes."""
+        return np.diff(self.ends(), prepend=0) - self.length.itemsize
+
+    def are_utf8(self) -> bool:
+        """Tells whether all strings are UTF-8: decodes them at once, with zeros between them."""
+        stored = np.frombuffer(self.stored(), np.uint8).copy()
+        starts = np.append(np.int64(0), self.ends())[:-1]
+        stored[starts[:, None] + np.arange(self.length.itemsize)] = 0
+        return is_utf8(decoded(stored.data))
 
     def __len__(self) -> int:
         return self._count

@@ -16,14 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from construct import this
 from construct.expr import FuncPath
 
-from glft_schema.codec.arrays import StoredNumbers
+from glft_schema.codec.arrays import StoredNumbers, StoredStrings
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import compiled, nbytes
 from glft_schema.codec.metadata import KeyTypes
 from glft_schema.codec.numbers import Number
+from glft_schema.codec.predicates import utf8
 from glft_schema.codec.rules import Check, Predicate
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
 
@@ -55,6 +57,8 @@ def each(name: str, must: Predicate) -> Predicate:
         if isinstance(value.values, StoredNumbers):
             with suppress(AttributeError, OverflowError, TypeError):  # a condition that numpy cannot evaluate
                 return all(holds(numbers).all() for numbers in value.values.pieces())
+        if isinstance(value.values, StoredStrings) and must is utf8:
+            return value.values.are_utf8()
         return all(map(holds, value.values))
 
     return _of_values(f"{name} values that are {must.text}", within, must.broken_by)
@@ -68,7 +72,11 @@ def lengths(must: Predicate) -> Predicate:
     def within(value: Any, type_: ValueType) -> bool:
         if isinstance(value, str):
             return bool(holds(nbytes(value)))
-        return not isinstance(value, Array) or bool(holds(len(value.values)))
+        if not isinstance(value, Array) or not holds(len(value.values)):
+            return not isinstance(value, Array)
+        if isinstance(value.values, StoredStrings):
+            return all(map(holds, np.unique(value.values.lengths()).tolist()))
+        return all(holds(nbytes(text)) for text in value.values if isinstance(text, str))
 
     return _of_values(must.text, within)
 

@@ -274,8 +274,8 @@ def as_stored(value: Any, type_: ValueType, path: str) -> Any:
 
 
 def values_within(value: Any, type_: ValueType) -> Iterator[tuple[ValueType, Any]]:
-    """Yields a value and its type, and those within an array, except the numbers of an array."""
+    """Yields a value and its type, and those of the arrays within an array of arrays."""
     yield type_, value
-    if isinstance(value, Array) and not isinstance(value.type.field, Number):
+    if isinstance(value, Array) and value.type.name == ARRAY:
         for element in value.values:
             yield from values_within(element, value.type)

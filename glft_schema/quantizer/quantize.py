@@ -18,6 +18,7 @@ from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
+from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import is_kept, recipe_named
 from glft_schema.quantizer.rules import BLOCK, Model, Place, Recipe, Role
 from glft_schema.storage.source import StrPath
@@ -26,6 +27,7 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.convert import as_typed, convert
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix, with_importance
+from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.schemes import Choice, Chosen, choose_type, type_named
 from glft_schema.weights.similar_keys import warn_of_slips
@@ -82,19 +84,23 @@ class RecipeTypes:
         """Returns a type for each tensor, in the order of llama.cpp's loader.
 
         Raises:
-            SchemeError: if a type requires an importance matrix, or a quantized tensor would be
-                quantized again.
+            SchemeError: if a line of a recipe file matches no tensor, a type requires an importance
+                matrix, or a quantized tensor would be quantized again.
         """
         counts: Counter[Role] = Counter()
+        named = {name: type_ for key, type_ in self.recipe.tensors.items() for name in names_matching(key, tensors)}
         names = tensors if self.in_order else sorted(tensors, key=_loading_order)
-        return {name: self._choose(name, tensors[name], types, counts) for name in names}
+        return {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
 
-    def _choose(self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role]) -> Choice:
+    def _choose(
+        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None
+    ) -> Choice:
+        """Returns the type of a tensor; `named` is the one that a recipe file names."""
         kept = choose_type(name, tensor, types)
         floating = tensor.dtype.is_floating_point
         if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not floating:
             return kept if self.keep_floats or not floating else Choice(types["f32"])
-        type_, note = self._type_of(name, tensor, types, counts), ""
+        type_, note = types[named] if named else self._type_of(name, tensor, types, counts), ""
         if type_ == kept.type:
             return Choice(type_)
         if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
@@ -134,7 +140,7 @@ class RecipeTypes:
 def quantize(
     source: StrPath | Checkpoint,
     out: StrPath,
-    recipe: str | int | Recipe,
+    recipe: StrPath | int | Recipe,
     *,
     importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
     imatrix_keys: bool = True,
@@ -160,7 +166,7 @@ def quantize(
         source: the model, a GGUF file or a set, or a Hugging Face folder of a known family; or any
             checkpoint with a GGUF file's metadata.
         out: the file to write.
-        recipe: a file type such as ``Q4_K_M``, its code, or a `Recipe`.
+        recipe: a file type such as ``Q4_K_M``, its code, the path of a recipe file, or a `Recipe`.
         importance: an importance matrix, its file, or float32 [columns] by tensor.
         imatrix_keys: add the keys ``quantize.imatrix.*``, which tell where the matrix is from.
         include_weights: use the importance of tensors only whose name contains one of these texts.
@@ -182,12 +188,12 @@ def quantize(
         Types and sizes.
 
     Raises:
-        OptionError: if a file type, type or pattern is unknown or invalid.
+        OptionError: if a file type, type or pattern is unknown or invalid, or a line of a file.
         SchemeError: if the source lacks a key that recipes need, a type requires an importance
             matrix, or the source is quantized already.
         FormatError, TensorError, OSError: as `convert`.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else recipe_named(recipe)
+    recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
     checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     matrix = _matrix(importance)
@@ -227,6 +233,12 @@ def quantize(
         part = checkpoint._replace(tensors={name: stored[name] for name in group}, metadata=metadata)
         written += convert(part, path, schemes=chosen, format=WITH_TYPES.name, progress=progress, measure=False)
     return Quantized(recipe, written, weights)
+
+
+def _recipe(recipe: StrPath | int) -> Recipe:
+    """Returns the recipe of a name, a code or a file."""
+    is_file = isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.exists(recipe))
+    return read_recipe(recipe) if is_file else recipe_named(recipe)  # type: ignore[arg-type]
 
 
 def _parts(

@@ -68,13 +68,14 @@ def _is_70b(model: Model) -> bool:
 
 SIZE_70B = Condition("70B", lambda at: _is_70b(at.model))
 
-# The last rules of every file type below, unless it is one of 1 or 2 bits, or MXFP4_MOE.
+# The last rules of file types with a quantized main type, unless it is of 1 or 2 bits, or MXFP4.
 COMMON = (
     rule(V, "q5_k", SIZE_70B & so_far("q3_k", "q4_k")),
     rule((V, K), "q8_0", EIGHT),
 )
 GLM5 = rule(Role.OTHER, "q8_0", architecture("glm5-next") & named("attn_q_a", "attn_q_b", "nextn.eh_proj"))
 EIGHT_EXPERTS = rule(ATTN_OUTPUT, "q5_k", EIGHT & ~FALCON)
+SHARED = (*COMMON, GLM5)
 SEARCHED = frozenset({"iq3_xxs", "iq2_xxs", "iq2_xs", "iq2_s", "iq1_m", "iq1_s"})  # refused without an importance matrix
 
 
@@ -84,7 +85,7 @@ def _output(type_: str) -> tuple[Rule, ...]:
 
 
 def _recipe(name: str, code: int, default: str, *rules: Rule, output: str = "q6_k") -> Recipe:
-    return Recipe(name, code, default, (*_output(output), *rules, *COMMON, GLM5), SEARCHED)
+    return Recipe(name, code, default, (*_output(output), *rules, *SHARED), SEARCHED)
 
 
 def _of_few_bits(name: str, code: int, default: str, embedding: str, low: str, attn_output: str | None) -> Recipe:

@@ -238,18 +238,20 @@ class Recipe:
     """The types of a model's tensors.
 
     Attributes:
-        name: in upper case, as llama-quantize's.
+        name: of a file type in upper case, or of a file.
         code: for ``general.file_type``.
         default: type of tensors without a rule.
         rules: of which the last that applies wins. They are about quantized types only.
         needs_importance: types that are refused without an importance matrix.
+        tensors: types by names or fnmatch patterns, which win over the rules; the last one counts.
     """
 
     name: str
     code: int
     default: str
     rules: tuple[Rule, ...] = ()
-    needs_importance: frozenset[str] = field(default=frozenset())
+    needs_importance: frozenset[str] = frozenset()
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     def type_of(self, place: Place) -> str:
         """Returns the type of the tensor at `place`, which has the default so far."""

@@ -40,4 +40,5 @@ def _slips(key: str) -> Iterator[str]:
         if after and not after[0].isdigit():  # numbers are not misspelled
             yield before + after[1:]
             yield from (f"{before}{letter}{after[1:]}" for letter in letters if letter != after[0])
-            yield before + after[1:2] + after[0] + after[2:]
+            if after[0] != after[1:2] != "":
+                yield before + after[1] + after[0] + after[2:]

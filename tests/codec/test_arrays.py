@@ -13,7 +13,7 @@ from glft_schema import TruncatedError
 from glft_schema.codec import arrays
 from glft_schema.codec.arrays import StoredNumbers, StoredStrings, walk
 from glft_schema.codec.context import ByteOrder
-from glft_schema.codec.numbers import u32, u64
+from glft_schema.codec.numbers import Number, u32, u64
 from glft_schema.storage.source import BytesSource
 
 LETTERS = {(4, "little"): "<I", (8, "little"): "<Q", (4, "big"): ">I", (8, "big"): ">Q"}
@@ -52,6 +52,18 @@ def test_a_walk_ends_where_a_loop_does(
     found = StoredStrings(BytesSource(file), len(before), len(file) - len(before), len(texts), number, order)
     assert [text.encode("utf-8", "surrogateescape") for text in found] == texts
     assert found[-1].encode("utf-8", "surrogateescape") == texts[-1]
+
+
+halves = st.sampled_from([b"", b"\xc3", b"\xa9", b"\xc3\xa9", b"a" * 0xA9, b"\xf0\x9f", b"token", b"\xed\xa0\x80"])
+
+
+@given(st.lists(halves, max_size=4), st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]))
+def test_all_strings_are_utf8_if_each_is(texts: list[bytes], number: Number, order: ByteOrder) -> None:
+    """A sequence of UTF-8 may seem to go on in the length of the next string."""
+    file = stored(texts, number.itemsize, order)
+    found = StoredStrings(BytesSource(file), 0, len(file), len(texts), number, order)
+    assert found.lengths().tolist() == [len(text) for text in texts]
+    assert found.are_utf8() == all(text.decode("utf-8", "replace").encode() == text for text in texts)
 
 
 def test_the_string_that_is_cut_is_named() -> None:

@@ -13,6 +13,7 @@ from tests.foreign import npm
 from tests.foreign.clients import CLIENTS, HUGGINGFACE, NODE_LLAMA_CPP
 from tests.foreign.python_readers import Client
 from tests.foreign.readings import Reading
+from tests.quantizer.conftest import folder  # noqa: F401, of test_llama_quantize.py
 
 VERSIONS = {client.name: client for client in CLIENTS}
 

@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 from construct import Bytes, Const, this
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
@@ -145,6 +145,7 @@ def test_metadata_set_and_set_back(any_source: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == before
 
 
+@settings(max_examples=max(settings.default.max_examples // 10, 10))
 @given(st.data())
 @pytest.mark.parametrize("format", ["gguf", "glft"])
 def test_any_file(tmp_path_factory: pytest.TempPathFactory, format: str, data: st.DataObject) -> None:

@@ -1,0 +1,54 @@
+"""Recipes as text files: a main type, and types of tensors by name or pattern.
+
+Lines are ``NAME=TYPE``, with `DEFAULT` for all other tensors, and comments from ``#`` on. The last
+line that matches a tensor counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from glft_schema.errors import OptionError, shown
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.rules import Recipe
+from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.file_types import FILE_TYPES
+from glft_schema.weights.schemes import type_named
+
+DEFAULT = "default"
+
+
+def read_recipe(path: StrPath) -> Recipe:
+    """Reads a recipe.
+
+    Raises:
+        OptionError: if a line is not ``NAME=TYPE``, a name is repeated, or ``default`` is missing;
+            with the number of the line.
+        OSError: from the system.
+    """
+    name, types = Path(path).name, dict[str, str]()
+    for number, line in enumerate(read_regular(path).decode("utf-8", "replace").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        key, equals, type_ = (part.strip() for part in text.rpartition("="))
+        if not (key and equals and type_):
+            raise OptionError(f"{name}: line {number}: expected NAME=TYPE, found {shown(text)}")
+        if key in types:
+            raise OptionError(f"{name}: line {number}: expected each name once, found {shown(key)} twice")
+        try:
+            types[key] = type_named(type_, WITH_TYPES.types).scheme
+        except OptionError as error:
+            raise OptionError(f"{name}: line {number}: {error}") from None
+    if DEFAULT not in types:
+        raise OptionError(f"{name}: expected a line {DEFAULT}=TYPE, found none")
+    default = types.pop(DEFAULT)
+    if default not in FILE_TYPES:
+        raise OptionError(f"{name}: expected a default type of floats, found {default}")
+    return Recipe(Path(path).stem, FILE_TYPES[default], default, tensors=types)
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Returns the text of a recipe without rules."""
+    return "".join(f"{name}={type_}\n" for name, type_ in [(DEFAULT, recipe.default), *recipe.tensors.items()])

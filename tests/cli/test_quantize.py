@@ -1,0 +1,122 @@
+"""`glft quantize`, its report, and the page of recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema
+from tests.quantizer import models
+from tests.tools.command_line import assert_refused
+from tests.tools.command_line import in_this_process as glft
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.gguf"
+    models.write(path, models.keys("llama", 2, 2, 1, 0), models.tensors(2, 0, tied=True, fused=False, width=256, down=64))
+    return path
+
+
+def types(path: Path) -> dict[str, str]:
+    with glft_schema.open(path) as file:
+        return {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+
+
+def test_quantize(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    planned = glft("quantize", source, out, "q4_k_m", "--dry-run")
+    assert not out.exists()
+    done = glft("quantize", source, out, "q4_k_m")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    nbytes = sum(tensor.nbytes for tensor in glft_schema.open(out).tensors.values())
+    assert lines[0] == f"{out}: Q4_K_M, 24 tensors, {nbytes:,} bytes of tensors, 7.61 bits per weight"
+    assert planned.stdout.splitlines()[0] == f"dry run: {lines[0]}"
+    assert ["token_embd.weight", "Q6_K", "630"] in [line.split() for line in planned.stdout.splitlines()]
+    assert lines[-3:] == [
+        "fallback types:",
+        "  1 as q5_0 (blk.N.ffn_down.weight): not q4_k: expected a row length that is a multiple of 256",
+        "  1 as q8_0 (blk.N.ffn_down.weight): not q6_k: expected a row length that is a multiple of 256",
+    ]
+
+
+def test_options(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "types.txt").write_text("attn_v=q8_0\nATTN_K=F16 attn_v=q4_0")
+    out, options = tmp_path / "out.gguf", ["--token-embedding-type", "q3_k", "--pure", "--no-imatrix-keys"]
+    options += ["--tensor-type", "1.attn_v=bf16", "--tensor-type-file", tmp_path / "types.txt"]
+    options += ["--override-kv", "a.i=int:3", "--override-kv", "a.f=float:0.5", "--override-kv", "a.b=bool:true"]
+    done = glft("quantize", source, out, "Q4_K_S", *options, "--override-kv", "a.s=str:x=y:z")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = types(out)
+    assert found["token_embd.weight"] == "q3_k"
+    assert [found[f"blk.{i}.attn_{part}.weight"] for i in (0, 1) for part in "vkq"] == [
+        "q8_0",
+        "f16",
+        "q4_k",
+        "bf16",
+        "f16",
+        "q4_k",
+    ]
+    with glft_schema.open(out) as file:
+        own = {key: (file.metadata[key], file.metadata.type_of(key)) for key in ("a.i", "a.f", "a.b", "a.s")}
+    assert own == {"a.i": (3, "uint32"), "a.f": (0.5, "float32"), "a.b": (True, "bool"), "a.s": ("x=y:z", "string")}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["Q4_K_M", "--tensor-type", "q8_0"], "expected REGEX=TYPE for --tensor-type, found 'q8_0'"),
+        (["Q4_K_M", "--tensor-type", "=q8_0"], "expected REGEX=TYPE for --tensor-type, found '=q8_0'"),
+        (["Q4_K_M", "--override-kv", "a=3"], "expected KEY=TYPE:VALUE for --override-kv, TYPE one of int, float, bool"),
+        (["Q4_K_M", "--override-kv", "a=int:x"], "(true or false) or str; found 'a=int:x'"),
+        (["Q4_K_M", "--override-kv", "a=bool:yes"], "found 'a=bool:yes'"),
+        (["Q4_K_L"], "expected a file type, one of F32, F16"),
+        (["IQ1_S"], "requires an importance matrix, found none"),
+        (["Q8_0", "--imatrix", "none.gguf"], "glft: none.gguf: No such file or directory"),
+        (["Q8_0", "--keep-split"], "expected a file of a set for keep_split (--keep-split), found a single file"),
+    ],
+)
+def test_refused(source: Path, tmp_path: Path, options: list[str], problem: str) -> None:
+    assert_refused(glft("quantize", source, tmp_path / "out.gguf", *options), problem)
+    assert_refused(glft("quantize", source, source, *options), "")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_convert_begins_with_what_was_not_done(source: Path, tmp_path: Path) -> None:
+    done = glft(
+        "convert", source, tmp_path / "out.gguf", "--scheme", "q4_k", "--scheme", "ffn_*=q6_k", "--scheme", "blk.*=q6_k"
+    )
+    assert_refused(done, "expected a tensor that matches 'ffn_*', found none")
+    done = glft("convert", source, tmp_path / "out.gguf", "--scheme", "q4_k", "--scheme", "blk.*_down*=q6_k")
+    assert done.stdout.startswith("Q4_K: asked for 22 tensors, got 13\nQ6_K: asked for 2 tensors, got 0\n")
+    done = glft("convert", source, tmp_path / "out.gguf", "--scheme", "q4_k", "--strict")
+    assert_refused(done, "2 tensors have none of the types asked for: 'blk.1.ffn_down.weight' (not q4_k: expected")
+    done = glft("convert", source, tmp_path / "out.gguf", "--scheme", "q8_0", "--scheme", "q4_k", "--strict")
+    assert types(tmp_path / "out.gguf")["blk.1.ffn_down.weight"] == "q8_0"
+
+
+def test_a_value_from_a_file(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("{{ a }}\n")
+    options = ["--metadata", f"tokenizer.chat_template=@{tmp_path / 'template.jinja'}", "--metadata", "own.key=@@x"]
+    assert glft("convert", source, tmp_path / "out.gguf", *options).returncode == 0
+    with glft_schema.open(tmp_path / "out.gguf") as file:
+        assert (file.metadata["tokenizer.chat_template"], file.metadata["own.key"]) == ("{{ a }}\n", "@x")
+    assert_refused(glft("convert", source, tmp_path / "out.gguf", "--metadata", "own.key=@none"), "glft: none: No such file")
+
+
+def test_the_page_of_recipes() -> None:
+    page = glft("schema", "recipes").stdout
+    section = page.partition("### Q4_K_M\n")[2].partition("\n### ")[0]
+    assert "| attn_v | `q6_k` | more_bits |" in section.splitlines()
+    assert "| [Q4_K_M](#q4_k_m) | 15 | `q4_k` | Q4_K |" in page.splitlines()
+    assert_refused(glft("schema", "recipes", "--as", "json"), "recipes are a document: expected --as markdown, found json")
+
+
+def test_a_matrix_that_does_not_fit(source: Path, tmp_path: Path) -> None:
+    sums = {"blk.0.attn_q.weight": glft_schema.ColumnSums(torch.ones(1, 64), torch.tensor([1]))}
+    glft_schema.ImportanceMatrix(sums).save(tmp_path / "imatrix.gguf")
+    done = glft("quantize", source, tmp_path / "out.gguf", "Q4_K_M", "--imatrix", tmp_path / "imatrix.gguf")
+    assert_refused(done, "blk.0.attn_q.weight", "importance")

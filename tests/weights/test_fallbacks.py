@@ -1,0 +1,117 @@
+"""Ordered schemes, fallback types, and what `strict` refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema import SchemeError, SimilarKeyWarning, convert, save_file
+from glft_schema.formats.gguf import GGUF
+from glft_schema.weights.file_types import FALLBACKS, FILE_TYPES, fallback
+
+WIDTHS = {"a.weight": 256, "b.weight": 64, "c.weight": 33}
+STATE = {**{name: torch.randn(2, width) for name, width in WIDTHS.items()}, "norm.weight": torch.ones(256)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.gguf"
+    save_file(STATE, path, {"general.architecture": "toy"})
+    return path
+
+
+def types(path: Path) -> list[str]:
+    with glft.open(path) as file:
+        return [tensor.dtype.scheme for tensor in file.tensors.values()]
+
+
+@pytest.mark.parametrize(
+    ("schemes", "expected"),
+    [
+        ({"*": "q4_k"}, ["q4_k", "q5_0", "f16", "f32"]),
+        ({"*": "iq4_xs"}, ["iq4_xs", "iq4_nl", "f16", "f32"]),
+        ([("*", "q8_0"), ("*", "q4_k")], ["q4_k", "q8_0", "f16", "f32"]),
+        ([("*", "q4_k"), ("*", "q8_0")], ["q8_0", "q8_0", "f16", "f32"]),
+        ([("*", "f32"), ("*", "q8_0"), ["*", "q6_k"]], ["q6_k", "q8_0", "f32", "f32"]),
+        ([("norm.weight", "f16"), ("c.*", "bf16"), ("*", "q2_k")], ["q2_k", "q4_0", "bf16", "f16"]),
+    ],
+)
+def test_fallbacks_apply_only_if_no_pattern_fits(source: Path, tmp_path: Path, schemes: Any, expected: list[str]) -> None:
+    convert(source, tmp_path / "out.gguf", schemes=schemes)
+    assert types(tmp_path / "out.gguf") == expected
+
+
+def test_the_report_says_what_was_asked_for(source: Path, tmp_path: Path) -> None:
+    written = {tensor.name: tensor for tensor in convert(source, tmp_path / "out.gguf", schemes={"*": "q4_k"})}
+    assert [str(tensor.asked) for tensor in written.values()] == ["Q4_K"] * 4
+    assert written["b.weight"].note == "not q4_k: expected a row length that is a multiple of 256, found 64"
+    assert written["norm.weight"].note.startswith("not q4_k: it has fewer than two dims")
+
+
+@pytest.mark.parametrize(
+    ("schemes", "message"),
+    [
+        (
+            {"*": "q4_k"},
+            r"2 tensors have none of the types asked for: 'b.weight' \(not q4_k: expected .*\); 'c.weight' \(not q4",
+        ),
+        ({"*": "q8_0"}, r"1 tensor has none of the types asked for: 'c.weight' \(not q8_0: expected a row length"),
+    ],
+)
+def test_strict(source: Path, tmp_path: Path, schemes: Any, message: str) -> None:
+    with pytest.raises(SchemeError, match=message):
+        convert(source, tmp_path / "out.gguf", schemes=schemes, strict=True)
+    with pytest.raises(SchemeError, match=message):
+        save_file(STATE, tmp_path / "out.gguf", schemes=schemes, strict=True)
+    assert not (tmp_path / "out.gguf").exists()
+    convert(source, tmp_path / "out.gguf", schemes=[("*", "f16"), ("*", "q8_0"), ("*", "q4_k")], strict=True)
+    assert types(tmp_path / "out.gguf") == ["q4_k", "q8_0", "f16", "f32"]
+
+
+def test_more_than_three_that_strict_refuses(tmp_path: Path) -> None:
+    state = {f"{number}.weight": torch.zeros(2, 3) for number in range(5)}
+    with pytest.raises(SchemeError, match=r"^5 tensors have .*'2.weight' \([^)]*\) and 2 more$"):
+        save_file(state, tmp_path / "out.gguf", schemes={"*": "q8_0"}, strict=True)
+
+
+@pytest.mark.parametrize("schemes", ["q8_0", [("*",)], ["*=q8_0"], 7])
+def test_schemes_of_another_kind(tmp_path: Path, schemes: Any) -> None:
+    with pytest.raises(SchemeError, match="expected names or patterns with types, as a mapping or pairs, found"):
+        save_file(STATE, tmp_path / "out.gguf", schemes=schemes)
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [("q8_0", 7), ("q4_k", 15), ("iq4_nl", 25), ("f16", 1), ("bf16", 32)])
+def test_the_file_type_is_that_of_most_weights(source: Path, tmp_path: Path, scheme: str, expected: int) -> None:
+    convert(source, tmp_path / "out.gguf", schemes={"*": scheme})
+    with glft.open(tmp_path / "out.gguf") as file:
+        assert (file.metadata["general.file_type"], file.metadata.type_of("general.file_type")) == (expected, "uint32")
+    convert(tmp_path / "out.gguf", tmp_path / "again.gguf", schemes={"*": "f32"}, metadata={"general.file_type": 3})
+    with glft.open(tmp_path / "again.gguf") as file:
+        assert file.metadata["general.file_type"] == 3
+
+
+def test_no_file_type_without_need(source: Path, tmp_path: Path) -> None:
+    convert(source, tmp_path / "same.gguf")
+    convert(source, tmp_path / "other.gguf", schemes={"*": "f64"})  # no file type has it
+    save_file(STATE, tmp_path / "plain.gguf", {"toy.key": 1})
+    convert(tmp_path / "plain.gguf", tmp_path / "no_model.gguf", schemes={"*": "q8_0"})
+    for name in ("same", "other", "no_model"):
+        with glft.open(tmp_path / f"{name}.gguf") as file:
+            assert "general.file_type" not in file.metadata
+
+
+def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> None:
+    with pytest.warns(SimilarKeyWarning, match="'general.nmae' resembles the well-known key 'general.name'") as warned:
+        convert(source, tmp_path / "out.gguf", metadata={"general.nmae": "x", "general.name": "x", "own.key": "x"})
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_every_encoder_has_a_way_out() -> None:
+    for type_ in GGUF.types:
+        if type_.has_encoder and type_.refusal((1, 33)) and type_.scheme not in ("q8_1", "q8_k"):
+            assert fallback(type_, (2, 33), GGUF.types) == GGUF.types["f16"], type_
+    assert {*FALLBACKS} <= {*FILE_TYPES}
