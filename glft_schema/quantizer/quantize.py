@@ -48,11 +48,13 @@ class Quantized:
         recipe: the recipe.
         tensors: in the order of the file.
         weights: number of weights.
+        family: of the Hugging Face folder that was mapped to GGUF, or None.
     """
 
     recipe: Recipe
     tensors: list[WrittenTensor]
     weights: int
+    family: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -224,7 +226,7 @@ def quantize(
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     if dry_run:
         planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
-        return Quantized(recipe, planned, weights)
+        return Quantized(recipe, planned, weights, checkpoint.family)
     entries = _metadata(checkpoint, added)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
     written: list[WrittenTensor] = []
@@ -232,7 +234,7 @@ def quantize(
         chosen = Chosen({name: choice for name, choice in choices.items() if name in group})
         part = checkpoint._replace(tensors={name: stored[name] for name in group}, metadata=metadata)
         written += convert(part, path, schemes=chosen, format=WITH_TYPES.name, progress=progress, measure=False)
-    return Quantized(recipe, written, weights)
+    return Quantized(recipe, written, weights, checkpoint.family)
 
 
 def _recipe(recipe: StrPath | int) -> Recipe:

@@ -173,7 +173,8 @@ def test_quantizes_as_the_float32_file(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
     glft.convert(folder, tmp_path / "f32.gguf", schemes={"*": "f32"})
     for source in (folder, tmp_path / "f32.gguf"):
-        glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+        quantized = glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+        assert quantized.family == ("llama" if source is folder else None)
     done = in_this_process("quantize", folder, tmp_path / "cli.gguf", "Q4_0")
     assert done.stdout.startswith(f"{folder}: a Hugging Face folder, mapped to GGUF as declared for the llama family\n")
     expected = (tmp_path / "f32.gguf.q4.gguf").read_bytes()
