@@ -42,12 +42,14 @@ class Quantized:
         tensors: in the order of the file.
         weights: number of weights.
         notes: options without effect, and in a dry run the reasons for refusing the job.
+        family: of the Hugging Face folder that was mapped to GGUF, or None.
     """
 
     recipe: Recipe
     tensors: list[WrittenTensor]
     weights: int
     notes: tuple[str, ...] = ()
+    family: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -146,7 +148,7 @@ def quantize(
     weights = sum(tensor.numel for tensor in tensors.values())
     if dry_run:
         planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
-        return Quantized(recipe, planned, weights, (*chooser.problems.values(), *notes))
+        return Quantized(recipe, planned, weights, (*chooser.problems.values(), *notes), checkpoint.family)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
     written: list[WrittenTensor] = []
     paths, metadata = [out], [entries]
@@ -163,7 +165,7 @@ def quantize(
             with suppress(OSError):
                 os.unlink(path)
         raise
-    return Quantized(recipe, written, weights, tuple(notes))
+    return Quantized(recipe, written, weights, tuple(notes), checkpoint.family)
 
 
 def _recipe(recipe: StrPath | int) -> Recipe:
