@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.type_codes import TypeTable
@@ -137,6 +137,53 @@ class RecipeTypes:
         return types[self.recipe.type_of(place)]
 
 
+class Prepared(NamedTuple):
+    """A model to quantize.
+
+    Attributes:
+        checkpoint: the model.
+        tensors: without leading dims of one, with their importance.
+        has_importance: whether a tensor has one.
+        matrix_entries: metadata that names the importance matrix.
+    """
+
+    checkpoint: Checkpoint
+    tensors: dict[str, StoredTensor]
+    has_importance: bool
+    matrix_entries: list[tuple[str, Any]]
+
+    @property
+    def keeps_floats(self) -> bool:
+        """Whether float tensors that a recipe leaves alone keep their type."""
+        return self.checkpoint.file is not None and self.checkpoint.file.format is WITH_TYPES
+
+    def added(self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True) -> dict[str, Any]:
+        """Returns the entries that the new file gets."""
+        added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
+        for key, value in [*(override or {}).items(), *(self.matrix_entries if imatrix_keys else ())]:
+            added.pop(key, None)  # llama.cpp moves a key that it sets to the end
+            added[key] = Typed(value, "uint32") if type(value) is int else value
+        return added
+
+    def entries(self, added: Mapping[str, Any]) -> TypedMetadata:
+        """Returns the metadata with entries at its end."""
+        entries = as_typed(self.checkpoint.own_metadata, {}, WITH_TYPES.metadata)
+        return entries.without(*(key for key in added if key in entries)).with_texts(added)
+
+
+def prepared(
+    source: StrPath | Checkpoint, importance: Any = None, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> Prepared:
+    """Opens a model as `quantize` does, whose arguments these are."""
+    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
+    tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
+    matrix = _matrix(importance)
+    columns = _selected(matrix.importance() if isinstance(matrix, ImportanceMatrix) else matrix, include, exclude)
+    columns = {name: column for name, column in columns.items() if not _misfits_embedding(name, column, tensors)}
+    entries = _matrix_entries(matrix, importance, columns)
+    return Prepared(checkpoint, with_importance(tensors, columns), bool(columns), entries)
+
+
 def quantize(
     source: StrPath | Checkpoint,
     out: StrPath,
@@ -194,21 +241,13 @@ def quantize(
         FormatError, TensorError, OSError: as `convert`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
-    tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
-    matrix = _matrix(importance)
-    columns = _selected(
-        matrix.importance() if isinstance(matrix, ImportanceMatrix) else matrix, include_weights, exclude_weights
-    )
-    columns = {name: column for name, column in columns.items() if not _misfits_embedding(name, column, tensors)}
-    added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
-    for key, value in [*(override or {}).items(), *(_matrix_keys(matrix, importance, columns) if imatrix_keys else ())]:
-        added.pop(key, None)  # llama.cpp moves a key that it sets to the end
-        added[key] = Typed(value, "uint32") if type(value) is int else value
+    model = prepared(source, importance, include_weights, exclude_weights)
+    checkpoint, stored = model.checkpoint, model.tensors
+    added = model.added(recipe, override, imatrix_keys=imatrix_keys)
     plain = {key: value.value if isinstance(value, Typed) else value for key, value in added.items()}
     chooser = RecipeTypes(
         recipe,
-        Model.of({**checkpoint.metadata, **plain}, tensors, bool(columns)),
+        Model.of({**checkpoint.metadata, **plain}, stored, model.has_importance),
         patterns=[_pattern(*pair) for pair in tensor_types],
         output_type=output_tensor_type,
         embedding_type=token_embedding_type,
@@ -216,16 +255,15 @@ def quantize(
         pure=pure,
         allow_requantize=allow_requantize,
         in_order=keep_split,
-        keep_floats=checkpoint.file is not None and checkpoint.file.format is WITH_TYPES,
+        keep_floats=model.keeps_floats,
     )
-    weights = sum(tensor.numel for tensor in tensors.values())
-    stored = with_importance(tensors, columns)
+    weights = sum(tensor.numel for tensor in stored.values())
     groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     if dry_run:
-        planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
+        planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
         return Quantized(recipe, planned, weights)
-    entries = _metadata(checkpoint, added)
+    entries = model.entries(added)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
     written: list[WrittenTensor] = []
     for path, group, metadata in zip(*_parts(out, entries, groups, keep_split), strict=True):
@@ -253,12 +291,6 @@ def _parts(
     others = [WITH_TYPES.metadata.metadata({})] * (count - 1)
     numbered = [of_file | keys.entries(number, count, tensors) for number, of_file in enumerate([entries, *others])]
     return paths, groups, numbered
-
-
-def _metadata(checkpoint: Checkpoint, added: Mapping[str, Any]) -> TypedMetadata:
-    """Returns the metadata of a model with entries at its end."""
-    entries = as_typed(checkpoint.own_metadata, {}, WITH_TYPES.metadata)
-    return entries.without(*(key for key in added if key in entries)).with_texts(added)
 
 
 def _files_of_set(checkpoint: Checkpoint) -> list[list[str]]:
@@ -314,7 +346,7 @@ def _misfits_embedding(name: str, column: torch.Tensor, tensors: Mapping[str, St
     return Role.of(name) is Role.EMBEDDING and name in tensors and column.numel() != math.prod(tensors[name].shape[-1:])
 
 
-def _matrix_keys(matrix: Any, importance: object, columns: Mapping[str, torch.Tensor]) -> list[tuple[str, Any]]:
+def _matrix_entries(matrix: Any, importance: object, columns: Mapping[str, torch.Tensor]) -> list[tuple[str, Any]]:
     """Returns the entries that llama-quantize adds if there is an importance matrix."""
     if not columns or not isinstance(matrix, ImportanceMatrix):
         return []
