@@ -32,9 +32,7 @@ def plan(
     size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Find the best mix for a file of SIZE, such as 90MB.")
     ] = None,
-    bpw: Annotated[
-        float | None, typer.Option(metavar="BITS", help="Find the best mix for BITS per weight, such as 4.5.")
-    ] = None,
+    bpw: Annotated[float | None, typer.Option(metavar="BITS", help="Find the best mix for BITS per weight, as 4.5.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the mix as a recipe file for glft quantize.")
     ] = None,
@@ -130,6 +128,10 @@ def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
         for name, m in mixes
     ]
     return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
+
+
+def _errors(snr: float, error: float) -> tuple[str, str]:
+    return f"{snr:.2f} dB", f"{100 * error**0.5:.3g} %"
 
 
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:

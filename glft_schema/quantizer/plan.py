@@ -171,7 +171,7 @@ class Plan:
         if (size is None) == (bpw is None):
             raise OptionError("expected either size or bpw (--size, --bpw)")
         smallest = self.smallest
-        payloads = math.floor((bpw or 0) * self.weights / 8) if size is None else size - self.other_bytes
+        payloads = math.floor(round((bpw or 0) * self.weights / 8, 3)) if size is None else size - self.other_bytes
         room = payloads - smallest.nbytes
         if room < 0:
             limit = f"{size:,} bytes" if size is not None else f"{bpw:g} bits per weight"
@@ -311,7 +311,7 @@ def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[torch.Tensor, t
     sample = numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))].float()
     importance = None
     if tensor.importance is not None:
-        importance = spread_importance(tensor.importance, tensor.shape, name)[:, 0]
+        importance = spread_importance(tensor.importance, tensor.shape, name)[:stacks, 0]
     return sample, importance
 
 
