@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
@@ -40,7 +41,8 @@ from glft_schema.weights.stored_tensors import StoredTensor
 
 TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "f16")
 BY_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # only for tensors that have one
-ROWS = 32  # measured of each tensor
+ROWS = 64  # measured of each tensor
+MOST_UNITS = 1 << 16  # of bytes, in the search for a mix
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -152,24 +154,28 @@ class Plan:
     @property
     def smallest(self) -> Mix:
         """The smallest mix."""
-        return self._mix({tensor.name: _hull(tensor)[0] for tensor in self.tensors})
+        return self._mix(self._best(0))
 
     def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
         """Returns the mix of the least error under a size.
 
-        Steps on the lower convex hull of each tensor's (bytes, error) are taken in the order of
-        error per byte, which is optimal for the sizes between two steps. For other sizes the error
-        exceeds the optimum by less than what the first step that does not fit would save.
+        It is a knapsack of one type for each tensor, solved by dynamic programming in units of
+        bytes. The unit is the greatest common divisor of all differences in size, so the result is
+        the optimum; only if that makes more than `MOST_UNITS`, sizes are rounded up to larger ones,
+        and the result is the optimum for a size that is less by at most a unit for each tensor
+        and one more.
 
         Args:
             size: bytes of the file.
             bpw: bits per weight of all payloads, including tensors that keep their type.
 
         Raises:
-            OptionError: if the limit is below the smallest mix, or not exactly one is given.
+            OptionError: if the limit is below the smallest mix, or there is none, or both.
         """
         if (size is None) == (bpw is None):
             raise OptionError("expected either size or bpw (--size, --bpw)")
+        if bpw is not None and not math.isfinite(bpw):
+            raise OptionError(f"expected a finite number of bits per weight, found {bpw}")
         smallest = self.smallest
         payloads = math.floor(round((bpw or 0) * self.weights / 8, 3)) if size is None else size - self.other_bytes
         room = payloads - smallest.nbytes
@@ -177,26 +183,34 @@ class Plan:
             limit = f"{size:,} bytes" if size is not None else f"{bpw:g} bits per weight"
             least = f"{smallest.size:,} bytes, {_up(smallest.bits_per_weight):.2f} bits per weight"
             raise OptionError(f"expected at least the size of the smallest mix ({least}), found {limit}")
-        chosen, full = dict(smallest.chosen), set[str]()
-        for name, before, after in self._steps:
-            cost = after.nbytes - before.nbytes
-            if cost > room or name in full:
-                full.add(name)
-                continue
-            chosen[name] = after
-            room -= cost
-        return self._mix(chosen)
+        return self._mix(self._best(room))
 
-    @cached_property
-    def _steps(self) -> list[tuple[str, Candidate, Candidate]]:
-        """Steps to larger types, by the error that each byte saves; those of a tensor in order."""
-        steps = [
-            (tensor.weights * _slope(before, after), tensor.name, before, after)
-            for tensor in self.tensors
-            for hull in [_hull(tensor)]
-            for before, after in pairwise(hull)
-        ]
-        return [step[1:] for step in sorted(steps, key=lambda step: -step[0])]
+    def _best(self, room: int) -> dict[str, Candidate]:
+        """Returns the types of the least error in `room` bytes more than the smallest mix has."""
+        options = [_useful(tensor) for tensor in self.tensors]
+        costs = [[one.nbytes - useful[0].nbytes for one in useful] for useful in options]
+        most = min(room, sum(cost[-1] for cost in costs))
+        unit = max(math.gcd(*(one for cost in costs for one in cost)), -(-most // MOST_UNITS), 1)
+        units = [[-(-one // unit) for one in cost] for cost in costs]
+        count = min(room // unit, sum(cost[-1] for cost in units))
+        least = np.zeros(count + 1)  # error of the tensors so far, by units
+        picks = []
+        for tensor, useful, cost in zip(self.tensors, options, units, strict=True):
+            errors, pick = np.full(count + 1, np.inf), np.zeros(count + 1, np.uint8)
+            for index, one in enumerate(useful):
+                if cost[index] > count:
+                    break
+                found, target = least[: count + 1 - cost[index]] + tensor.weights * one.error, errors[cost[index] :]
+                better = found < target
+                target[better], pick[cost[index] :][better] = found[better], index
+            least = errors
+            picks.append(pick)
+        chosen = []
+        for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
+            index = pick[count]
+            chosen.append(useful[index])
+            count -= cost[index]
+        return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
 
     def _mix(self, chosen: Mapping[str, Candidate]) -> Mix:
         nbytes = self.kept_bytes + sum(candidate.nbytes for candidate in chosen.values())
@@ -338,21 +352,13 @@ def _other_bytes(model: Prepared) -> int:
     return start + int(context.get("alignment", 1)) * (len(rows) + 1)
 
 
-def _hull(tensor: TensorPlan) -> list[Candidate]:
-    """Returns the lower convex hull of the candidates: more bytes, less error, falling slopes."""
-    hull = list[Candidate]()
+def _useful(tensor: TensorPlan) -> list[Candidate]:
+    """Returns the candidates that have less error than all smaller ones."""
+    useful = list[Candidate]()
     for candidate in tensor.candidates:
-        if hull and candidate.error >= hull[-1].error:
-            continue
-        while len(hull) > 1 and _slope(hull[-2], candidate) >= _slope(hull[-2], hull[-1]):
-            hull.pop()
-        hull.append(candidate)
-    return hull
-
-
-def _slope(before: Candidate, after: Candidate) -> float:
-    """Returns the error that each byte saves."""
-    return (before.error - after.error) / (after.nbytes - before.nbytes)
+        if not useful or candidate.error < useful[-1].error:
+            useful.append(candidate)
+    return useful
 
 
 def _up(number: float) -> float:

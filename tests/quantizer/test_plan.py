@@ -15,7 +15,7 @@ import glft_schema
 from glft_schema import Candidate, OptionError, Plan, SchemeError, TensorError, TensorPlan, plan, quantize
 from glft_schema.cli.plan import bytes_of
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.quantizer.plan import spread_rows
+from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
 from glft_schema.quantizer.recipe_files import read_recipe
 from tests.quantizer import models
 from tests.quantizer.both import importances
@@ -67,49 +67,54 @@ def test_errors(tmp_path: Path, experts: int, weighted: bool) -> None:
             assert tensor.rows == math.prod(original.shape[:-1])
 
 
-def random_plan(seed: int) -> Plan:
+def random_plan(seed: int, scale: int = 1) -> Plan:
     """A plan of three tensors with four candidates each, of random sizes and errors."""
     random, types = np.random.default_rng(seed), WITH_TYPES.types
     tensors = []
     for name in "abc":
-        sizes, errors = random.integers(1, 60, 4).tolist(), random.random(4).tolist()
+        sizes = (random.integers(1, 60, 4) * scale + random.integers(0, scale, 4)).tolist()
+        errors = random.random(4).tolist()
         candidates = [Candidate(types[kind.upper()], *both) for kind, *both in zip(FEW, sizes, errors, strict=True)]
         weights = int(random.integers(1, 9))
         tensors.append(TensorPlan(name, weights, 1, tuple(sorted(candidates, key=lambda one: one[1:]))))
     return Plan(tuple(tensors), 7, 100, 5)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_mix_beside_all_mixes(seed: int) -> None:
-    planned = random_plan(seed)
+def all_mixes(planned: Plan) -> list[tuple[int, float]]:
+    """Returns bytes and error of each mix of three tensors."""
     weights = [tensor.weights for tensor in planned.tensors]
-    every = [
+    return [
         (sum(one.nbytes for one in mix), float(np.average([one.error for one in mix], weights=weights)))
         for mix in itertools.product(*(tensor.candidates for tensor in planned.tensors))
     ]
-    best = {room: min((e for n, e in every if n <= room), default=math.inf) for room in range(max(every)[0] + 1)}
-    # Sizes at which the optimum is a corner of the convex hull: below each line of other mixes
-    nbytes, errors = np.array(every).T
-    corners = []
-    for room in sorted({int(size) for size in nbytes}):
-        left, right = nbytes < room, nbytes > room
-        share = (room - nbytes[left][:, None]) / (nbytes[right] - nbytes[left][:, None])
-        lines = errors[left][:, None] * (1 - share) + errors[right] * share
-        if best[room] < min(lines.min(initial=math.inf), best[room - 1]) - 1e-12:
-            corners.append(room)
-    for room in range(corners[0], max(best) + 1):
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mix_beside_all_mixes(seed: int) -> None:
+    planned = random_plan(seed)
+    every = all_mixes(planned)
+    least = min(every)[0]
+    for room in range(least, max(every)[0] + 10):
         mix = planned.mix(size=room + 7 + 5)
         assert mix.nbytes <= room + 7
         assert mix.size == mix.nbytes + 5
-        before, after = max(c for c in corners if c <= room), min((c for c in corners if c > room), default=corners[-1])
-        assert best[room] - 1e-12 <= mix.error <= best[before] + 1e-12
-        assert mix.error == pytest.approx(best[room], abs=best[before] - best[after] + 1e-12)
-    with pytest.raises(
-        OptionError, match=rf"smallest mix \({corners[0] + 12} bytes, .* bits per weight\), found {corners[0] + 11} bytes"
-    ):
-        planned.mix(size=corners[0] + 11)
-    assert planned.mix(bpw=8 * (corners[0] + 7) / 100).chosen == planned.smallest.chosen
-    assert len(corners) > 1
+        assert mix.error == pytest.approx(min(error for nbytes, error in every if nbytes <= room))
+        assert (mix.nbytes - 7, pytest.approx(mix.error)) in every
+    with pytest.raises(OptionError, match=rf"smallest mix \({least + 12} bytes, .* per weight\), found {least + 11} bytes"):
+        planned.mix(size=least + 11)
+    assert planned.mix(bpw=8 * (least + 7) / 100).chosen == planned.smallest.chosen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mix_of_sizes_without_a_common_divisor(seed: int) -> None:
+    planned = random_plan(seed, scale=100_003)
+    every = all_mixes(planned)
+    for room in range(min(every)[0], max(every)[0] + 100_000, 49_999):
+        mix = planned.mix(size=room + 7 + 5)
+        unit = (room - min(every)[0]) // MOST_UNITS + 1
+        errors = [min((e for nbytes, e in every if nbytes <= most), default=math.inf) for most in (room, room - 4 * unit)]
+        assert mix.nbytes <= room + 7
+        assert errors[0] - 1e-12 <= mix.error <= errors[1] + 1e-12
 
 
 def test_the_candidates(source: Path) -> None:
@@ -235,6 +240,7 @@ def test_the_report(source: Path, tmp_path: Path) -> None:
         (["--size", "90MB", "--bpw", "4"], "expected --size or --bpw, found both"),
         (["--size", "90 pounds"], "expected --size in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found '90 pounds'"),
         (["--size", "-1"], "expected --size in bytes"),
+        (["--bpw", "nan"], "expected a finite number of bits per weight, found nan"),
         (["-o", "recipe"], "expected --size or --bpw for the recipe (--out), found neither"),
         (["--types", "q4_0,q9"], "ggml has no type 'q9'"),
         (["--bpw", "1", "--types", "q4_0", "-o", "recipe"], "bits per weight), found 1 bits per weight"),
