@@ -36,7 +36,7 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source register_format",
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
     "Editing": "edit Edited Change",
-    "Quantizing": "quantize Quantized Recipe",
+    "Quantizing": "quantize Quantized Recipe plan Plan TensorPlan Candidate Mix",
     "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",

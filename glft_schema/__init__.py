@@ -50,6 +50,7 @@ from glft_schema.formats.registry import register_format
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
 from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
+from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan, plan
 from glft_schema.quantizer.quantize import Quantized, quantize
 from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import open_source
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ByteMap",
+    "Candidate",
     "Change",
     "ClosedError",
     "ColumnStatistics",
@@ -85,9 +87,11 @@ __all__ = [
     "Limits",
     "MetadataChange",
     "MetadataWarning",
+    "Mix",
     "NumberErrors",
     "Oddity",
     "OptionError",
+    "Plan",
     "PluginWarning",
     "QuantizationWarning",
     "Quantized",
@@ -100,6 +104,7 @@ __all__ = [
     "Tensor",
     "TensorComparison",
     "TensorError",
+    "TensorPlan",
     "TensorVersion",
     "TiedWarning",
     "TruncatedError",
@@ -126,6 +131,7 @@ __all__ = [
     "open_checkpoint",
     "open_source",
     "parse_source",
+    "plan",
     "quantize",
     "read_gguf_lite",
     "read_importance",

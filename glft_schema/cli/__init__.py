@@ -23,6 +23,7 @@ from glft_schema.cli.hash import hash
 from glft_schema.cli.imatrix import imatrix
 from glft_schema.cli.inspect import inspect
 from glft_schema.cli.lab import lab
+from glft_schema.cli.plan import plan
 from glft_schema.cli.quantize import quantize
 from glft_schema.cli.schema import schema
 from glft_schema.cli.split import merge, split
@@ -51,6 +52,7 @@ for command in (
     inspect,
     lab,
     merge,
+    plan,
     quantize,
     schema,
     split,

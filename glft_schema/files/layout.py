@@ -49,7 +49,7 @@ def with_offsets(
         raise FormatError(problem, format.table)
     before = {region: value for region, value in regions.items() if region != "data"}
     table = [{**row, "offset": 0} for row in rows]
-    start, context = _measured(format, {**before, format.table: table})
+    start, context = measured(format, {**before, format.table: table})
     alignment = math.lcm(alignment, context.get("alignment", 1))
     sizes = {
         row["name"]: payload_size((regions.get("data") or {}).get(row["name"]), built)
@@ -63,14 +63,14 @@ def with_offsets(
         found = {"data": {}, **regions, format.table: table}
         if alignment == 1 or _has_size(member(format.row, "offset")):
             return found
-        before_payloads, _ = _measured(format, {**before, format.table: table})  # offsets in text change its length
+        before_payloads, _ = measured(format, {**before, format.table: table})  # offsets in text change its length
         if before_payloads == start:
             return found
         first = max(first, before_payloads) + (alignment if before_payloads < start else 0)  # not to alternate
         start = before_payloads
 
 
-def _measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
+def measured(format: Format, regions: Mapping[str, Any]) -> tuple[int, Any]:
     """Returns the bytes of the regions before the payloads, and the context of their build."""
     stream = io.BytesIO()
     with our_errors():

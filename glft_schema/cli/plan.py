@@ -1,0 +1,159 @@
+"""`glft plan`: the error of each type, and the mix of types with the least error under a size."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.display import aligned
+from glft_schema.errors import OptionError, shown
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
+from glft_schema.quantizer.plan import plan as plan_model
+from glft_schema.quantizer.recipe_files import recipe_text
+from glft_schema.storage.atomic import atomic_write
+from glft_schema.weights.checkpoints import open_with_metadata
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+def plan(
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Model, as for glft quantize.")],
+    imatrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for MODEL; weights the errors.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Find the best mix for a file of SIZE, such as 90MB.")
+    ] = None,
+    bpw: Annotated[float | None, typer.Option(metavar="BITS", help="Find the best mix for BITS per weight, as 4.5.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the mix as a recipe file for glft quantize.")
+    ] = None,
+    types: Annotated[
+        str | None, typer.Option(metavar="TYPE,...", help="Types to choose from. Default: all K-quants, Q4_0 to Q8_0, ...")
+    ] = None,
+    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to measure of each tensor.")] = ROWS,
+    allow_requantize: Annotated[
+        bool, typer.Option("--allow-requantize", help="Also plan tensors that are quantized already.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the error of each type for each tensor.")] = False,
+) -> None:
+    """Plans a quantization: the error of each type, and the best mix for a size.
+
+    Some rows of each tensor that glft quantize quantizes are encoded and decoded by each type. The
+    table shows the errors of all weights of the tensors that can have the type, as signal-to-noise
+    ratio and relative to the weights, by bits per weight.
+
+    With --size or --bpw, each tensor gets a type so that the mean noise-to-signal ratio of all
+    weights is least. --size is the size of the file, --bpw that of all tensors. SIZE is a number
+    of bytes, or one with kB, MB, GB, KiB, MiB or GiB. If the types took an importance matrix, give
+    it to glft quantize, too.
+    """
+    with file_errors(out or source, tensors=source):
+        limit = None if size is None else bytes_of(size)
+        if limit is not None and bpw is not None:
+            raise OptionError("expected --size or --bpw, found both")
+        if out is not None:
+            if limit is None and bpw is None:
+                raise OptionError("expected --size or --bpw for the recipe (--out), found neither")
+            refuse_overwriting(out, source)
+        with file_errors(source):
+            checkpoint = open_with_metadata(source, target=WITH_TYPES)
+        with progress_bar("measuring") as bar:
+            planned = plan_model(
+                checkpoint,
+                importance=imatrix,
+                types=None if types is None else types.split(","),
+                rows=rows,
+                allow_requantize=allow_requantize,
+                progress=bar,
+            )
+        mix = None if limit is None and bpw is None else planned.mix(size=limit, bpw=bpw)
+        if out is not None and mix is not None:
+            with atomic_write(out) as stream:
+                stream.write(f"# {_summary(mix)}\n{recipe_text(mix.recipe)}".encode())
+    if as_json:
+        print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
+    else:
+        echo(*report(planned, mix))
+
+
+def bytes_of(text: str) -> int:
+    """Parses a size such as ``90MB``. Raises OptionError for any other form."""
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
+    if not found or found[2].upper() not in UNITS:
+        raise OptionError(f"expected --size in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found {shown(text)}")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def report(planned: Plan, mix: Mix | None) -> list[str]:
+    """Returns the mix, if any, and the table of types."""
+    counted = f"{sum(tensor.rows for tensor in planned.tensors):,} rows of {len(planned.tensors)} tensors measured"
+    lines = [counted, *_table([(type_.name, one) for type_, one in planned.by_type.items()])]
+    return lines if mix is None else [f"mix: {_summary(mix)}", *_table(_parts(planned, mix)), "", *lines]
+
+
+def _summary(mix: Mix) -> str:
+    size = f"{mix.nbytes:,} bytes of tensors, {mix.bits_per_weight:.2f} bits per weight"
+    return f"{size}, a file of at most {mix.size:,} bytes, signal-to-noise ratio {mix.snr:.2f} dB"
+
+
+def _parts(planned: Plan, mix: Mix) -> list[tuple[str, Mix]]:
+    """Returns the tensors of each type of a mix."""
+    found = []
+    for type_ in planned.by_type:
+        chosen = {name: candidate for name, candidate in mix.chosen.items() if candidate.type == type_}
+        if chosen:
+            found.append((type_.name, planned.only(chosen)))
+    return found
+
+
+def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
+    rows = [
+        (
+            name,
+            f"{len(m.chosen)}",
+            f"{m.nbytes:,}",
+            f"{m.bits_per_weight:.2f}",
+            f"{m.snr:.2f} dB",
+            f"{100 * m.error**0.5:.3g} %",
+        )
+        for name, m in mixes
+    ]
+    return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
+
+
+def _errors(snr: float, error: float) -> tuple[str, str]:
+    return f"{snr:.2f} dB", f"{100 * error**0.5:.3g} %"
+
+
+def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:
+    """Returns a plan as JSON data. An error is a noise-to-signal ratio."""
+    return {
+        "types": {type_.scheme: {"tensors": len(one.chosen), **_mix_data(one)} for type_, one in planned.by_type.items()},
+        "tensors": [
+            {
+                "name": tensor.name,
+                "weights": tensor.weights,
+                "rows": tensor.rows,
+                "types": {candidate.type.scheme: _candidate_data(candidate) for candidate in tensor.candidates},
+            }
+            for tensor in planned.tensors
+        ],
+        **({"mix": {**_mix_data(mix), "size": mix.size, "tensors": mix.recipe.tensors}} if mix else {}),
+    }
+
+
+def _mix_data(mix: Mix) -> dict[str, Any]:
+    return {"bytes": mix.nbytes, "bits_per_weight": mix.bits_per_weight, "error": mix.error, "snr": as_json_value(mix.snr)}
+
+
+def _candidate_data(candidate: Candidate) -> dict[str, Any]:
+    return {"bytes": candidate.nbytes, "error": candidate.error, "snr": as_json_value(candidate.snr)}

@@ -1,0 +1,367 @@
+"""Plans a quantization: the error of each type for each tensor, and the best mix for a size.
+
+A type's error for a tensor is measured: some rows are encoded, decoded and compared with the
+source. The error is the noise-to-signal ratio ``sum(w * (x - y)^2) / sum(w * x^2)``, w being the
+importance of a column, or 1. A mix is compared by the mean of this ratio over all weights: the sum
+of ratio times number of weights. A ratio does not change with the scale of a tensor, which the
+model's other tensors compensate; a sum of squares would give most bits to tensors of large weights.
+With the number of weights as a factor, tensors with equal ratios get equal types, whatever their
+size.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from glft_schema.display import Progress
+from glft_schema.errors import OptionError, QuantizationWarning, TensorError
+from glft_schema.files.layout import measured
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import outside_graphs, torch
+from glft_schema.quantizer.choosing import RecipeTypes
+from glft_schema.quantizer.prepared import Prepared, prepared
+from glft_schema.quantizer.recipes import is_kept
+from glft_schema.quantizer.rules import Model, Recipe
+from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import spread_importance
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.file_types import FILE_TYPES, divides, fallback
+from glft_schema.weights.importance import ImportanceMatrix
+from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.schemes import type_named
+from glft_schema.weights.stored_tensors import StoredTensor
+
+TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "f16")
+BY_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # only for tensors that have one
+ROWS = 64  # measured of each tensor
+MOST_UNITS = 1 << 16  # of bytes, in the search for a mix
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Candidate(NamedTuple):
+    """A type for a tensor.
+
+    Attributes:
+        type: the type.
+        nbytes: bytes of the tensor's payload.
+        error: noise-to-signal ratio, weighted by importance.
+    """
+
+    type: TensorType
+    nbytes: int
+    error: float
+
+    @property
+    def snr(self) -> float:
+        """The signal-to-noise ratio in dB; infinite without errors."""
+        return _snr(self.error)
+
+
+def _snr(error: float) -> float:
+    return -10 * math.log10(error) if error else math.inf
+
+
+class TensorPlan(NamedTuple):
+    """The types that a tensor can have.
+
+    Attributes:
+        name: of the tensor.
+        weights: number of weights.
+        rows: number of rows that were measured.
+        candidates: by size.
+    """
+
+    name: str
+    weights: int
+    rows: int
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A type for each tensor.
+
+    Attributes:
+        chosen: by name of the tensor.
+        nbytes: bytes of all payloads.
+        bits_per_weight: of all payloads.
+        error: mean noise-to-signal ratio over the weights of these tensors.
+        size: bytes of the file, at most.
+    """
+
+    chosen: Mapping[str, Candidate]
+    nbytes: int
+    bits_per_weight: float
+    error: float
+    size: int
+
+    @property
+    def snr(self) -> float:
+        """The error as a signal-to-noise ratio in dB; infinite without errors."""
+        return _snr(self.error)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The mix as a recipe for `quantize`. Its default is the type of most bytes."""
+        nbytes = Counter[str]()
+        for candidate in self.chosen.values():
+            nbytes[candidate.type.scheme] += candidate.nbytes
+        default = max((scheme for scheme in nbytes if scheme in FILE_TYPES), key=nbytes.__getitem__, default="f16")
+        tensors = {name: candidate.type.scheme for name, candidate in self.chosen.items()}
+        return Recipe("mix", FILE_TYPES[default], default, tensors=tensors)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The measured errors of a model's tensors.
+
+    Attributes:
+        tensors: those that llama-quantize quantizes.
+        kept_bytes: bytes of all other tensors.
+        weights: number of weights of all tensors.
+        other_bytes: bytes of the file that are in no payload, at most.
+    """
+
+    tensors: tuple[TensorPlan, ...]
+    kept_bytes: int
+    weights: int
+    other_bytes: int
+
+    @cached_property
+    def by_type(self) -> dict[TensorType, Mix]:
+        """One type for all tensors that can have it. Other tensors are not included."""
+        types = {candidate.type: None for tensor in self.tensors for candidate in tensor.candidates}
+        mixes = {
+            type_: self.only({tensor.name: c for tensor in self.tensors for c in tensor.candidates if c.type == type_})
+            for type_ in types
+        }
+        return dict(sorted(mixes.items(), key=lambda item: item[1].bits_per_weight))
+
+    def only(self, chosen: Mapping[str, Candidate]) -> Mix:
+        """Returns types of some tensors as a mix of these tensors alone."""
+        weights = sum(tensor.weights for tensor in self.tensors if tensor.name in chosen)
+        nbytes = sum(candidate.nbytes for candidate in chosen.values())
+        return Mix(chosen, nbytes, 8 * nbytes / max(weights, 1), self._error(chosen), nbytes)
+
+    @property
+    def smallest(self) -> Mix:
+        """The smallest mix."""
+        return self._mix(self._best(0))
+
+    def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
+        """Returns the mix of the least error under a size.
+
+        It is a knapsack of one type for each tensor, solved by dynamic programming in units of
+        bytes. The unit is the greatest common divisor of all differences in size, so the result is
+        the optimum; only if that makes more than `MOST_UNITS`, sizes are rounded up to larger ones,
+        and the result is the optimum for a size that is less by at most a unit for each tensor
+        and one more.
+
+        Args:
+            size: bytes of the file.
+            bpw: bits per weight of all payloads, including tensors that keep their type.
+
+        Raises:
+            OptionError: if the limit is below the smallest mix, or there is none, or both.
+        """
+        if (size is None) == (bpw is None):
+            raise OptionError("expected either size or bpw (--size, --bpw)")
+        if bpw is not None and not math.isfinite(bpw):
+            raise OptionError(f"expected a finite number of bits per weight, found {bpw}")
+        smallest = self.smallest
+        payloads = math.floor(round((bpw or 0) * self.weights / 8, 3)) if size is None else size - self.other_bytes
+        room = payloads - smallest.nbytes
+        if room < 0:
+            limit = f"{size:,} bytes" if size is not None else f"{bpw:g} bits per weight"
+            least = f"{smallest.size:,} bytes, {_up(smallest.bits_per_weight):.2f} bits per weight"
+            raise OptionError(f"expected at least the size of the smallest mix ({least}), found {limit}")
+        return self._mix(self._best(room))
+
+    def _best(self, room: int) -> dict[str, Candidate]:
+        """Returns the types of the least error in `room` bytes more than the smallest mix has."""
+        options = [_useful(tensor) for tensor in self.tensors]
+        costs = [[one.nbytes - useful[0].nbytes for one in useful] for useful in options]
+        most = min(room, sum(cost[-1] for cost in costs))
+        unit = max(math.gcd(*(one for cost in costs for one in cost)), -(-most // MOST_UNITS), 1)
+        units = [[-(-one // unit) for one in cost] for cost in costs]
+        count = min(room // unit, sum(cost[-1] for cost in units))
+        least = np.zeros(count + 1)  # error of the tensors so far, by units
+        picks = []
+        for tensor, useful, cost in zip(self.tensors, options, units, strict=True):
+            errors, pick = np.full(count + 1, np.inf), np.zeros(count + 1, np.uint8)
+            for index, one in enumerate(useful):
+                if cost[index] > count:
+                    break
+                found, target = least[: count + 1 - cost[index]] + tensor.weights * one.error, errors[cost[index] :]
+                better = found < target
+                target[better], pick[cost[index] :][better] = found[better], index
+            least = errors
+            picks.append(pick)
+        chosen = []
+        for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
+            index = pick[count]
+            chosen.append(useful[index])
+            count -= cost[index]
+        return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
+
+    def _mix(self, chosen: Mapping[str, Candidate]) -> Mix:
+        nbytes = self.kept_bytes + sum(candidate.nbytes for candidate in chosen.values())
+        return Mix(chosen, nbytes, 8 * nbytes / max(self.weights, 1), self._error(chosen), nbytes + self.other_bytes)
+
+    def _error(self, chosen: Mapping[str, Candidate]) -> float:
+        weights = {tensor.name: tensor.weights for tensor in self.tensors if tensor.name in chosen}
+        return sum(weights[name] * chosen[name].error for name in weights) / max(sum(weights.values()), 1)
+
+
+@outside_graphs
+def plan(
+    source: StrPath | Checkpoint,
+    *,
+    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
+    types: Iterable[str] | None = None,
+    rows: int = ROWS,
+    allow_requantize: bool = False,
+    progress: Progress | None = None,
+) -> Plan:
+    """Measures the error of types for each tensor that llama-quantize quantizes.
+
+    The tensors are read one at a time. All types are compared on the same rows, which are spread
+    evenly over a tensor. A type is no candidate for a tensor if its blocks do not divide the rows,
+    or it cannot hold the weights, or requires an importance that the tensor lacks. A tensor without
+    candidates gets the fallback types that `quantize` would give it.
+
+    Args:
+        source: the model, as for `quantize`.
+        importance: an importance matrix, its file, or float32 [columns] by tensor. It weights the
+            errors, and the encoders use it; give the same one to `quantize`.
+        types: names of types; by default all k-quants and legacy types, ``iq4_nl``, ``iq4_xs`` and
+            ``f16``, and for tensors with an importance the types of 1 to 3 bits.
+        rows: how many rows of each tensor are measured; rows of all matrices of a stack together.
+        allow_requantize: also plan tensors that are quantized already.
+        progress: called after each tensor with its name and the share that is done, from 0 to 1.
+
+    Raises:
+        OptionError: if `rows` is below 1. Other errors as `quantize`.
+        TensorError: if none of the types can hold a tensor.
+    """
+    if rows < 1:
+        raise OptionError(f"expected at least 1 row to measure, found {rows}")
+    table = WITH_TYPES.types
+    asked = None if types is None else [type_named(name, table) for name in types]
+    model = prepared(source, importance)
+    tensors = model.tensors
+    facts = Model.of(model.checkpoint.metadata, tensors, model.has_importance)
+    chooser = RecipeTypes(
+        Recipe("", 0, "f16"), facts, allow_requantize=allow_requantize, in_order=True, keep_floats=model.keeps_floats
+    )
+    choices = chooser.choose(tensors, table)
+    kept = [
+        name
+        for name, tensor in tensors.items()
+        if is_kept(name, len(tensor.shape), facts) or not tensor.dtype.is_floating_point
+    ]
+    kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
+    plans, done = list[TensorPlan](), 0
+    total = sum(tensor.numel for name, tensor in tensors.items() if name not in kept)
+    for name in (name for name in tensors if name not in kept):
+        plans.append(_planned(name, tensors[name], _types_for(tensors[name], asked), rows))
+        done += tensors[name].numel
+        if progress:
+            progress(name, done / max(total, 1))
+    weights = sum(tensor.numel for tensor in tensors.values())
+    return Plan(tuple(plans), kept_bytes, weights, _other_bytes(model))
+
+
+def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[TensorType]:
+    """Returns the types that the rows and the importance of a tensor allow."""
+    table, has_importance = WITH_TYPES.types, tensor.importance is not None
+    if asked is None:
+        asked = [table[name] for name in (*TYPES, *(BY_IMPORTANCE if has_importance else ()))]
+    possible = [type_ for type_ in asked if divides(type_, tensor.shape) and (has_importance or not type_.needs_importance)]
+    return possible or [smaller for type_ in asked if (smaller := fallback(type_, tensor.shape, table))]
+
+
+def _planned(name: str, tensor: StoredTensor, types: Iterable[TensorType], rows: int) -> TensorPlan:
+    """Measures the types of a tensor. Raises TensorError if none can hold it."""
+    sample, importance = _sample(name, tensor, rows)
+    weights = torch.ones(1, 1, sample.shape[-1]) if importance is None else importance.unsqueeze(1)
+    weights = weights.double()
+    energy = float((weights * sample.double().square()).sum())
+    candidates, refusals = [], ["no type was asked for"]
+    for type_ in dict.fromkeys(types):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", QuantizationWarning)  # such weights are errors here
+                fields = type_.encode(sample, name, importance=importance)
+        except TensorError as error:
+            refusals.append(f"{type_.scheme}: {error.problem}")
+            continue
+        decoded = type_.decode(fields, math.prod(sample.shape[1:])).reshape(sample.shape)
+        noise = float((weights * (decoded.double() - sample.double()).square()).sum())
+        ratio = noise / energy if energy else float(noise > 0)
+        if not math.isfinite(ratio):
+            refusals.append(f"{type_.scheme}: expected finite weights")
+            continue
+        candidates.append(Candidate(type_, type_.nbytes(tensor.shape), ratio))
+    if not candidates:
+        raise TensorError(f"none of the types can hold it; {refusals[-1]}", name)
+    ordered = tuple(sorted(candidates, key=lambda candidate: (candidate.nbytes, candidate.error)))
+    return TensorPlan(name, tensor.numel, sample.shape[0] * sample.shape[1], ordered)
+
+
+def _sample(name: str, tensor: StoredTensor, rows: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns rows of a tensor, [matrices, rows, in], and their importance, [1 or matrices, in]."""
+    stacks = tensor.shape[0] if len(tensor.shape) > 2 else 1
+    count = math.prod(tensor.shape[:-1]) // max(stacks, 1)
+    numbers = tensor.load().reshape(stacks, count, tensor.shape[-1])
+    sample = numbers[:, spread_rows(count, -(-rows // max(stacks, 1)))].float()
+    importance = None
+    if tensor.importance is not None:
+        importance = spread_importance(tensor.importance, tensor.shape, name)[:stacks, 0]
+    return sample, importance
+
+
+def spread_rows(count: int, limit: int) -> list[int]:
+    """Returns at most `limit` of the numbers below `count`, one of each of `limit` equal parts.
+
+    Its location in a part changes from part to part, so that rows are not those of one dim of each
+    attention head.
+    """
+    if count <= limit:
+        return list(range(count))
+    return sorted({int((part + part * GOLDEN % 1) * count / limit) for part in range(limit)})
+
+
+def _other_bytes(model: Prepared) -> int:
+    """Returns at least as many bytes as a file has outside its payloads, with their padding."""
+    types = WITH_TYPES.types
+    rows = [
+        {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": types["f16"], "offset": 0}
+        for name, tensor in model.tensors.items()
+    ]
+    regions = {"header": {}, "metadata": model.entries(model.added(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
+    start, context = measured(WITH_TYPES, regions)
+    return start + int(context.get("alignment", 1)) * (len(rows) + 1)
+
+
+def _useful(tensor: TensorPlan) -> list[Candidate]:
+    """Returns the candidates that have less error than all smaller ones."""
+    useful = list[Candidate]()
+    for candidate in tensor.candidates:
+        if not useful or candidate.error < useful[-1].error:
+            useful.append(candidate)
+    return useful
+
+
+def _up(number: float) -> float:
+    """Rounds up to hundredths."""
+    return math.ceil(100 * number) / 100

@@ -1,0 +1,261 @@
+"""Measured errors, mixes against a search of all mixes, and recipes that `quantize` takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema
+from glft_schema import Candidate, OptionError, Plan, SchemeError, TensorError, TensorPlan, plan, quantize
+from glft_schema.cli.plan import bytes_of
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
+from glft_schema.quantizer.recipe_files import read_recipe
+from tests.quantizer import models
+from tests.quantizer.both import importances
+from tests.tools.command_line import assert_refused
+from tests.tools.command_line import in_this_process as glft
+
+FEW = ["q4_0", "q5_0", "q8_0", "f16"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A llama of two layers, in F32."""
+    return write(tmp_path / "in.gguf", models.tensors(2, 0, tied=True, fused=False, width=256, down=64))
+
+
+def write(path: Path, weights: dict[str, torch.Tensor]) -> Path:
+    models.write(path, models.keys("llama", 2, 2, 1, 0), weights)
+    return path
+
+
+def decoded(source: Path, type_: str, importance: dict[str, torch.Tensor] | None = None) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file that `quantize` makes with one type."""
+    out = source.with_name(f"{type_}.gguf")
+    quantize(source, out, glft_schema.Recipe(type_, 0, type_), importance=importance)
+    with glft_schema.open(out) as file:
+        return {name: tensor.dequantize().double().numpy() for name, tensor in file.tensors.items()}
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_errors(tmp_path: Path, experts: int, weighted: bool) -> None:
+    weights = models.tensors(1, experts, tied=False, fused=True, width=256, down=64)
+    source = write(tmp_path / "in.gguf", weights)
+    importance = importances(weights) if weighted else None
+    planned = plan(source, importance=importance, types=["q4_0", "q5_1"], rows=100)
+    names = [name for name, tensor in weights.items() if tensor.dim() > 1 and "gate_inp" not in name]
+    assert {tensor.name for tensor in planned.tensors} == set(names)
+    for type_ in ("q4_0", "q5_1"):
+        found = decoded(source, type_, importance)
+        for tensor in planned.tensors:
+            original = weights[tensor.name].double().numpy()
+            given = (importance or {}).get(tensor.name)
+            columns = np.ones(1) if given is None else given.double().numpy()[..., None, :]
+            noise = (columns * (found[tensor.name] - original) ** 2).sum() / (columns * original**2).sum()
+            (candidate,) = (one for one in tensor.candidates if one.type.scheme == type_)
+            assert candidate.error == pytest.approx(noise, rel=1e-6)
+            assert candidate.snr == pytest.approx(-10 * math.log10(noise))
+            assert candidate.nbytes == candidate.type.nbytes(original.shape)
+            assert tensor.rows == math.prod(original.shape[:-1])
+
+
+def random_plan(seed: int, scale: int = 1) -> Plan:
+    """A plan of three tensors with four candidates each, of random sizes and errors."""
+    random, types = np.random.default_rng(seed), WITH_TYPES.types
+    tensors = []
+    for name in "abc":
+        sizes = (random.integers(1, 60, 4) * scale + random.integers(0, scale, 4)).tolist()
+        errors = random.random(4).tolist()
+        candidates = [Candidate(types[kind.upper()], *both) for kind, *both in zip(FEW, sizes, errors, strict=True)]
+        weights = int(random.integers(1, 9))
+        tensors.append(TensorPlan(name, weights, 1, tuple(sorted(candidates, key=lambda one: one[1:]))))
+    return Plan(tuple(tensors), 7, 100, 5)
+
+
+def all_mixes(planned: Plan) -> list[tuple[int, float]]:
+    """Returns bytes and error of each mix of three tensors."""
+    weights = [tensor.weights for tensor in planned.tensors]
+    return [
+        (sum(one.nbytes for one in mix), float(np.average([one.error for one in mix], weights=weights)))
+        for mix in itertools.product(*(tensor.candidates for tensor in planned.tensors))
+    ]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_mix_beside_all_mixes(seed: int) -> None:
+    planned = random_plan(seed)
+    every = all_mixes(planned)
+    least = min(every)[0]
+    for room in range(least, max(every)[0] + 10):
+        mix = planned.mix(size=room + 7 + 5)
+        assert mix.nbytes <= room + 7
+        assert mix.size == mix.nbytes + 5
+        assert mix.error == pytest.approx(min(error for nbytes, error in every if nbytes <= room))
+        assert (mix.nbytes - 7, pytest.approx(mix.error)) in every
+    with pytest.raises(OptionError, match=rf"smallest mix \({least + 12} bytes, .* per weight\), found {least + 11} bytes"):
+        planned.mix(size=least + 11)
+    assert planned.mix(bpw=8 * (least + 7) / 100).chosen == planned.smallest.chosen
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mix_of_sizes_without_a_common_divisor(seed: int) -> None:
+    planned = random_plan(seed, scale=100_003)
+    every = all_mixes(planned)
+    for room in range(min(every)[0], max(every)[0] + 100_000, 49_999):
+        mix = planned.mix(size=room + 7 + 5)
+        unit = (room - min(every)[0]) // MOST_UNITS + 1
+        errors = [min((e for nbytes, e in every if nbytes <= most), default=math.inf) for most in (room, room - 4 * unit)]
+        assert mix.nbytes <= room + 7
+        assert errors[0] - 1e-12 <= mix.error <= errors[1] + 1e-12
+
+
+def test_the_candidates(source: Path) -> None:
+    columns = {"blk.0.attn_q.weight": torch.arange(1.0, 257)}
+    by_name = {tensor.name: tensor for tensor in plan(source, importance=columns, rows=1).tensors}
+    types = {name: {one.type.scheme for one in tensor.candidates} for name, tensor in by_name.items()}
+    legacy = {"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "f16"}
+    k_quants = {"q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs"}
+    assert types["blk.0.ffn_down.weight"] == legacy  # of 64 columns
+    assert types["blk.1.attn_q.weight"] == legacy | k_quants
+    of_few_bits = {"iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"}
+    assert types["blk.0.attn_q.weight"] == legacy | k_quants | of_few_bits
+    assert "output_norm.weight" not in types
+    assert {tensor.rows for tensor in by_name.values()} == {1}
+    few = {
+        tensor.name: [one.type.scheme for one in tensor.candidates] for tensor in plan(source, types=["q4_k", "iq2_xs"]).tensors
+    }
+    assert few["blk.0.ffn_down.weight"] == ["iq4_nl", "q5_0"]  # the fallback types
+    assert few["blk.0.attn_q.weight"] == ["q4_k"]  # iq2_xs requires an importance
+
+
+def test_rows() -> None:
+    assert spread_rows(5, 5) == spread_rows(5, 9) == [0, 1, 2, 3, 4]
+    rows = spread_rows(4096, 32)
+    assert [row // 128 for row in rows] == [*range(32)]
+    assert len({row % 64 for row in rows}) > 16
+
+
+def test_tensors_of_no_energy(source: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights["blk.0.attn_q.weight"][:] = 0
+    columns = {"blk.0.attn_k.weight": torch.zeros(256)}
+    planned = plan(write(source, weights), importance=columns, types=["q8_0"])
+    errors = {tensor.name: tensor.candidates[0].error for tensor in planned.tensors}
+    assert errors["blk.0.attn_q.weight"] == errors["blk.0.attn_k.weight"] == 0
+    chosen = planned.smallest.chosen
+    assert chosen["blk.0.attn_q.weight"].snr == math.inf
+    assert planned.smallest.snr < math.inf
+
+
+@pytest.mark.parametrize(("number", "types"), [(math.nan, ["f16", "q8_0"]), (1e5, ["f16"]), (math.inf, ["bf16"])])
+def test_numbers_that_no_type_holds(source: Path, number: float, types: list[str]) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights["blk.1.attn_q.weight"][0, 3] = number
+    write(source, weights)
+    with pytest.raises(TensorError, match=r"tensor 'blk.1.attn_q.weight'.*: none of the types can hold it; "):
+        plan(source, types=types)
+
+
+def test_a_type_that_cannot_hold_a_tensor(source: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=256, down=64)
+    weights["blk.1.attn_q.weight"][0, 3] = 1e5
+    planned = plan(write(source, weights), types=["f16", "q8_0"])
+    assert [len(tensor.candidates) for tensor in planned.tensors if tensor.name == "blk.1.attn_q.weight"] == [1]
+
+
+def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
+    quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
+    with pytest.raises(SchemeError, match=r"quantized already, as q8_0; allow_requantize \(--allow-requantize\)"):
+        plan(tmp_path / "q8_0.gguf", types=FEW)
+    assert len(plan(tmp_path / "q8_0.gguf", types=FEW, allow_requantize=True).tensors) == 15
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"rows": 0}, OptionError, "expected at least 1 row to measure, found 0"),
+        ({"types": ["q4_0", "q9"]}, SchemeError, "ggml has no type 'q9': expected"),
+        ({"importance": {"x": torch.ones(256)}}, OptionError, "the importance matrix covers none of these tensors"),
+    ],
+)
+def test_refused(source: Path, options: dict[str, object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        plan(source, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limits", [{}, {"size": 1, "bpw": 1.0}])
+def test_one_limit(limits: dict[str, float]) -> None:
+    with pytest.raises(OptionError, match=r"expected either size or bpw \(--size, --bpw\)"):
+        random_plan(0).mix(**limits)  # type: ignore[arg-type]
+
+
+def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
+    recipe, out = tmp_path / "recipe.txt", tmp_path / "out.gguf"
+    types = [*FEW, "q3_k"]
+    least, sizes = plan(source, types=types).smallest.size, []
+    for size in (least, least + 300, least + 900, least + 3000, 30000):
+        done = glft("plan", source, "--size", size, "-o", recipe, "--types", ",".join(types))
+        assert (done.returncode, done.stderr) == (0, "")
+        nbytes = quantize(source, out, recipe).nbytes
+        assert out.stat().st_size <= size
+        assert done.stdout.startswith(f"mix: {nbytes:,} bytes of tensors, ")
+        sizes.append(nbytes)
+        with glft_schema.open(out) as file:
+            stored = {name: tensor.dtype.scheme for name, tensor in file.tensors.items()}
+        asked = read_recipe(recipe)
+        assert {name: stored[name] for name in asked.tensors} == asked.tensors
+        assert asked.default in stored.values()
+    assert sizes == sorted(set(sizes))
+
+
+def test_the_report(source: Path, tmp_path: Path) -> None:
+    done = glft("plan", source, "--bpw", "9", "--types", "q4_0,q8_0")
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("mix: ")
+    table = [line.split() for line in lines[lines.index("") + 1 :]]
+    assert lines[lines.index("") + 1] == "31 rows of 15 tensors measured"
+    assert [row[:4] for row in table[2:]] == [["Q4_0", "15", "4,032", "4.50"], ["Q8_0", "15", "7,616", "8.50"]]
+    data = json.loads(glft("plan", source, "--json", "--bpw", "9", "--types", "q4_0,q8_0").stdout)
+    assert data["types"]["q4_0"]["bits_per_weight"] == 4.5
+    first = data["tensors"][0]
+    assert (first["name"], first["weights"], first["rows"]) == ("token_embd.weight", 768, 3)
+    assert 15 < first["types"]["q4_0"]["snr"] < first["types"]["q8_0"]["snr"]
+    chosen = data["mix"]["tensors"]
+    assert data["mix"]["bytes"] == 3120 + sum(tensor["types"][chosen[tensor["name"]]]["bytes"] for tensor in data["tensors"])
+    assert data["mix"]["bits_per_weight"] <= 9
+    assert "mix" not in json.loads(glft("plan", source, "--json", "--types", "q4_0", "--rows", "1").stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--size", "90MB", "--bpw", "4"], "expected --size or --bpw, found both"),
+        (["--size", "90 pounds"], "expected --size in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found '90 pounds'"),
+        (["--size", "-1"], "expected --size in bytes"),
+        (["--bpw", "nan"], "expected a finite number of bits per weight, found nan"),
+        (["-o", "recipe"], "expected --size or --bpw for the recipe (--out), found neither"),
+        (["--types", "q4_0,q9"], "ggml has no type 'q9'"),
+        (["--bpw", "1", "--types", "q4_0", "-o", "recipe"], "bits per weight), found 1 bits per weight"),
+    ],
+)
+def test_refused_on_the_command_line(source: Path, tmp_path: Path, options: list[str], problem: str) -> None:
+    options = [str(tmp_path / option) if option == "recipe" else option for option in options]
+    assert_refused(glft("plan", source, *options), problem)
+    assert not (tmp_path / "recipe").exists()
+
+
+def test_overwriting(source: Path) -> None:
+    assert_refused(glft("plan", source, "--bpw", "9", "-o", source), "the output would overwrite the input")
+
+
+def test_sizes() -> None:
+    texts = ("90MB", "1.5 GiB", "7", "2kb", "3KiB", "90000000B")
+    assert [bytes_of(text) for text in texts] == [90_000_000, 3 << 29, 7, 2000, 3072, 90_000_000]
