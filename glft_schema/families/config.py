@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
 
@@ -47,6 +48,18 @@ class Key(NamedTuple):
     key: str
     field: str
     default: Any = REQUIRED
+
+
+@contextmanager
+def refusing(file: object, expected: str) -> Iterator[None]:
+    """Raises FormatError instead of errors of libraries, and of values of unexpected kinds."""
+    try:
+        yield
+    except (FormatError, TensorError, OptionError, OSError):
+        raise
+    except Exception as error:
+        found = f"{type(error).__name__}: {one_line(str(error))}"
+        raise FormatError(f"expected {expected}, found {found}", file=str(file)) from None
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
@@ -107,18 +120,18 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
                 config[field] = value
         else:
             value = config[field]
-            _check_type(_full(key, arch), field, value)
+            _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
         if value is not None:
             found[_full(key, arch)] = value
     return found
 
 
-def _check_type(key: str, field: str, value: object) -> None:
-    """Raises FormatError unless a field's value has a type that suits the key."""
+def _check_type(key: str, value: object, path: str) -> None:
+    """Raises FormatError unless a value has a type that suits a key."""
     type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
     kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
     if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
-        raise FormatError(f"expected {type_} for {key}, found {shown(value)}", f"{CONFIG} -> {field}")
+        raise FormatError(f"expected {type_} for {key}, found {shown(value)}", path)
 
 
 def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:
@@ -133,6 +146,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
         if value is None and default is REQUIRED:
             raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")
         if value is not None and field:
+            _check_type(_full(key, arch), value, "metadata")
             config[field] = shortest(value) if isinstance(value, float) else value
     for field, name in ((f"{ROPE}.rope_theta", "rope_theta"), (f"{ROPE}.swa_theta", "rope_local_base_freq")):
         if field in config:

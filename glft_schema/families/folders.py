@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
-from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json
+from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json, refusing
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.names import Names, is_float32
@@ -63,7 +62,7 @@ def open_folder(path: StrPath) -> Model:
         OSError: if a file is missing or cannot be read.
     """
     folder = Path(path)
-    with _refusing(folder, "a valid config.json"):
+    with refusing(folder, "a valid config.json"):
         config = read_config(folder)
         family = family_of(config, folder)
         values = metadata_of(config, family.keys, family.arch)
@@ -72,32 +71,21 @@ def open_folder(path: StrPath) -> Model:
         names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
         tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
     check_vocabulary_size(tensors, config, folder)
-    with _refusing(folder, "a valid model card"):
+    with refusing(folder, "a valid model card"):
         general = general_keys(folder, tensors, family)
-    with _refusing(folder, "a valid tokenizer"):
+    with refusing(folder, "a valid modules.json"):
+        pooling = pooling_keys(folder, family)
+    with refusing(folder, "a valid tokenizer"):
         vocabulary = vocabulary_keys(folder, family, config)
     entries = {
         **general,
         **values,
         "general.file_type": file_type(tensors),
-        **pooling_keys(folder, family),
+        **pooling,
         "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
         **vocabulary,
     }
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
-
-
-@contextmanager
-def _refusing(folder: Path, expected: str) -> Iterator[None]:
-    """Raises FormatError for errors of libraries and of values of unexpected kinds."""
-    try:
-        yield
-    except (FormatError, TensorError, OptionError, OSError):
-        raise
-    except Exception as error:
-        raise FormatError(
-            f"expected {expected}, found {type(error).__name__}: {one_line(str(error))}", file=str(folder)
-        ) from None
 
 
 def family_of(config: Config, folder: Path) -> Family:

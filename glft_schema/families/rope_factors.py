@@ -64,7 +64,7 @@ def llama3_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
         return {}
     factors = tensors.pop(LLAMA3_TENSOR).load()
     scaling: dict[str, Any] = {"rope_type": "llama3", **LLAMA3, "factor": shortest(float(factors.max()))}
-    for context in CONTEXTS:
+    for context in CONTEXTS if 2 * len(factors) == config["head_dim"] else ():
         scaling["original_max_position_embeddings"] = context
         fields = {f"rope.{field}": value for field, value in scaling.items()}
         made = llama3_factors({"head_dim": config["head_dim"], "rope.rope_theta": config["rope_theta"], **fields})

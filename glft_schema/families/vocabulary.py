@@ -66,7 +66,7 @@ def wordpiece(writer: Any, folder: Path, config: Config, settings: Config) -> bo
     """WordPiece with a prefix for words instead of one for their continuations."""
     if not (folder / TOKENIZER).is_file():
         return False
-    tokens, pre = byte_level(folder, config)
+    tokens, pre = json_tokens(folder, config)
     words = [token if token.type == CONTROL else token._replace(text=_phantom(token.text)) for token in tokens]
     writer.add_token_type_count(config.get("type_vocab_size", 1))
     _add_tokens(writer, "bert", pre, words)
@@ -82,7 +82,7 @@ def bpe(writer: Any, folder: Path, config: Config, settings: Config) -> bool:
     """Byte-level BPE."""
     if not (folder / TOKENIZER).is_file():
         return False
-    tokens, pre = byte_level(folder, config)
+    tokens, pre = json_tokens(folder, config)
     _add_tokens(writer, "gpt2", pre, tokens)
     _add_special(writer, folder, load_merges=True)
     return True
@@ -165,7 +165,7 @@ KINDS: dict[str, Callable[[Any, Path, Config, Config], bool]] = {
 }
 
 
-def byte_level(folder: Path, config: Config) -> tuple[list[Token], str]:
+def json_tokens(folder: Path, config: Config) -> tuple[list[Token], str]:
     """Returns the tokens of a tokenizer.json, and the name of its pre-tokenizer.
 
     Raises:

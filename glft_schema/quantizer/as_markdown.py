@@ -65,7 +65,7 @@ def _fallbacks() -> Iterator[str]:
     types = dict.fromkeys(FALLBACKS.values())
     of = {type_: [name for name, smaller in FALLBACKS.items() if smaller == type_] for type_ in types}
     yield from _table(("type", "fallback"), ((_codes(names), f"`{type_}`") for type_, names in of.items()))
-    yield "llama.cpp has none for nvfp4 and q1_0, and refuses such models.\n"
+    yield "llama.cpp has none for q1_0, and refuses such models.\n"
     yield f"Without an importance matrix, {_codes(sorted(SEARCHED))} are refused, except for output and embedding.\n"
 
 

@@ -121,7 +121,6 @@ RECIPES = (
         rule(FFN, "mxfp4", STACKED),
         GLM5,
     ), SEARCHED),
-    _recipe("NVFP4", 39, "nvfp4"),
     _recipe("Q2_K", 10, "q2_k",
         rule(V, "q3_k"),
         rule(V, "q4_k", GQA),
@@ -200,12 +199,12 @@ RECIPES = (
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 
 
-def recipe_named(name: str | int) -> Recipe:
+def recipe_named(name: object) -> Recipe:
     """Returns a recipe by its name in any case, an alias, or its code.
 
     Raises OptionError if it is unknown.
     """
-    wanted = name.upper() if isinstance(name, str) else name
+    wanted = name.upper() if isinstance(name, str) else None if isinstance(name, bool) else name
     for recipe in RECIPES:
         if wanted in (recipe.name, recipe.code, str(recipe.code)) or ALIASES.get(str(wanted)) == recipe.name:
             return recipe

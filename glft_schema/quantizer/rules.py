@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -179,7 +179,7 @@ MORE_BITS = Condition(
     "more_bits",
     lambda at: at.layer < at.count // 8 or at.layer >= 7 * at.count // 8 or (at.layer - at.count // 8) % 3 == 2,
 )
-MORE_BITS_TEXT = "the first eighth of the layers, the last eighth, and every third of those between"
+MORE_BITS_TEXT = "the first n/8 layers, the last n/8, and every third one between; of 28: 0-2, 5, 8, 11, 14, 17, 20, 23-27"
 MIDDLE = Condition("n/8 <= layer < 7n/8", lambda at: at.count // 8 <= at.layer < 7 * at.count // 8)
 IMPORTANCE = Condition("imatrix", lambda at: at.model.has_importance)
 STACKED = Condition("a stack of experts", lambda at: at.matrices > 1)
@@ -213,11 +213,11 @@ def architecture(name: str) -> Condition:
 
 
 def named(*parts: str) -> Condition:
-    return Condition(f"the name has {' or '.join(parts)}", lambda at: any(part in at.name for part in parts))
+    return Condition(f"the name has one of {', '.join(parts)}", lambda at: any(part in at.name for part in parts))
 
 
 def so_far(*types: str) -> Condition:
-    return Condition(f"{' or '.join(types)} so far", lambda at: at.type in types)
+    return Condition(f"one of {', '.join(types)} so far", lambda at: at.type in types)
 
 
 @dataclass(frozen=True)
@@ -257,9 +257,5 @@ class Recipe:
         """Returns the type of the tensor at `place`, which has the default so far."""
         for rule_ in self.rules:
             if place.role in rule_.roles and rule_.when.holds(place):
-                place = _with_type(place, rule_.type)
+                place = replace(place, type=rule_.type)
         return place.type
-
-
-def _with_type(place: Place, type_: str) -> Place:
-    return Place(place.name, place.role, place.index, place.matrices, type_, place.default_fits, place.model)

@@ -1,4 +1,4 @@
-"""What llama.cpp does beyond types: fallbacks for odd widths, and codes of file types.
+"""Fallback types for rows that blocks do not divide, and codes of file types.
 
 Source: ``tensor_type_fallback`` in src/llama-quant.cpp, and the guess of a file type in
 src/llama-model-loader.cpp, of llama.cpp v0.5.0.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from glft_schema.codec.rules import rule_sets
@@ -64,7 +65,6 @@ def save_file(
         progress: called after each tensor with its name and the share written, from 0 to 1.
         measure: compare payloads with their source and report the error.
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
-
         strict: raise an error instead of using a fallback type, or keeping the type of a tensor
             that a pattern matches.
 
@@ -127,7 +127,7 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
         if earlier:
             difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
             note = f"tied to {shown(earlier[0])}, which has a different {difference}, so it is stored separately"
-            choices[name] = Choice(choices[name].type, "; ".join(filter(None, (choices[name].note, note))))
+            choices[name] = replace(choices[name], note="; ".join(filter(None, (choices[name].note, note))))
             warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
         earlier.append(name)
     return aliases

@@ -83,7 +83,7 @@ def choose_types(
     if isinstance(schemes, TypeChooser):
         return schemes.choose(tensors, types)
     requests: dict[str, list[tuple[str, TensorType]]] = {}
-    for key, scheme in _pairs(schemes):
+    for key, scheme in as_pairs(schemes):
         type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
             raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}")
@@ -95,7 +95,7 @@ def choose_types(
     return choices
 
 
-def _pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def as_pairs(schemes: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Returns schemes as pairs. Raises SchemeError for anything else."""
     pairs = list(schemes.items()) if isinstance(schemes, Mapping) else schemes
     is_list = isinstance(pairs, Sequence) and not isinstance(pairs, (str, bytes))

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
+from glft_schema import Typed
 from glft_schema.families import pre_tokenizers
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -109,6 +110,13 @@ def test_no_folder_of_other_models(tmp_path: Path) -> None:
             "expected a known architecture (llama, qwen2,",
         ),
         ("key.gguf", tensors, file.metadata.without("llama.block_count"), "expected the key llama.block_count, found none"),
+        (
+            "type.gguf",
+            tensors,
+            file.metadata | {"llama.block_count": Typed("2", "string")},
+            "expected uint32 for llama.block_count",
+        ),
+        ("size.gguf", tensors, file.metadata | {"llama.attention.head_count": 0}, "expected a shape that fits the config"),
         ("tensor.gguf", tensors | {"x": torch.ones(1)}, file.metadata, "tensor 'x': the llama family has no such tensor"),
         ("rope.gguf", tensors | factors, file.metadata, "expected factors of Llama 3's rope scaling, found others"),
         ("other.glft", tensors, {}, "expected a GGUF file to write a Hugging Face folder of, found another source"),
@@ -165,7 +173,8 @@ def test_quantizes_as_the_float32_file(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
     glft.convert(folder, tmp_path / "f32.gguf", schemes={"*": "f32"})
     for source in (folder, tmp_path / "f32.gguf"):
-        glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+        quantized = glft.quantize(source, tmp_path / f"{source.name}.q4.gguf", "Q4_0")
+        assert quantized.family == ("llama" if source is folder else None)
     done = in_this_process("quantize", folder, tmp_path / "cli.gguf", "Q4_0")
     assert done.stdout.startswith(f"{folder}: a Hugging Face folder, mapped to GGUF as declared for the llama family\n")
     expected = (tmp_path / "f32.gguf.q4.gguf").read_bytes()
@@ -269,6 +278,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "rope lists":     ("tiny-phi3",  edit_config(rope_scaling=[1]), "expected a valid config.json, found TypeError"),
     "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
     "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
+    "modules":        ("tiny-bert",  write("modules.json", "[1]"), "expected a valid modules.json, found TypeError"),
     "card":           ("tiny-llama", write("README.md", "---\na: [\n---\n"), "expected a valid model card, found"),
 }
 # fmt: on

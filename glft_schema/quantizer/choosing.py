@@ -1,0 +1,148 @@
+"""Chooses types by a recipe and the options of llama-quantize."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from glft_schema.codec.type_codes import TypeTable
+from glft_schema.errors import OptionError, SchemeError, shown
+from glft_schema.quantizer.recipes import is_kept
+from glft_schema.quantizer.rules import BLOCK, Model, Place, Recipe, Role
+from glft_schema.tensor_types import TensorType
+from glft_schema.weights.file_types import divides, fallback
+from glft_schema.weights.patterns import names_matching
+from glft_schema.weights.schemes import Choice, as_pairs, choose_type, type_named
+from glft_schema.weights.stored_tensors import StoredTensor
+
+FLOATS = ("f32", "f16", "bf16")
+SECOND_EMBEDDING = "per_layer_token_embd.weight"  # which a pattern may name although the first one's type is given
+
+
+@dataclass(frozen=True)
+class RecipeTypes:
+    """Chooses types by a recipe and the options of llama-quantize. See `quantize`.
+
+    Attributes:
+        recipe: the recipe.
+        model: facts of the model.
+        patterns: regular expressions with types.
+        output_type, embedding_type: for ``output.weight`` and for token embeddings, or None.
+        keep_output: whether ``output.weight`` keeps its type.
+        pure: whether the rules are left out.
+        allow_requantize: whether quantized tensors may be quantized again.
+        in_order: whether tensors keep their order.
+        keep_floats: whether tensors that the recipe leaves alone keep their type, or become F32.
+        dry_run: whether to collect `problems` instead of raising errors.
+        problems: what would be refused, in a dry run; one for each type.
+    """
+
+    recipe: Recipe
+    model: Model
+    patterns: Sequence[tuple[re.Pattern[str], str]] = ()
+    output_type: str | None = None
+    embedding_type: str | None = None
+    keep_output: bool = False
+    pure: bool = False
+    allow_requantize: bool = False
+    in_order: bool = False
+    keep_floats: bool = True
+    dry_run: bool = False
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
+        """Returns a type for each tensor, in the order of llama.cpp's loader.
+
+        Raises:
+            SchemeError: if a line of a recipe file matches no tensor, a type cannot store a tensor
+                or requires an importance matrix, or a quantized tensor would be quantized again.
+        """
+        counts: Counter[Role] = Counter()
+        named = {name: type_ for key, type_ in self.recipe.tensors.items() for name in names_matching(key, tensors)}
+        names = tensors if self.in_order else sorted(tensors, key=_loading_order)
+        return {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Returns the patterns that no name has a match of, or that the recipe does not use."""
+        texts = [pattern.pattern for pattern, _ in self.patterns]
+        found = [any(pattern.search(name) for name in names) for pattern, _ in self.patterns]
+        return [text for text, is_found in zip(texts, found, strict=True) if not is_found or self.recipe.default in FLOATS]
+
+    def _choose(
+        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None
+    ) -> Choice:
+        """Returns the type of a tensor; `named` is the one that a recipe file names."""
+        kept = choose_type(name, tensor, types)
+        is_float = tensor.dtype.is_floating_point
+        if is_kept(name, len(tensor.shape), self.model, keep_output=self.keep_output) or not is_float:
+            type_ = kept.type if self.keep_floats or not is_float else types["f32"]
+            asked = types[named] if named and types[named] != type_ else None
+            return Choice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
+        asked = self._type_of(name, tensor, types, counts, named)
+        if asked == kept.type:
+            return Choice(asked, "", asked)
+        type_, note = asked, ""
+        if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
+            type_, note = smaller, f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
+        self._check(name, tensor, type_)
+        return Choice(type_, note, asked)
+
+    def _check(self, name: str, tensor: StoredTensor, type_: TensorType) -> None:
+        """Raises SchemeError if a tensor cannot get a type; in a dry run, adds to `problems`."""
+        stored, is_head = tensor.file_tensor, Role.of(name) in (Role.OUTPUT, Role.EMBEDDING)
+        needs_importance = type_.needs_importance or (type_.scheme in self.recipe.needs_importance and not is_head)
+        problem = ""
+        if not type_.takes(tensor.dtype):
+            problem = f"tensor {shown(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
+        elif needs_importance and tensor.importance is None:
+            problem = f"{type_.scheme}, for tensor {shown(name)}, requires an importance matrix, found none"
+        elif stored is not None and stored.dtype.exact is None and not self.allow_requantize:
+            problem = f"tensor {shown(name)} is quantized already, as {stored.dtype.scheme}"
+            problem += f"; allow_requantize (--allow-requantize) makes it {type_.scheme}"
+        if problem and not self.dry_run:
+            raise SchemeError(problem)
+        if problem:
+            self.problems.setdefault(type_.scheme, problem)
+
+    def _type_of(
+        self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None
+    ) -> TensorType:
+        """Returns the type that is asked for. Advances `counts`, of earlier tensors by role."""
+        role, default = Role.of(name), self.recipe.default
+        by_pattern = next((type_ for pattern, type_ in self.patterns if pattern.search(name)), None)
+        given = {Role.EMBEDDING: self.embedding_type, Role.OUTPUT: self.output_type}.get(role)
+        if given is not None and not (name == SECOND_EMBEDDING and by_pattern):
+            return type_named(given, types)
+        if by_pattern and default not in FLOATS:
+            return type_named(by_pattern, types)
+        if named:
+            return types[named]
+        if self.pure or default in FLOATS:
+            return types[default]
+        if role is Role.EMBEDDING and self.model.tied:
+            if self.output_type is not None:
+                return type_named(self.output_type, types)
+            role = Role.OUTPUT
+        matrices = tensor.shape[-3] if len(tensor.shape) > 2 else 1
+        place = Place(name, role, counts[role], matrices, default, divides(types[default], tensor.shape), self.model)
+        counts[role] += 1
+        return types[self.recipe.type_of(place)]
+
+
+def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
+    """Returns regular expressions with types. Raises OptionError for anything else."""
+    found = []
+    for pattern, type_ in as_pairs(tensor_types):
+        try:
+            found.append((re.compile(pattern), type_))
+        except (re.error, TypeError) as error:
+            raise OptionError(f"expected a regular expression, found {shown(pattern)}: {error}") from None
+    return found
+
+
+def _loading_order(name: str) -> tuple[int, bytes]:
+    """Returns the sort key of llama.cpp's loader: the layer, then the name."""
+    found = BLOCK.match(name)
+    return int(found[1]) if found else -1, name.encode("utf-8", "surrogateescape")

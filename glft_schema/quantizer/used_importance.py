@@ -1,0 +1,87 @@
+"""The importance matrix that a model is quantized with, and the metadata that names it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from glft_schema.errors import OptionError, TensorError, shown
+from glft_schema.lazy import torch
+from glft_schema.quantizer.rules import Role
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.importance import ImportanceMatrix, with_importance
+from glft_schema.weights.stored_tensors import StoredTensor
+
+KEYS = "quantize.imatrix."
+MAX_BYTES = 127  # of a text under these keys
+
+
+class UsedImportance(NamedTuple):
+    """An importance matrix, or a part of it.
+
+    Attributes:
+        columns: float32 [columns] or [experts, columns], by tensor.
+        keys: the metadata of llama-quantize that names the matrix.
+    """
+
+    columns: Mapping[str, torch.Tensor]
+    keys: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None,
+        include: str | Iterable[str] = (),
+        exclude: str | Iterable[str] = (),
+    ) -> UsedImportance:
+        """Returns the importance of tensors whose names have one of the texts to include, if there
+        are any, and none of those to exclude.
+
+        Raises:
+            OptionError: if there are texts of both kinds, or they select all or none.
+            FormatError, OSError: if the file is not an importance matrix or cannot be read.
+        """
+        include, exclude = ([texts] if isinstance(texts, str) else list(texts) for texts in (include, exclude))
+        if include and exclude:
+            raise OptionError("expected include_weights or exclude_weights (--include-weights, --exclude-weights), found both")
+        path = os.fspath(importance) if isinstance(importance, (str, os.PathLike)) else None
+        matrix = ImportanceMatrix.open(path) if path is not None else importance
+        columns = matrix.importance() if isinstance(matrix, ImportanceMatrix) else {} if matrix is None else matrix
+        if not isinstance(columns, Mapping):
+            raise OptionError(f"expected an importance matrix, its file, or importance by tensor, found {shown(importance)}")
+        selected = {
+            name: column
+            for name, column in columns.items()
+            if not any(text in name for text in exclude) and (not include or any(text in name for text in include))
+        }
+        if (include or exclude) and len(selected) in (0, len(columns)):
+            texts, effect = ", ".join(map(shown, include or exclude)), "all" if selected else "none"
+            raise OptionError(f"expected names with {texts} in the importance matrix: {effect} of {len(columns)} would be used")
+        if not selected or not isinstance(matrix, ImportanceMatrix):
+            return cls(selected, {})
+        entries = {
+            "file": path and _cut(path),
+            "dataset": matrix.datasets and _cut(matrix.datasets[0]),
+            "entries_count": len(selected),
+            "chunks_count": matrix.chunk_count,
+        }
+        return cls(selected, {KEYS + key: value for key, value in entries.items() if value})
+
+    def applied(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        """Returns the tensors with their importance. Raises OptionError if it does not fit them."""
+        try:
+            fitting = {name: column for name, column in self.columns.items() if not _is_misfit(name, column, tensors)}
+            return with_importance(tensors, fitting)
+        except TensorError as error:
+            raise OptionError(f"the importance matrix is not of this model: {error}") from None
+
+
+def _is_misfit(name: str, column: torch.Tensor, tensors: Mapping[str, StoredTensor]) -> bool:
+    """Returns whether `column` is of a token embedding of another width, which is not used."""
+    return Role.of(name) is Role.EMBEDDING and name in tensors and column.numel() != tensors[name].shape[-1]
+
+
+def _cut(text: str) -> str:
+    """Returns the characters within the first `MAX_BYTES`."""
+    return text.encode("utf-8", "surrogateescape")[:MAX_BYTES].decode("utf-8", "ignore")
