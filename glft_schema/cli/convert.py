@@ -18,7 +18,7 @@ from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES, target_format
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 from glft_schema.weights.convert import convert as convert_file
 from glft_schema.weights.convert import has_types
@@ -180,10 +180,7 @@ def text_of(value: str) -> str:
         raise OptionError("expected a path after @, or @@ for a literal @")
     if not value.startswith("@") or value.startswith("@@"):
         return value.removeprefix("@")
-    try:
-        return read_regular(value[1:]).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"expected UTF-8 in {shown(value[1:])}, found a byte at {error.start} that is not") from None
+    return read_text(value[1:])
 
 
 def report(written: list[WrittenTensor], out: Path) -> list[str]:

@@ -8,18 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
-from glft_schema.cli.written import fallbacks, mapped, totals
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.written import fallbacks, mapped, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
 
 VALUES: dict[str, Callable[[str], Any]] = {
-    "int": int,
+    "int": lambda text: abs(int(text)),
     "float": float,
     "str": str,
     "bool": {"true": True, "false": False}.__getitem__,
@@ -78,7 +78,7 @@ def quantize(
     OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role:
     Q4_K_M gives q6_k to some of attn_v, and q4_k to most others. Norms, biases and small tensors
     keep their types. If the rows of a tensor are no multiple of the type's blocks, a type with
-    smaller blocks is used. The report counts these tensors.
+    smaller blocks is used. The report begins with these tensors.
 
     Options are those of llama-quantize; --prune-layers and COPY are left out.
     """
@@ -86,7 +86,7 @@ def quantize(
         refuse_overwriting(out, source)
         with file_errors(source):
             checkpoint = open_with_metadata(source, target=WITH_TYPES)
-        texts = [*(tensor_type or []), *(read_regular(tensor_type_file).decode().split() if tensor_type_file else [])]
+        texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(
                 checkpoint,
@@ -103,7 +103,7 @@ def quantize(
                 pure=pure,
                 allow_requantize=allow_requantize,
                 keep_split=keep_split,
-                override=dict(override_of(text) for text in override_kv or []),
+                override=unique("--override-kv", "key", [override_of(text) for text in override_kv or []]),
                 dry_run=dry_run,
                 progress=bar,
             )
@@ -118,24 +118,27 @@ def tensor_type_of(text: str) -> tuple[str, str]:
     return pattern.lower(), type_.lower()
 
 
-def override_of(text: str) -> tuple[str, Any]:
-    """Parses ``KEY=TYPE:VALUE``. Raises OptionError for any other form."""
+def override_of(text: str) -> tuple[str, str, Any]:
+    """Parses ``KEY=TYPE:VALUE`` to key, text and value.
+
+    An int loses its sign, as in llama-quantize. Raises OptionError for any other form.
+    """
     key, equals, typed = text.partition("=")
     type_, colon, value = typed.partition(":")
     try:
-        return key, VALUES[type_ if key and equals and colon else ""](value)
+        return key, value, VALUES[type_ if key and equals and colon else ""](value)
     except (KeyError, ValueError):
         types = "int, float, bool (true or false) or str"
         raise OptionError(f"expected KEY=TYPE:VALUE for --override-kv, TYPE one of {types}; found {shown(text)}") from None
 
 
 def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
-    """Returns the lines of the report, which begins with the size."""
+    """Returns the lines of the report, which begins with what was not done as asked."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
-    lines = [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {len(tensors)} tensors, {size}", *totals(tensors)]
+    lines = [*quantized.notes, *unlike_asked(tensors), *fallbacks(tensors)]
+    lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {len(tensors)} tensors, {size}", *totals(tensors)]
     if dry_run:
         rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]
         lines += ["", *aligned([("tensor", "dtype", "bytes"), *rows], right=1)]
-    why = fallbacks(tensors)
-    return [*lines, "", *why] if why else lines
+    return lines

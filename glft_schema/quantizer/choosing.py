@@ -81,12 +81,11 @@ class RecipeTypes:
             asked = types[named] if named and types[named] != type_ else None
             return Choice(type_, f"not {asked.scheme}: llama-quantize keeps its type" if asked else kept.note, asked)
         asked = self._type_of(name, tensor, types, counts, named)
-        if asked == kept.type:
-            return Choice(asked, "", asked)
         type_, note = asked, ""
         if not divides(type_, tensor.shape) and (smaller := fallback(type_, tensor.shape, types)):
             type_, note = smaller, f"not {type_.scheme}: {type_.refusal((1, *tensor.shape[-1:]))}"
-        self._check(name, tensor, type_)
+        if type_ != kept.type:
+            self._check(name, tensor, type_)
         return Choice(type_, note, asked)
 
     def _check(self, name: str, tensor: StoredTensor, type_: TensorType) -> None:

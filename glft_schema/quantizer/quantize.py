@@ -145,7 +145,8 @@ def quantize(
     weights = sum(tensor.numel for tensor in tensors.values())
     if dry_run:
         planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
-        return Quantized(recipe, planned, weights, (*chooser.problems.values(), *notes), checkpoint.family)
+        refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
+        return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
     written: list[WrittenTensor] = []
     paths, metadata = [out], [entries]

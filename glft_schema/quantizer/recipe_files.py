@@ -11,7 +11,7 @@ from pathlib import Path
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.rules import Recipe
-from glft_schema.storage.file_source import read_regular
+from glft_schema.storage.file_source import read_text
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.file_types import FILE_TYPES
 from glft_schema.weights.schemes import type_named
@@ -28,7 +28,7 @@ def read_recipe(path: StrPath) -> Recipe:
         OSError: from the system.
     """
     name, types = Path(path).name, dict[str, str]()
-    for number, line in enumerate(read_regular(path).decode("utf-8", "replace").splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
@@ -45,7 +45,8 @@ def read_recipe(path: StrPath) -> Recipe:
         raise OptionError(f"{name}: expected a line {DEFAULT}=TYPE, found none")
     default = types.pop(DEFAULT)
     if default not in FILE_TYPES:
-        raise OptionError(f"{name}: expected a default type of floats, found {default}")
+        problem = f"expected a default that general.file_type can have, one of {', '.join(FILE_TYPES)}"
+        raise OptionError(f"{name}: {problem}; found {default}")
     return Recipe(Path(path).stem, FILE_TYPES[default], default, tensors=types)
 
 

@@ -205,3 +205,16 @@ def read_regular(path: StrPath) -> bytes:
     """Returns all bytes of a regular file. Raises OSError as `open_regular`."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
+
+
+def read_text(path: StrPath) -> str:
+    """Returns the text of a regular file.
+
+    Raises:
+        OptionError: if it is not UTF-8.
+        OSError: as `open_regular`.
+    """
+    try:
+        return read_regular(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"expected UTF-8 in {shown(os.fspath(path))}, found a byte at {error.start} that is not") from None

@@ -24,11 +24,24 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("recipe", "options", "error", "message"),
     [
-        ("Q4_K_X", {}, OptionError, "expected a file type, one of F32, F16, .*; found 'Q4_K_X'"),
-        (99, {}, OptionError, "expected a file type, .*; found 99"),
+        ("Q4_K_X", {}, OptionError, "expected a file type or the path of a recipe file, found 'Q4_K_X'; did you mean Q4_K_"),
+        ("mine.txt", {}, OptionError, "found 'mine.txt'; file types are F32, F16"),
+        (99, {}, OptionError, "a recipe file, found 99; file types are"),
+        (True, {}, OptionError, "a recipe file, found True; file types are"),
+        ("NVFP4", {}, OptionError, "found 'NVFP4'"),  # llama-quantize has no such file type
         ("IQ2_M", {}, SchemeError, "iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none"),
         ("Q2_K_S", {}, SchemeError, "q2_k, for tensor .*, requires an importance matrix, found none"),
         ("Q8_0", {"tensor_types": [("(", "q8_0")]}, OptionError, r"expected a regular expression, found '\(': missing \)"),
+        ("Q8_0", {"tensor_types": [(1, "q8_0")]}, OptionError, "expected a regular expression, found 1"),
+        ("Q8_0", {"tensor_types": ["ffn=q8_0"]}, SchemeError, "expected names or patterns with types, as a mapping or pairs"),
+        ("Q8_0", {"tensor_types": {"attn_q": "i32"}}, SchemeError, "'blk.0.attn_q.weight' cannot be stored as i32: "),
+        ("Q8_0", {"importance": 5}, OptionError, "expected an importance matrix, its file, or importance by tensor, found 5"),
+        ("Q8_0", {"importance": {"blk.0.attn_q.weight": torch.ones(64)}}, OptionError,
+         "the importance matrix is not of this model: tensor 'blk.0.attn_q.weight': "),
+        ("Q8_0", {"importance": {"a": torch.ones(1)}, "include_weights": "b"}, OptionError,
+         "expected names with 'b' in the importance matrix: none of 1 would be used"),
+        ("Q8_0", {"importance": {"a": torch.ones(1)}, "exclude_weights": ["b"]}, OptionError,
+         "expected names with 'b' in the importance matrix: all of 1 would be used"),
         ("Q8_0", {"tensor_types": [("ffn", "q9")]}, SchemeError, "ggml has no type 'q9': expected"),
         ("Q8_0", {"output_tensor_type": "q8_1x"}, SchemeError, "ggml has no type 'q8_1x': expected"),
         ("Q8_0", {"include_weights": ["a"], "exclude_weights": ["b"]}, OptionError,
@@ -82,3 +95,56 @@ def test_a_model_without_metadata(tmp_path: Path) -> None:
     glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 64)}, tmp_path / "in.safetensors")
     with pytest.raises(SchemeError, match="glft convert --scheme needs none"):
         quantize(tmp_path / "in.safetensors", tmp_path / "out.gguf", "Q8_0")
+
+
+def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> None:
+    plan = quantize(source, tmp_path / "out.gguf", "IQ2_M", dry_run=True, tensor_types={"nothing": "q8_0"})
+    assert plan.notes == (
+        "would be refused: iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none",
+        "no tensor gets its type by the pattern 'nothing'",
+    )
+    quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
+    again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q6_K", dry_run=True)
+    (note,) = again.notes  # the fallback type of ffn_down is its own
+    assert note.startswith("would be refused: tensor 'token_embd.weight' is quantized already, as q8_0; allow_requantize")
+
+
+def test_options_without_effect(source: Path, tmp_path: Path) -> None:
+    done = quantize(source, tmp_path / "out.gguf", "F16", tensor_types=[("attn_q", "q8_0")])
+    assert done.notes == ("no tensor gets its type by the pattern 'attn_q'",)
+
+
+def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=False, fused=False, width=64, down=24)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
+    plan = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
+    assert not (tmp_path / "out.gguf").exists()
+    done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
+    planned, written = ([(t.name, t.type, t.nbytes, t.note) for t in result.tensors] for result in (plan, done))
+    assert planned == written
+    assert plan.bits_per_weight == 8 * done.nbytes / sum(tensor.numel() for tensor in weights.values())
+    with glft.open(tmp_path / "out.gguf") as file:
+        assert sum(tensor.nbytes for tensor in file.tensors.values()) == plan.nbytes
+
+
+def test_a_set_is_never_written_over(tmp_path: Path) -> None:
+    models.write(
+        tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    )
+    with glft.open(tmp_path / "in.gguf") as file:
+        paths = glft.split(file, tmp_path / "part", max_tensors=13)
+    before = [Path(path).read_bytes() for path in paths]
+    with pytest.raises(OptionError, match=r"expected no file at the output paths, found 'part-00001-of-00002\.gguf'"):
+        quantize(paths[0], tmp_path / "part.gguf", "Q8_0", keep_split=True)
+    assert [Path(path).read_bytes() for path in paths] == before
+
+
+def test_a_set_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    weights = models.tensors(2, 0, tied=True, fused=False, width=64, down=64)
+    weights["blk.0.ffn_up.weight"][0, 0] = float("inf")  # in the second file
+    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), weights)
+    with glft.open(tmp_path / "in.gguf") as file:
+        first, _ = glft.split(file, tmp_path / "part", max_tensors=13)
+    with pytest.raises(glft.TensorError, match=r"blk\.0\.ffn_up\.weight"):
+        quantize(first, tmp_path / "out", "Q8_0", keep_split=True)
+    assert not [*tmp_path.glob("out*")]

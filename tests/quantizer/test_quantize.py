@@ -63,6 +63,10 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
     ({"output_tensor_type": code("q5_k")}, {"output_tensor_type": "q5_k"}),
     ({"token_embedding_type": code("q3_k")}, {"token_embedding_type": "q3_k"}),
     (
+        {"token_embedding_type": code("q8_0"), "patterns": [["per_layer", code("q6_k")]]},
+        {"token_embedding_type": "q8_0", "tensor_types": {"per_layer": "q6_k"}},
+    ),
+    (
         {"patterns": [["attn_[qk]", code("q8_0")], ["0.attn_q", code("f16")], ["^ffn", code("q8_0")]]},
         {"tensor_types": [("attn_[qk]", "q8_0"), ("0.attn_q", "f16"), ("^ffn", "q8_0")]},
     ),
@@ -78,6 +82,7 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
 def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
     theirs, ours = OPTIONS[number]
     weights = models.tensors(9, 0, tied=tied, fused=False, width=256, down=64)
+    weights["per_layer_token_embd.weight"] = torch.randn(2, 256)
     models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, 0), weights)
     ended = compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "F16"], **theirs, ours=ours)
     assert ended == {"Q4_K_M": "equal", "F16": "equal"}
@@ -143,15 +148,20 @@ def test_dims_of_one_and_what_is_kept(folder: Path, tmp_path: Path) -> None:
     assert compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "MXFP4_MOE"]) == {"Q4_K_M": "equal", "MXFP4_MOE": "equal"}
 
 
-def test_a_dry_run_foretells_the_file(tmp_path: Path) -> None:
-    weights = models.tensors(2, 0, tied=False, fused=False, width=64, down=24)
-    models.write(tmp_path / "in.gguf", models.keys("llama", 2, 4, 2, 0), weights)
-    plan = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True)
-    assert not (tmp_path / "out.gguf").exists()
-    done = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
-    assert [(t.name, t.type, t.nbytes, t.note) for t in plan.tensors] == [
-        (t.name, t.type, t.nbytes, t.note) for t in done.tensors
-    ]
-    assert plan.bits_per_weight == 8 * done.nbytes / sum(tensor.numel() for tensor in weights.values())
+def test_a_part_of_the_importance(folder: Path, tmp_path: Path) -> None:
+    """An embedding's entry of another width counts as an entry, but is not used."""
+    weights = models.tensors(9, 0, tied=True, fused=False, width=256, down=256)
+    models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, 0), weights)
+    every = importances(weights) | {"token_embd.weight": torch.ones(64)}
+    some = {name: column for name, column in every.items() if "attn" not in name}
+    given = {"importance": {name: column.tolist() for name, column in some.items()}}
+    for ftype in (2, 15):
+        job = {"source": str(tmp_path / "in.gguf"), "out": str(tmp_path / "c.gguf"), "ftype": ftype, **given}
+        assert llama_quantize.quantize(folder, [job]) == [0]
+        for options in ({"exclude_weights": "attn"}, {"include_weights": ["token_embd", "ffn"]}):
+            quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", ftype, importance=every, **options)
+            assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "c.gguf").read_bytes()
+    sums = {name: glft.ColumnSums(column[None], torch.tensor([1])) for name, column in every.items()}
+    quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", importance=ImportanceMatrix(sums))
     with glft.open(tmp_path / "out.gguf") as file:
-        assert sum(tensor.nbytes for tensor in file.tensors.values()) == plan.nbytes
+        assert file.metadata["quantize.imatrix.entries_count"] == len(every)

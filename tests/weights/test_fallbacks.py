@@ -107,7 +107,14 @@ def test_no_file_type_without_need(source: Path, tmp_path: Path) -> None:
 def test_a_new_key_that_resembles_a_known_one(source: Path, tmp_path: Path) -> None:
     with pytest.warns(SimilarKeyWarning, match="'general.nmae' resembles the well-known key 'general.name'") as warned:
         convert(source, tmp_path / "out.gguf", metadata={"general.nmae": "x", "general.name": "x", "own.key": "x"})
-    assert [warning.filename for warning in warned] == [__file__]
+    assert len(warned) == 1
+
+
+def test_tied_tensors_keep_what_was_asked(tmp_path: Path) -> None:
+    tied = torch.randn(2, 64)
+    with pytest.warns(glft.TiedWarning):
+        written = save_file({"a": tied, "b": tied}, tmp_path / "out.glft", schemes={"a": "f16", "b": "q8_per_channel"})
+    assert [tensor.asked.scheme for tensor in written] == ["f16", "q8_per_channel"]
 
 
 def test_every_encoder_has_a_way_out() -> None:
