@@ -346,7 +346,7 @@ def spread_rows(count: int, limit: int) -> list[int]:
 
 def _other_bytes(tensors: Mapping[str, StoredTensor], metadata: TypedMetadata) -> int:
     """Returns at least as many bytes as a file has outside its payloads, with their padding."""
-    type_ = WITH_TYPES.types["f16"]  # of any type: all codes have one size
+    any_type = WITH_TYPES.types["f16"]  # all codes have one size
     rows = [
         {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": type_, "offset": 0}
         for name, tensor in tensors.items()
