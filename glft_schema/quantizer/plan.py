@@ -348,7 +348,7 @@ def _other_bytes(tensors: Mapping[str, StoredTensor], metadata: TypedMetadata) -
     """Returns at least as many bytes as a file has outside its payloads, with their padding."""
     any_type = WITH_TYPES.types["f16"]  # all codes have one size
     rows = [
-        {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": type_, "offset": 0}
+        {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": any_type, "offset": 0}
         for name, tensor in tensors.items()
     ]
     start, context = measured(WITH_TYPES, {"header": {}, "metadata": metadata, WITH_TYPES.table: rows})
