@@ -16,16 +16,10 @@ All other modules are private.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from glft_schema import codec, describe, formats, lab, manifests, types
-from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
-from glft_schema.checks.derivation import Derivation, check_derivation
-from glft_schema.checks.manifests import hash_file
-from glft_schema.checks.roles import check_fit, check_rules
-from glft_schema.checks.values import Oddity, check_values
+from glft_schema import codec, formats, types
 from glft_schema.codec.typed_values import Typed
-from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
 from glft_schema.errors import (
     ClosedError,
     Finding,
@@ -47,24 +41,33 @@ from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
 from glft_schema.formats.registry import register_format
-from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
-from glft_schema.lab.quantizing import fake_quantize
 from glft_schema.limits import Limits
-from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan, plan
-from glft_schema.quantizer.quantize import Quantized, quantize
-from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
-from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.checkpoints import open_checkpoint
-from glft_schema.weights.convert import convert
-from glft_schema.weights.edit import Change, Edited, edit
-from glft_schema.weights.importance import ColumnSums, ImportanceMatrix, read_importance
-from glft_schema.weights.importance_statistics import ColumnStatistics
-from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.save import save_file
-from glft_schema.weights.stored_tensors import StoredTensor
+
+if TYPE_CHECKING:
+    from glft_schema import describe, lab, manifests
+    from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
+    from glft_schema.checks.derivation import Derivation, check_derivation
+    from glft_schema.checks.manifests import hash_file
+    from glft_schema.checks.roles import check_fit, check_rules
+    from glft_schema.checks.values import Oddity, check_values
+    from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
+    from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
+    from glft_schema.lab.quantizing import fake_quantize
+    from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan, plan
+    from glft_schema.quantizer.quantize import Quantized, quantize
+    from glft_schema.quantizer.rules import Recipe
+    from glft_schema.tensor_types.engine.differences import NumberErrors
+    from glft_schema.weights.checkpoints import open_checkpoint
+    from glft_schema.weights.convert import convert
+    from glft_schema.weights.edit import Change, Edited, edit
+    from glft_schema.weights.importance import ColumnSums, ImportanceMatrix, read_importance
+    from glft_schema.weights.importance_statistics import ColumnStatistics
+    from glft_schema.weights.payloads import WrittenTensor
+    from glft_schema.weights.save import save_file
+    from glft_schema.weights.stored_tensors import StoredTensor
 
 __version__ = "0.1.0"
 
@@ -143,7 +146,36 @@ __all__ = [
 ]
 
 
+PARTS = ("describe", "lab", "manifests", "testing")  # testing requires hypothesis, an optional dependency
+LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
+    "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
+    "checks.derivation": "Derivation check_derivation",
+    "checks.manifests": "hash_file",
+    "checks.roles": "check_fit check_rules",
+    "checks.values": "Oddity check_values",
+    "describe.byte_map": "ByteMap Stretch byte_map",
+    "lab.gguf_lite": "read_gguf_lite write_gguf_lite",
+    "lab.quantizing": "fake_quantize",
+    "quantizer.plan": "Candidate Mix Plan TensorPlan plan",
+    "quantizer.quantize": "Quantized quantize",
+    "quantizer.rules": "Recipe",
+    "tensor_types.engine.differences": "NumberErrors",
+    "weights.checkpoints": "open_checkpoint",
+    "weights.convert": "convert",
+    "weights.edit": "Change Edited edit",
+    "weights.importance": "ColumnSums ImportanceMatrix read_importance",
+    "weights.importance_statistics": "ColumnStatistics",
+    "weights.payloads": "WrittenTensor",
+    "weights.save": "save_file",
+    "weights.stored_tensors": "StoredTensor",
+}
+MODULES = {name: module for module, names in LATER.items() for name in names.split()}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "testing":  # requires hypothesis, an optional dependency
-        return import_module("glft_schema.testing")
+    if name in PARTS:
+        return import_module(f"glft_schema.{name}")
+    if name in MODULES:
+        globals()[name] = value = getattr(import_module(f"glft_schema.{MODULES[name]}"), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
