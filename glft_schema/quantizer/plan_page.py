@@ -46,10 +46,10 @@ def _picture(points: list[tuple[str, Mix]]) -> str:
     right, top = at(most_bits, most)
     lines = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-size="12" fill="currentColor" role="img">']
     lines.append(f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="currentColor"/>')
-    for bits in range(0, most_bits + 1, max(most_bits // 8, 1)):
-        lines.append(f'<text x="{at(bits, least)[0]}" y="{HEIGHT - 32}" text-anchor="middle">{bits}</text>')
-    for snr in range(least, most + 1, 10):
-        lines.append(f'<text x="{MARGIN - 8}" y="{at(0, snr)[1]}" text-anchor="end">{snr}</text>')
+    for tick in range(0, most_bits + 1, max(most_bits // 8, 1)):
+        lines.append(f'<text x="{at(tick, least)[0]}" y="{HEIGHT - 32}" text-anchor="middle">{tick}</text>')
+    for tick in range(least, most + 1, 10):
+        lines.append(f'<text x="{MARGIN - 8}" y="{at(0, tick)[1]}" text-anchor="end">{tick}</text>')
     lines.append(f'<text x="{right}" y="{HEIGHT - 12}" text-anchor="end">bits per weight</text>')
     lines.append(f'<text x="8" y="{MARGIN - 24}">signal-to-noise ratio in dB</text>')
     for name, bits, snr in finite:
