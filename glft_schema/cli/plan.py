@@ -49,7 +49,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the error of each type for each tensor.")] = False,
 ) -> None:
-    """Plans a quantization: the error of each type, and the best mix for a size.
+    """Plans a quantization: the best types for a size.
 
     Some rows of each tensor that glft quantize quantizes are encoded and decoded by each type. The
     table shows the errors of all weights of the tensors that can have the type, as signal-to-noise

@@ -21,21 +21,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.quantizer.choosing import RecipeTypes
-from glft_schema.quantizer.quantize import added_entries, keeps_floats, with_added, without_leading_ones
+from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.quantizer.rules import Model, Recipe
-from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import spread_importance
-from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.file_types import FILE_TYPES, divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
@@ -259,18 +257,17 @@ def plan(
         raise OptionError(f"expected at least 1 row to measure, found {rows}")
     table = WITH_TYPES.types
     asked = None if types is None else [type_named(name, table) for name in types]
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
-    used = UsedImportance.of(importance)
-    tensors = used.applied({name: without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()})
-    main = Recipe("", FILE_TYPES["f16"], "f16")
-    entries = with_added(checkpoint, added_entries(main, used.keys))
-    model = Model.of(entries, tensors, bool(used.columns))
-    chooser = RecipeTypes(main, model, allow_requantize=allow_requantize, in_order=True, keep_floats=keeps_floats(checkpoint))
+    model = prepared(source, importance)
+    tensors = model.tensors
+    facts = Model.of(model.checkpoint.metadata, tensors, model.has_importance)
+    chooser = RecipeTypes(
+        Recipe("", 0, "f16"), facts, allow_requantize=allow_requantize, in_order=True, keep_floats=model.keeps_floats
+    )
     choices = chooser.choose(tensors, table)
     kept = [
         name
         for name, tensor in tensors.items()
-        if is_kept(name, len(tensor.shape), model) or not tensor.dtype.is_floating_point
+        if is_kept(name, len(tensor.shape), facts) or not tensor.dtype.is_floating_point
     ]
     kept_bytes = sum(PlannedPayload(name, tensors[name], choices[name]).nbytes for name in kept)
     plans, done = list[TensorPlan](), 0
@@ -281,7 +278,7 @@ def plan(
         if progress:
             progress(name, done / max(total, 1))
     weights = sum(tensor.numel for tensor in tensors.values())
-    return Plan(tuple(plans), kept_bytes, weights, _other_bytes(tensors, entries))
+    return Plan(tuple(plans), kept_bytes, weights, _other_bytes(model))
 
 
 def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[TensorType]:
@@ -344,14 +341,15 @@ def spread_rows(count: int, limit: int) -> list[int]:
     return sorted({int((part + part * GOLDEN % 1) * count / limit) for part in range(limit)})
 
 
-def _other_bytes(tensors: Mapping[str, StoredTensor], metadata: TypedMetadata) -> int:
+def _other_bytes(model: Prepared) -> int:
     """Returns at least as many bytes as a file has outside its payloads, with their padding."""
-    any_type = WITH_TYPES.types["f16"]  # all codes have one size
+    types = WITH_TYPES.types
     rows = [
-        {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": any_type, "offset": 0}
-        for name, tensor in tensors.items()
+        {"name": name, "dims": WITH_TYPES.dims_of(tensor.shape), "dtype": types["f16"], "offset": 0}
+        for name, tensor in model.tensors.items()
     ]
-    start, context = measured(WITH_TYPES, {"header": {}, "metadata": metadata, WITH_TYPES.table: rows})
+    regions = {"header": {}, "metadata": model.entries(model.added(Recipe("", 0, "f16"))), WITH_TYPES.table: rows}
+    start, context = measured(WITH_TYPES, regions)
     return start + int(context.get("alignment", 1)) * (len(rows) + 1)
 
 

@@ -6,31 +6,27 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
+from glft_schema.quantizer.prepared import prepared
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import Model, Recipe
-from glft_schema.quantizer.used_importance import UsedImportance
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
-from glft_schema.weights.convert import FILE_TYPE, as_typed, convert
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.schemes import Chosen
 from glft_schema.weights.similar_keys import warn_of_slips
-from glft_schema.weights.stored_tensors import StoredTensor
-
-QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
 
 
 @dataclass(frozen=True)
@@ -120,14 +116,13 @@ def quantize(
         FormatError, TensorError, OSError: as `convert`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
-    tensors = {name: without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
-    used = UsedImportance.of(importance, include_weights, exclude_weights)
-    added = added_entries(recipe, override or {}, used.keys if imatrix_keys else {})
-    entries = with_added(checkpoint, added)
+    model = prepared(source, importance, include_weights, exclude_weights)
+    checkpoint, stored = model.checkpoint, model.tensors
+    added = model.added(recipe, override, imatrix_keys=imatrix_keys)
+    entries = model.entries(added)
     chooser = RecipeTypes(
         recipe,
-        Model.of(entries, tensors, bool(used.columns)),
+        Model.of(entries, stored, model.has_importance),
         patterns=patterns_of(tensor_types),
         output_type=output_tensor_type,
         embedding_type=token_embedding_type,
@@ -135,16 +130,15 @@ def quantize(
         pure=pure,
         allow_requantize=allow_requantize,
         in_order=keep_split,
-        keep_floats=keeps_floats(checkpoint),
+        keep_floats=model.keeps_floats,
         dry_run=dry_run,
     )
-    stored = used.applied(tensors)
     groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
     choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
     notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
-    weights = sum(tensor.numel for tensor in tensors.values())
+    weights = sum(tensor.numel for tensor in stored.values())
     if dry_run:
-        planned = [PlannedPayload(name, tensors[name], choice).written() for name, choice in choices.items()]
+        planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
         refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
         return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
@@ -198,38 +192,9 @@ def _share_of(progress: Progress, number: int, count: int) -> Progress:
     return lambda name, share: progress(name, (number + share) / count)
 
 
-def keeps_floats(checkpoint: Checkpoint) -> bool:
-    """Returns whether float tensors that recipes leave alone keep their type: those of GGUF."""
-    return checkpoint.file is not None and checkpoint.file.format is WITH_TYPES
-
-
-def added_entries(recipe: Recipe, *others: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the metadata that is set in the new file: that of a recipe, and others."""
-    added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
-    for key, value in (entry for entries in others for entry in entries.items()):
-        added.pop(key, None)  # llama.cpp moves a key that it sets to the end
-        added[key] = Typed(value, "uint32") if type(value) is int else value
-    return added
-
-
-def with_added(checkpoint: Checkpoint, added: Mapping[str, Any]) -> TypedMetadata:
-    """Returns the metadata of a model with entries at its end."""
-    entries = as_typed(checkpoint.own_metadata, {}, WITH_TYPES.metadata)
-    return entries.without(*(key for key in added if key in entries)).with_texts(added)
-
-
 def _files_of_set(checkpoint: Checkpoint) -> list[list[str]]:
     """Returns the names of the tensors of each file, by offset. Raises OptionError for one file."""
     shards = checkpoint.file.shards if checkpoint.file else ()
     if len(shards) < 2:
         raise OptionError("expected a file of a set for keep_split (--keep-split), found a single file")
     return [sorted(shard.tensors, key=lambda name: shard.tensors[name].offset) for shard in shards]
-
-
-def without_leading_ones(tensor: StoredTensor) -> StoredTensor:
-    """Returns a tensor without leading dims of one, which llama.cpp drops."""
-    ones = next((i for i, size in enumerate(tensor.shape[:-1]) if size != 1), max(len(tensor.shape) - 1, 0))
-    if not ones:
-        return tensor
-    shape, load = tensor.shape[ones:], tensor.load
-    return replace(tensor, shape=shape, load=lambda: load().reshape(shape))

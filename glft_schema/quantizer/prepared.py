@@ -1,0 +1,80 @@
+"""A model that is ready to be quantized: its tensors with their importance, and its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import Typed
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.quantizer.rules import Recipe
+from glft_schema.quantizer.used_importance import UsedImportance
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.convert import FILE_TYPE, as_typed
+from glft_schema.weights.importance import ImportanceMatrix
+from glft_schema.weights.stored_tensors import StoredTensor
+
+QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
+
+
+class Prepared(NamedTuple):
+    """A model to quantize.
+
+    Attributes:
+        checkpoint: the model.
+        tensors: without leading dims of one, with their importance.
+        used: the importance.
+    """
+
+    checkpoint: Checkpoint
+    tensors: dict[str, StoredTensor]
+    used: UsedImportance
+
+    @property
+    def has_importance(self) -> bool:
+        """Whether there is an importance matrix."""
+        return bool(self.used.columns)
+
+    @property
+    def keeps_floats(self) -> bool:
+        """Whether float tensors that a recipe leaves alone keep their type."""
+        return self.checkpoint.file is not None and self.checkpoint.file.format is WITH_TYPES
+
+    def added(self, recipe: Recipe, override: Mapping[str, Any] | None = None, *, imatrix_keys: bool = True) -> dict[str, Any]:
+        """Returns the entries that the new file gets."""
+        added: dict[str, Any] = {QUANTIZATION_VERSION: Typed(VERSION, "uint32"), FILE_TYPE: Typed(recipe.code, "uint32")}
+        for key, value in [*(override or {}).items(), *(self.used.keys.items() if imatrix_keys else ())]:
+            added.pop(key, None)  # llama.cpp moves a key that it sets to the end
+            added[key] = Typed(value, "uint32") if type(value) is int else value
+        return added
+
+    def entries(self, added: Mapping[str, Any]) -> TypedMetadata:
+        """Returns the metadata with entries at its end."""
+        entries = as_typed(self.checkpoint.own_metadata, {}, WITH_TYPES.metadata)
+        return entries.without(*(key for key in added if key in entries)).with_texts(added)
+
+
+def prepared(
+    source: StrPath | Checkpoint,
+    importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+) -> Prepared:
+    """Opens a model as `quantize` does, whose arguments these are."""
+    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
+    used = UsedImportance.of(importance, include, exclude)
+    tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
+    return Prepared(checkpoint, used.applied(tensors), used)
+
+
+def _without_leading_ones(tensor: StoredTensor) -> StoredTensor:
+    """Returns a tensor without leading dims of one, which llama.cpp drops."""
+    ones = next((i for i, size in enumerate(tensor.shape[:-1]) if size != 1), max(len(tensor.shape) - 1, 0))
+    if not ones:
+        return tensor
+    shape, load = tensor.shape[ones:], tensor.load
+    return replace(tensor, shape=shape, load=lambda: load().reshape(shape))
