@@ -17,6 +17,7 @@ from glft_schema.errors import OptionError, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
+from glft_schema.quantizer.plan_page import plan_page
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -43,6 +44,9 @@ def plan(
     allow_requantize: Annotated[
         bool, typer.Option("--allow-requantize", help="Also plan tensors that are quantized already.")
     ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a picture of the errors.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the error of each type for each tensor.")] = False,
 ) -> None:
     """Plans a quantization: the best types for a size.
@@ -64,6 +68,8 @@ def plan(
             if limit is None and bpw is None:
                 raise OptionError("expected --size or --bpw for the recipe (--out), found neither")
             refuse_overwriting(out, source)
+        if page is not None:
+            refuse_overwriting(page, source)
         with file_errors(source):
             checkpoint = open_with_metadata(source, target=WITH_TYPES)
         with progress_bar("measuring") as bar:
@@ -78,7 +84,10 @@ def plan(
         mix = None if limit is None and bpw is None else planned.mix(size=limit, bpw=bpw)
         if out is not None and mix is not None:
             with atomic_write(out) as stream:
-                stream.write(f"# {_summary(mix)}\n{recipe_text(mix.recipe)}".encode())
+                stream.write(f"# {_summary(mix)}\n{recipe_text(mix.recipe)}".encode("utf-8", "surrogateescape"))
+        if page is not None:
+            with atomic_write(page) as stream:
+                stream.write(plan_page(planned, mix, f"Plan of {source.name}").encode("utf-8", "backslashreplace"))
     if as_json:
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -252,8 +253,25 @@ def test_refused_on_the_command_line(source: Path, tmp_path: Path, options: list
     assert not (tmp_path / "recipe").exists()
 
 
-def test_overwriting(source: Path) -> None:
-    assert_refused(glft("plan", source, "--bpw", "9", "-o", source), "the output would overwrite the input")
+@pytest.mark.parametrize("option", ["-o", "--html"])
+def test_overwriting(source: Path, option: str) -> None:
+    assert_refused(glft("plan", source, "--bpw", "9", option, source), "the output would overwrite the input")
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_the_page(source: Path, tmp_path: Path, mixed: bool) -> None:
+    model = source.rename(tmp_path / "<b>&.gguf")
+    limit = ["--bpw", "9"] if mixed else []
+    glft("plan", model, *limit, "--types", "q4_0,q8_0", "--html", tmp_path / "page.html")
+    root = ElementTree.fromstring((tmp_path / "page.html").read_text("utf-8").removeprefix("<!DOCTYPE html>"))
+    assert root.findtext("head/title") == "Plan of <b>&.gguf"
+    dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in root.iter("circle")]
+    assert [dot[0] for dot in dots] == sorted(dot[0] for dot in dots)  # more bits
+    assert dots[0][1] > dots[1][1]  # less error is above
+    names = ["Q4_0", "Q8_0", *(["mix"] if mixed else [])]
+    assert [row.findtext("td") for row in root.findall("body/table")[0].iter("tr")][1:] == names
+    assert len(dots) == len(names)
+    assert len(root.findall("body/table")[1].findall("tbody/tr")) == 15
 
 
 def test_sizes() -> None:

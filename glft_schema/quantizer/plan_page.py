@@ -1,0 +1,59 @@
+"""A plan as one HTML page: a picture of error against bits per weight, and its tables."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from glft_schema.display import Listing
+from glft_schema.errors import safe
+from glft_schema.quantizer.plan import Mix, Plan
+
+WIDTH, HEIGHT, MARGIN = 720, 400, 50  # pixels
+STYLE = "body { font: 15px sans-serif; color-scheme: light dark } table { border-spacing: 1em 0.2em; margin: 2em 0 }"
+
+
+def plan_page(planned: Plan, mix: Mix | None, title: str) -> str:
+    """Returns the page. It needs no other file and runs no script."""
+    points = [(type_.name, one) for type_, one in planned.by_type.items()] + ([("mix", mix)] if mix else [])
+    rows = [(name, f"{len(one.chosen)}", f"{one.bits_per_weight:.2f}", f"{one.snr:.2f}") for name, one in points]
+    tables = [Listing("types", ("dtype", "tensors", "bits per weight", "SNR in dB"), rows, right=3)]
+    head = ("tensor", *(("mix",) if mix else ()), *(type_.name for type_ in planned.by_type))
+    of_tensors = []
+    for tensor in planned.tensors:
+        found = {candidate.type: f"{candidate.snr:.1f}" for candidate in tensor.candidates}
+        chosen = (mix.chosen[tensor.name].type.name,) if mix else ()
+        of_tensors.append((safe(tensor.name), *chosen, *(found.get(type_, "") for type_ in planned.by_type)))
+    tables.append(Listing("SNR in dB by tensor", head, of_tensors, right=len(planned.by_type)))
+    body = [f"<h1>{escape(title)}</h1>", _picture(points), *(table.html() for table in tables)]
+    opening = f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n<title>{escape(title)}</title>'
+    return "\n".join([opening, f"<style>{STYLE}</style>", "</head>", "<body>", *body, "</body>", "</html>", ""])
+
+
+def _picture(points: list[tuple[str, Mix]]) -> str:
+    """Returns an SVG with a dot for each type: bits per weight to the right, SNR upwards."""
+    finite = [(name, one.bits_per_weight, one.snr) for name, one in points if math.isfinite(one.snr)]
+    most_bits = math.ceil(max((bits for _, bits, _ in finite), default=1))
+    ratios = [snr for *_, snr in finite]
+    least, most = 10 * math.floor(min([0, *ratios]) / 10), 10 * math.ceil(max([10, *ratios]) / 10)
+
+    def at(bits: float, snr: float) -> tuple[str, str]:
+        x = MARGIN + bits / most_bits * (WIDTH - 2 * MARGIN)
+        y = HEIGHT - MARGIN - (snr - least) / (most - least) * (HEIGHT - 2 * MARGIN)
+        return f"{x:.1f}", f"{y:.1f}"
+
+    left, bottom = at(0, least)
+    right, top = at(most_bits, most)
+    lines = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" font-size="12" fill="currentColor" role="img">']
+    lines.append(f'<path d="M{left} {top}V{bottom}H{right}" fill="none" stroke="currentColor"/>')
+    for tick in range(0, most_bits + 1, max(most_bits // 8, 1)):
+        lines.append(f'<text x="{at(tick, least)[0]}" y="{HEIGHT - 32}" text-anchor="middle">{tick}</text>')
+    for tick in range(least, most + 1, 10):
+        lines.append(f'<text x="{MARGIN - 8}" y="{at(0, tick)[1]}" text-anchor="end">{tick}</text>')
+    lines.append(f'<text x="{right}" y="{HEIGHT - 12}" text-anchor="end">bits per weight</text>')
+    lines.append(f'<text x="8" y="{MARGIN - 24}">signal-to-noise ratio in dB</text>')
+    for name, bits, snr in finite:
+        x, y = at(bits, snr)
+        colour = ' fill="crimson"' if name == "mix" else ""
+        lines.append(f'<circle cx="{x}" cy="{y}" r="4"{colour}/><text x="{float(x) + 7:.1f}" y="{y}">{escape(name)}</text>')
+    return "\n".join([*lines, "</svg>"])
