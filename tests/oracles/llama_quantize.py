@@ -80,7 +80,14 @@ def package(cache: Path) -> Path:
     if not folder.exists():
         if shutil.which("npm") is None:
             pytest.skip("needs npm")
-        options = ["--ignore-scripts", "--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1"]
+        options = [
+            "--ignore-scripts",
+            "--loglevel=error",
+            "--no-audit",
+            "--no-fund",
+            "--fetch-retries=1",
+            "--fetch-timeout=20000",
+        ]
         command = ["npm", "install", *options, "--prefix", str(cache), f"{PACKAGE}@{VERSION}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
