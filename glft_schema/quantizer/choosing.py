@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.errors import OptionError, SchemeError, shown
 from glft_schema.quantizer.recipes import is_kept
-from glft_schema.quantizer.rules import BLOCK, Model, Place, Recipe, Role
+from glft_schema.quantizer.rules import BLOCK, Model, Recipe, Role, TensorFacts
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
@@ -125,9 +125,9 @@ class RecipeTypes:
                 return type_named(self.output_type, types)
             role = Role.OUTPUT
         matrices = tensor.shape[-3] if len(tensor.shape) > 2 else 1
-        place = Place(name, role, counts[role], matrices, default, divides(types[default], tensor.shape), self.model)
+        facts = TensorFacts(name, role, counts[role], matrices, default, divides(types[default], tensor.shape), self.model)
         counts[role] += 1
-        return types[self.recipe.type_of(place)]
+        return types[self.recipe.type_of(facts)]
 
 
 def patterns_of(tensor_types: Mapping[str, str] | Sequence[tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:

@@ -21,7 +21,7 @@ BLOCK = re.compile(r"blk\.(\d+)")  # at the beginning of the name of a layer's t
 
 
 class Role(Enum):
-    """What a tensor is for. Values are parts of names that show it; the first hit counts."""
+    """The function of a tensor. Values are parts of names; the first that is found counts."""
 
     OUTPUT = "output.weight"
     EMBEDDING = "token_embd.weight per_layer_token_embd.weight"
@@ -50,7 +50,7 @@ FFN = (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)
 
 @dataclass(frozen=True)
 class Model:
-    """What recipes need to know of a model.
+    """Facts of a model that rules look at.
 
     Attributes:
         architecture: ``general.architecture``.
@@ -116,8 +116,8 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Place:
-    """A tensor where a recipe meets it.
+class TensorFacts:
+    """Facts of a tensor that rules look at.
 
     Attributes:
         name: of the tensor.
@@ -156,10 +156,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on a `Place`, with its text. ``&``, ``|`` and ``~`` combine conditions."""
+    """A condition on a tensor, with its text. ``&``, ``|`` and ``~`` combine conditions."""
 
     text: str
-    holds: Callable[[Place], bool]
+    holds: Callable[[TensorFacts], bool]
 
     def __and__(self, other: Condition) -> Condition:
         return Condition(f"{self} and {other}", lambda at: self.holds(at) and other.holds(at))
@@ -253,9 +253,9 @@ class Recipe:
     needs_importance: frozenset[str] = frozenset()
     tensors: Mapping[str, str] = field(default_factory=dict)
 
-    def type_of(self, place: Place) -> str:
-        """Returns the type of the tensor at `place`, which has the default so far."""
+    def type_of(self, facts: TensorFacts) -> str:
+        """Returns the type of a tensor that has the default so far."""
         for rule_ in self.rules:
-            if place.role in rule_.roles and rule_.when.holds(place):
-                place = replace(place, type=rule_.type)
-        return place.type
+            if facts.role in rule_.roles and rule_.when.holds(facts):
+                facts = replace(facts, type=rule_.type)
+        return facts.type
