@@ -96,6 +96,13 @@ def test_folder_from_the_command_line(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "out.gguf", "tiny-bert"]
 
 
+def test_no_folder_after_an_error(tmp_path: Path) -> None:
+    glft.convert(make_folder(tmp_path, "tiny-bert"), tmp_path / "out.gguf")
+    with pytest.raises(glft.SchemeError, match="expected a tensor that matches 'nothing', found none"):
+        glft.convert(tmp_path / "out.gguf", f"{tmp_path}/back/", schemes={"nothing": "f16"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.gguf", "tiny-bert"]
+
+
 def test_no_folder_of_other_models(tmp_path: Path) -> None:
     """An unknown family, a missing key, a tensor too many, unknown factors, and another format."""
     glft.convert(make_folder(tmp_path, "tiny-llama-3"), tmp_path / "llama.gguf")
