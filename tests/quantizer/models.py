@@ -83,7 +83,7 @@ def write(path: Path, metadata: Mapping[str, Any], weights: Mapping[str, torch.T
 def models(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Metadata and tensors."""
     architecture = draw(st.sampled_from([*EPSILON]))
-    layers = draw(st.sampled_from([1, 2, 7, 8, 9, 16, 24, 33, 80]))
+    layers = draw(st.sampled_from([*[1, 2, 7, 8, 9, 16] * 3, 24, 33, 80]))
     kv_heads, shared = draw(st.sampled_from([1, 2])), draw(st.integers(1, 8))
     mixed = architecture == "qwen3moe" or (architecture == "llama" and draw(st.booleans()))
     experts = draw(st.sampled_from([2, 4, 8])) if mixed else 0
