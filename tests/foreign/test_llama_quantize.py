@@ -27,7 +27,8 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_smollm2(folder: Path, source: Path, recipe: glft.Recipe) -> None:
     with glft.open(source) as file:
         shapes = {name: torch.empty(tensor.shape, device="meta") for name, tensor in file.tensors.items()}
-    weighted = importances(shapes)
-    without = compare(folder, source, [recipe.name])
-    assert without == {recipe.name: "refused" if recipe.name in REFUSED else "equal"}
-    assert compare(folder, source, [recipe.name], weighted) == {recipe.name: "equal"}
+    for importance in (None, importances(shapes)):
+        expected = "refused" if importance is None and recipe.name in REFUSED else "equal"
+        if recipe.name == "Q1_0":  # whose blocks of 128 do not divide rows of 576, which llama.cpp refuses
+            expected = "differs (1)"
+        assert compare(folder, source, [recipe.name], importance) == {recipe.name: expected}
