@@ -6,7 +6,7 @@ The HTML sets no colours, so it suits light and dark themes. All text from a fil
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
@@ -185,3 +185,10 @@ def file_html(file: HasFile) -> str:
     if file.source.closed:
         return f"<pre>{escape(repr(file))}</pre>"
     return "\n".join([f"<p>{escape(title(file))}</p>", *(table.html() for table in file_tables(file))])
+
+
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str = "") -> str:
+    """Returns a table in Markdown; `align` may have a letter for each column, ``-`` for numbers."""
+    dashes = tuple("---:" if letter == "-" else "---" for letter in align or ":" * len(head))
+    lines = (" | ".join(cell.replace("|", chr(92) + "|") for cell in row) for row in (head, dashes, *rows))
+    return "\n".join(f"| {line} |" for line in lines) + "\n"

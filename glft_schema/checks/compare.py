@@ -129,7 +129,7 @@ class Comparison:
 
     @property
     def summary(self) -> list[str]:
-        """What differs, in sentences: weights, tensors by state and type, metadata."""
+        """Returns the differences as sentences: weights, tensors by state and type, metadata."""
         return [self._weights(), *([self._tensors()] if self.tensors else []), self._metadata()]
 
     def _weights(self) -> str:

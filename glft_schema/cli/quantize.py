@@ -77,7 +77,7 @@ def quantize(
 
     OUT has the bytes of llama-quantize's file. A file type gives each tensor a type by its role:
     Q4_K_M gives q6_k to some of attn_v, and q4_k to most others. Norms, biases and small tensors
-    keep their types. If the rows of a tensor are no multiple of the type's blocks, a type with
+    keep their types. If the rows of a tensor are not a multiple of the type's blocks, a type with
     smaller blocks is used. The report begins with these tensors.
 
     Options are those of llama-quantize; --prune-layers and COPY are left out.

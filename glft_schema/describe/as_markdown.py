@@ -14,6 +14,7 @@ from glft_schema.codec.expressions import Constant, Expression, outermost
 from glft_schema.codec.rules import Check
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.sentences import MATRIX, NodeWords, held_by
+from glft_schema.display import markdown_table
 
 NUMBERS = (
     "`u8` to `u64` are unsigned, `i8` to `i64` are two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
@@ -64,7 +65,7 @@ def codes_reference(schema: s.Schema) -> str:
         if table is schema.format.types:
             continue
         rows = [(f"{code}", f"`{entry.name}`", _stored(entry.name, schema)) for code, entry in table.by_code()]
-        sections.append(f"## {table.kind} types\n\n{_table(('code', 'name', 'stored as'), rows, '-::')}")
+        sections.append(f"## {table.kind} types\n\n{markdown_table(('code', 'name', 'stored as'), rows, '-::')}")
     return "\n".join(sections)
 
 
@@ -72,7 +73,7 @@ def rules_reference(schema: s.Schema) -> str:
     """Returns a table of all rules of the container: id, field, expectation, and rule sets."""
     rules = [rule for struct in schema.container_structs.values() for rule in struct.rules]
     rows = [(f"`{rule.id}`", rule.field, _escaped(rule.expected), held_by(rule)) for rule in rules]
-    return _table(("rule", "field", "expected", "enforced by"), rows, "::::")
+    return markdown_table(("rule", "field", "expected", "enforced by"), rows, "::::")
 
 
 def types_table(schema: s.Schema) -> str:
@@ -86,7 +87,7 @@ def types_table(schema: s.Schema) -> str:
     align = "-:---:"
     if all(code == name for code, name, *_ in rows):  # names are stored
         head, align, rows = head[1:], align[1:], [row[1:] for row in rows]
-    return _table(head, rows, align)
+    return markdown_table(head, rows, align)
 
 
 def types_reference(schema: s.Schema) -> str:
@@ -123,7 +124,7 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
     if struct.is_json:
         words = (WORDS.words(part.node) for part in struct.fields)
         rows = [(f"`{part.name}`", stored, _escaped(part.doc)) for part, stored in zip(struct.fields, words, strict=True)]
-        return _table(("field", "stored as", "meaning"), rows, ":::").splitlines()
+        return markdown_table(("field", "stored as", "meaning"), rows, ":::").splitlines()
     for part, at in zip(struct.fields, struct.offsets, strict=True):
         size = schema.size(part.node)
         offset = "then" if at is None else f"{at}"
@@ -131,7 +132,7 @@ def _fields(struct: s.StructOf, schema: s.Schema) -> list[str]:
         default = f"; `{value if value < 1 << 16 else f'0x{value:08X}'}` by default" if isinstance(value, int) else ""
         stored = WORDS.words(part.node)
         rows.append((offset, "" if size is None else f"{size}", f"`{part.name}`", stored, _escaped(part.doc) + default))
-    return _table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
+    return markdown_table(("byte", "bytes", "field", "stored as", "meaning"), rows, "--:::").splitlines()
 
 
 def _rules(rules: Iterable[Check], more: list[str]) -> list[str]:
@@ -176,10 +177,3 @@ WORDS = _Words()
 
 def _title(name: str) -> str:
     return name.replace("_", " ").capitalize()
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str) -> str:
-    """Returns a table; `align` has a letter for each column, ``-`` for numbers."""
-    dashes = tuple("---:" if letter == "-" else "---" for letter in align)
-    lines = (" | ".join(cell.replace("|", chr(92) + "|") for cell in row) for row in (head, dashes, *rows))
-    return "\n".join(f"| {line} |" for line in lines) + "\n"

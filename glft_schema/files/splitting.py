@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
@@ -15,7 +14,7 @@ from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.registry import FORMATS
-from glft_schema.storage.atomic import atomic_write
+from glft_schema.storage.atomic import atomic_write, new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensors.tensor import Tensor
@@ -57,25 +56,17 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
         used += tensor.nbytes
     paths = [str(shard_path(prefix, number, len(groups), file.format.endings[0])) for number in range(len(groups))]
     index = [f"{os.fspath(prefix)}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
-    if taken := [path for path in paths + index if os.path.lexists(path)]:
-        raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
-    written: list[str] = []
-    try:
+    with new_files(paths + index) as begun:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             metadata = file.metadata
             if keys:
                 rest = metadata.without(*(key for key in metadata if key != file.format.alignment_key))
                 metadata = (rest if number else metadata) | keys.entries(number, len(groups), len(file.tensors))
-            written.append(path)
+            begun.append(path)
             _write(file, metadata, tensors, path)
         for path in index:
-            written.append(path)
+            begun.append(path)
             _write_index(path, paths, groups)
-    except BaseException:
-        for path in written:
-            with suppress(OSError):
-                os.unlink(path)
-        raise
     return paths + index
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from glft_schema.display import markdown_table
 from glft_schema.quantizer.recipes import ALIASES, KEPT_NAMES, KEPT_PARTS, KEPT_PARTS_OF, RECIPES, SEARCHED, SHARED
 from glft_schema.quantizer.rules import MORE_BITS, MORE_BITS_TEXT, Role, Rule
 from glft_schema.weights.file_types import FALLBACKS
@@ -33,19 +34,13 @@ def recipes_as_markdown() -> str:
     return "\n".join([INTRODUCTION, *_roles(), *_kept(), *_fallbacks(), *_summary(), *_shared(), *_recipes()])
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    for row in (head, ("---",) * len(head), *rows):
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |"
-    yield ""
-
-
 def _codes(texts: Iterable[str]) -> str:
     return ", ".join(f"`{text}`" for text in texts)
 
 
 def _roles() -> Iterator[str]:
     yield "## Roles\n\nThe first role counts whose text is in a tensor's name; the first two are whole names.\n"
-    yield from _table(("role", "name"), ((str(role), _codes(role.value.split()) or "any other") for role in Role))
+    yield markdown_table(("role", "name"), ((str(role), _codes(role.value.split()) or "any other") for role in Role))
     yield "Without `output.weight`, the token embedding has the role output.\n"
 
 
@@ -61,10 +56,10 @@ def _kept() -> Iterator[str]:
 
 
 def _fallbacks() -> Iterator[str]:
-    yield "## Fallback types\n\nFor rows that are no multiple of a type's blocks; repeated until one fits.\n"
+    yield "## Fallback types\n\nFor rows that are not a multiple of a type's blocks; repeated until one fits.\n"
     types = dict.fromkeys(FALLBACKS.values())
     of = {type_: [name for name, smaller in FALLBACKS.items() if smaller == type_] for type_ in types}
-    yield from _table(("type", "fallback"), ((_codes(names), f"`{type_}`") for type_, names in of.items()))
+    yield markdown_table(("type", "fallback"), ((_codes(names), f"`{type_}`") for type_, names in of.items()))
     yield "llama.cpp has none for q1_0, and refuses such models.\n"
     yield f"Without an importance matrix, {_codes(sorted(SEARCHED))} are refused, except for output and embedding.\n"
 
@@ -73,12 +68,12 @@ def _summary() -> Iterator[str]:
     yield "## File types\n"
     aliases = {name: alias for alias, name in ALIASES.items()}
     rows = ((f"[{r.name}](#{r.name.lower()})", str(r.code), f"`{r.default}`", aliases.get(r.name, "")) for r in RECIPES)
-    yield from _table(("file type", "general.file_type", "main type", "alias"), rows)
+    yield markdown_table(("file type", "general.file_type", "main type", "alias"), rows)
 
 
 def _shared() -> Iterator[str]:
     yield "## Rules at the end of most recipes\n"
-    yield from _table(("", "role", "type", "if"), ((f"({i})", *_row(rule)) for i, rule in enumerate(SHARED, 1)))
+    yield markdown_table(("", "role", "type", "if"), ((f"({i})", *_row(rule)) for i, rule in enumerate(SHARED, 1)))
 
 
 def _recipes() -> Iterator[str]:
@@ -90,7 +85,7 @@ def _recipes() -> Iterator[str]:
         yield f"### {recipe.name}\n"
         yield f"Main type `{recipe.default}`.{refused}\n"
         if own:
-            yield from _table(("role", "type", "if"), map(_row, own))
+            yield markdown_table(("role", "type", "if"), map(_row, own))
         if shared:
             yield f"Then the rules {', '.join(shared)} above.\n"
 

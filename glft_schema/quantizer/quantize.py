@@ -20,6 +20,7 @@ from glft_schema.quantizer.prepared import prepared
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import Model, Recipe
+from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
@@ -146,17 +147,21 @@ def quantize(
     paths, metadata = [out], [entries]
     if keep_split:
         paths, metadata = _parts(out, entries, groups)
-    try:
+    with new_files(paths if keep_split else ()) as begun:
         for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
-            chosen = Chosen({name: choice for name, choice in choices.items() if name in group})
-            part = checkpoint._replace(tensors={name: stored[name] for name in group}, metadata=metadata[number])
+            part = {name: stored[name] for name in group}
+            chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
             share = _share_of(progress, number, len(paths)) if progress else None
-            written += convert(part, path, schemes=chosen, format=WITH_TYPES.name, progress=share, measure=False)
-    except BaseException:
-        for path in paths if keep_split else ():
-            with suppress(OSError):
-                os.unlink(path)
-        raise
+            if keep_split:
+                begun.append(path)
+            written += convert(
+                checkpoint._replace(tensors=part, metadata=metadata[number]),
+                path,
+                schemes=chosen,
+                format=WITH_TYPES.name,
+                progress=share,
+                measure=False,
+            )
     return Quantized(recipe, written, weights, tuple(notes), checkpoint.family)
 
 
@@ -173,15 +178,10 @@ def _recipe(recipe: StrPath | int) -> Recipe:
 
 
 def _parts(out: StrPath, entries: TypedMetadata, groups: list[list[str]]) -> tuple[list[StrPath], list[TypedMetadata]]:
-    """Returns path and metadata of each file of a set; the first has all keys.
-
-    Raises OptionError if one of the files exists.
-    """
+    """Returns path and metadata of each file of a set; the first has all keys."""
     keys, count, ending = WITH_TYPES.shard_keys, len(groups), WITH_TYPES.endings[0]
     assert keys is not None
     paths: list[StrPath] = [shard_path(os.fspath(out).removesuffix(ending), number, count, ending) for number in range(count)]
-    if taken := [path for path in paths if os.path.lexists(path)]:
-        raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
     others = [WITH_TYPES.metadata.metadata({})] * (count - 1)
     tensors = sum(map(len, groups))
     return paths, [of_file | keys.entries(number, count, tensors) for number, of_file in enumerate([entries, *others])]

@@ -38,7 +38,6 @@ FALCON, GQA, EIGHT = architecture("falcon"), heads_per_kv(4), experts(8)
 
 # Tensors that keep their type: those of fewer than two dims, those whose name does not end in
 # "weight", and these.
-KEPT = ("output.weight",)  # if asked for
 KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 KEPT_PARTS = (
     "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_tid2eid.weight", "altup", "laurel", "per_layer_model_proj",
@@ -131,8 +130,7 @@ RECIPES = (
         *_output("q6_k"),
         rule(V, "q4_k", GQA),
         rule(DOWN, "q4_k", early(8)),
-        *COMMON,
-        GLM5,
+        *SHARED,
     ), SEARCHED | {"q2_k"}),
     _recipe("Q3_K_S", 11, "q3_k", EIGHT_EXPERTS),
     _recipe("Q3_K_M", 12, "q3_k",
@@ -222,6 +220,6 @@ def is_kept(name: str, dims: int, model: Model, *, keep_output: bool = False) ->
         keep_output: whether ``output.weight`` keeps its type.
     """
     parts = (*KEPT_PARTS, *KEPT_PARTS_OF.get(model.architecture, ()))
-    if dims < 2 or not name.endswith("weight") or name in KEPT_NAMES or (keep_output and name in KEPT):
+    if dims < 2 or not name.endswith("weight") or name in KEPT_NAMES or (keep_output and name == OUTPUT.value):
         return True
     return any(part in name for part in parts)

@@ -9,10 +9,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
+from glft_schema.errors import OptionError, shown
 from glft_schema.storage.source import Source, StrPath
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
@@ -62,6 +63,24 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
             os.replace(temporary, target)
             if folder is not None:
                 _sync_folder(folder)
+
+
+@contextmanager
+def new_files(paths: Sequence[StrPath]) -> Iterator[list[StrPath]]:
+    """Yields a list for the paths whose writing has begun. After an error their files are removed.
+
+    Raises OptionError if one of the paths exists.
+    """
+    if taken := [path for path in paths if os.path.lexists(path)]:
+        raise OptionError(f"expected no file at the output paths, found {shown(os.path.basename(taken[0]))}")
+    begun: list[StrPath] = []
+    try:
+        yield begun
+    except BaseException:
+        for path in begun:
+            with suppress(OSError):
+                os.unlink(path)
+        raise
 
 
 @contextmanager

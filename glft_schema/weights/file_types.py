@@ -33,7 +33,7 @@ def divides(type_: TensorType, dims: Sequence[int]) -> bool:
 
 
 def fallback(type_: TensorType, dims: Sequence[int], types: TypeTable[TensorType]) -> TensorType | None:
-    """Returns the type for a tensor whose rows are no multiple of the blocks of `type_`, if any."""
+    """Returns the type for rows that are not a multiple of the blocks of `type_`, or None."""
     name: str | None = type_.scheme
     while (name := FALLBACKS.get(str(name))) in types:
         if divides(types[name], dims):

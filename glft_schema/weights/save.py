@@ -51,8 +51,8 @@ def save_file(
         schemes: names or fnmatch patterns -> lower-case types, such as ``f32``, ``q8_per_channel``,
             ``q4_0``; or pairs of them, in which a pattern may be repeated. Names override patterns.
             The last pattern whose type can hold the tensor wins. If none can, because the rows are
-            no multiple of its blocks, the type's fallback is used, such as ``q5_0`` for ``q4_k``.
-            Other tensors keep their type.
+            not a multiple of its blocks, the type's fallback is used, such as ``q5_0`` for
+            ``q4_k``. Other tensors keep their type.
         alignment: payloads begin at multiples of this; by default 1 in GLFT and 32 in GGUF. With
             64, every float tensor can be read in place at full speed.
         format: ``glft``, ``gguf``, ``safetensors`` or a registered format; by default from the

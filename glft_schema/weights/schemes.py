@@ -62,10 +62,10 @@ def choose_types(
     """Returns a type for each tensor.
 
     Names override patterns. Among matching patterns, the last one whose type can hold the tensor
-    wins. If none can, because the rows are no multiple of the blocks, the last one's fallback type
-    is used. A tensor without such a scheme keeps its type. If the format lacks that type, the next
-    type that holds it exactly is used: quantized tensors of another format are dequantized to F32,
-    narrow floats widened to F32, and integers to wider ones.
+    wins. If none can, because the rows are not a multiple of the blocks, the last one's fallback
+    type is used. A tensor without such a scheme keeps its type. If the format lacks that type, the
+    next type that holds it exactly is used: quantized tensors of another format are dequantized to
+    F32, narrow floats widened to F32, and integers to wider ones.
 
     Args:
         tensors: by name.
