@@ -11,12 +11,22 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import Exclude, echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import (
+    ConverterOption,
+    Exclude,
+    TrustRemoteCode,
+    echo,
+    file_errors,
+    progress_bar,
+    refuse_overwriting,
+    unique,
+)
 from glft_schema.cli.written import fallbacks, mapped, payloads, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.errors import OptionError, safe, shown
+from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -80,6 +90,8 @@ def convert(
     imatrix: Annotated[
         Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
     ] = None,
+    converter: ConverterOption = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Converts weights to another format or type.
 
@@ -103,8 +115,8 @@ def convert(
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
         target = None if format is None and is_folder(output) else target_format(out, format)
-        with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude or [], target)
+        with file_errors(source), progress_bar("opening") as bar:
+            checkpoint = open_with_metadata(source, exclude or [], target, Converter(converter, trust_remote_code, None, bar))
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:

@@ -18,6 +18,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
 from glft_schema.quantizer.plan_page import plan_page
+from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -71,7 +72,7 @@ def plan(
         if page is not None:
             refuse_overwriting(page, source)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, target=WITH_TYPES)
+            checkpoint = open_with_metadata(source, (), WITH_TYPES, IN_FLOAT32)
         with progress_bar("measuring") as bar:
             planned = plan_model(
                 checkpoint,

@@ -8,11 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import (
+    ConverterOption,
+    TrustRemoteCode,
+    echo,
+    file_errors,
+    progress_bar,
+    refuse_overwriting,
+    unique,
+)
 from glft_schema.cli.written import fallbacks, mapped, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
+from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
 from glft_schema.quantizer.quantize import quantize as quantize_model
 from glft_schema.storage.file_source import read_text
@@ -72,6 +82,8 @@ def quantize(
         typer.Option(metavar="KEY=TYPE:VALUE", help="Metadata entry to set; TYPE is int, float, bool or str. Repeatable."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes, but write nothing.")] = False,
+    converter: ConverterOption = None,
+    trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Quantizes a model to a GGUF file, as llama-quantize does.
 
@@ -84,8 +96,9 @@ def quantize(
     """
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
-        with file_errors(source):
-            checkpoint = open_with_metadata(source, target=WITH_TYPES)
+        with file_errors(source), progress_bar("opening") as bar:
+            mapping = Converter(converter, trust_remote_code, IN_FLOAT32.outtype, bar)
+            checkpoint = open_with_metadata(source, (), WITH_TYPES, mapping)
         texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(

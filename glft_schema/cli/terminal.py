@@ -47,6 +47,20 @@ def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:
             raise
 
 
+ConverterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--converter",
+        metavar="PATH",
+        help="llama.cpp's convert_hf_to_gguf.py or its folder, or installed: maps a Hugging Face folder in a process of its "
+        "own. Default: the installed one, for architectures that are not declared.",
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Let the converter read a folder with auto_map or Python files.")
+]
+
+
 @contextmanager
 def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None) -> Iterator[None]:
     """Reports an error as one line on stderr, with exit code 2.

@@ -17,8 +17,10 @@ FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
     """Returns a line if the source is a Hugging Face folder that was mapped to GGUF."""
-    family = checkpoint.family
-    return [f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {family} family"] if family else []
+    if checkpoint.family:
+        return [f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {checkpoint.family} family"]
+    name = checkpoint.converter
+    return [f"{source}: a Hugging Face folder, converted by llama.cpp's converter, {name}"] if name else []
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

@@ -13,6 +13,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json, refusing
+from glft_schema.families.converter import HOW
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.names import Names, is_float32
@@ -88,14 +89,24 @@ def open_folder(path: StrPath) -> Model:
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
 
 
+def has_family(folder: Path) -> bool:
+    """Returns whether a declared family has the architecture of a folder."""
+    with refusing(folder, "a valid config.json"):
+        return _declared(read_config(folder)) is not None
+
+
+def _declared(config: Config) -> Family | None:
+    names = config.get("architectures") or [None]
+    return next((family for family in FAMILIES if names[0] in family.architectures), None)
+
+
 def family_of(config: Config, folder: Path) -> Family:
     """Returns the family of a config. Raises FormatError if none has its architecture."""
+    if family := _declared(config):
+        return family
     names = config.get("architectures") or [None]
-    for family in FAMILIES:
-        if names[0] in family.architectures:
-            return family
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    problem = f"expected a known architecture ({known}), found {shown(names[0])}: use llama.cpp's converter"
+    problem = f"expected a known architecture ({known}), found {shown(names[0])}: use {HOW}"
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
 
 

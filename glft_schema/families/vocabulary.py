@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError
 from glft_schema.families.config import Config, read_json
+from glft_schema.families.converter import HOW
 from glft_schema.families.declarations import LLAMA, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
@@ -205,7 +206,7 @@ def pre_tokenizer(tokenizer: Any, folder: Path) -> str:
     fingerprint = sha256(str(tokenizer.encode(TEXT).ids).encode()).hexdigest()
     if fingerprint not in PRE_TOKENIZERS:
         problem = f"expected a tokenizer whose pre-tokenizer is known, found fingerprint {fingerprint[:16]}"
-        advice = "take the vocabulary of a GGUF of this model with --like, or use llama.cpp's converter"
+        advice = f"take the vocabulary of a GGUF of this model with --like, or use {HOW}"
         raise FormatError(f"{problem}: {advice}", file=str(folder / TOKENIZER))
     return PRE_TOKENIZERS[fingerprint]
 

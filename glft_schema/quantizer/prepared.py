@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
+from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.quantizer.rules import Recipe
@@ -18,6 +19,7 @@ from glft_schema.weights.convert import FILE_TYPE, as_typed
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.stored_tensors import StoredTensor
 
+IN_FLOAT32 = Converter(outtype="f32")
 QUANTIZATION_VERSION, VERSION = "general.quantization_version", 2
 
 
@@ -63,9 +65,10 @@ def prepared(
     importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
+    converter: Converter = IN_FLOAT32,
 ) -> Prepared:
     """Opens a model as `quantize` does, whose arguments these are."""
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
+    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, (), WITH_TYPES, converter)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     return Prepared(checkpoint, used.applied(tensors), used)

@@ -16,7 +16,7 @@ from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.quantizer.choosing import RecipeTypes, patterns_of
-from glft_schema.quantizer.prepared import prepared
+from glft_schema.quantizer.prepared import IN_FLOAT32, prepared
 from glft_schema.quantizer.recipe_files import read_recipe
 from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import Model, Recipe
@@ -40,6 +40,7 @@ class Quantized:
         weights: number of weights.
         notes: options without effect, and in a dry run the reasons for refusing the job.
         family: of the Hugging Face folder that was mapped to GGUF, or None.
+        converter: llama.cpp's converter that mapped the folder, or None.
     """
 
     recipe: Recipe
@@ -47,6 +48,7 @@ class Quantized:
     weights: int
     notes: tuple[str, ...] = ()
     family: str | None = None
+    converter: str | None = None
 
     @property
     def nbytes(self) -> int:
@@ -78,6 +80,8 @@ def quantize(
     override: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
+    converter: StrPath | None = None,
+    trust_remote_code: bool = False,
 ) -> Quantized:
     """Quantizes a model to a GGUF file by one of llama-quantize's file types.
 
@@ -105,6 +109,8 @@ def quantize(
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
         dry_run: only return the result. A job that would be refused for its types has `notes`.
         progress: called after each tensor with its name and the share written, from 0 to 1.
+        converter: llama.cpp's converter, as for `convert`.
+        trust_remote_code: as for `convert`.
 
     Returns:
         Types and sizes.
@@ -117,7 +123,8 @@ def quantize(
         FormatError, TensorError, OSError: as `convert`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    model = prepared(source, importance, include_weights, exclude_weights)
+    mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
+    model = prepared(source, importance, include_weights, exclude_weights, mapping)
     checkpoint, stored = model.checkpoint, model.tensors
     added = model.added(recipe, override, imatrix_keys=imatrix_keys)
     entries = model.entries(added)
@@ -141,7 +148,7 @@ def quantize(
     if dry_run:
         planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
         refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
-        return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family)
+        return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family, checkpoint.converter)
     warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
     written: list[WrittenTensor] = []
     paths, metadata = [out], [entries]
@@ -162,7 +169,7 @@ def quantize(
                 progress=share,
                 measure=False,
             )
-    return Quantized(recipe, written, weights, tuple(notes), checkpoint.family)
+    return Quantized(recipe, written, weights, tuple(notes), checkpoint.family, checkpoint.converter)
 
 
 def _recipe(recipe: StrPath | int) -> Recipe:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.families.folders import is_model_folder, open_folder
+from glft_schema.errors import OptionError
+from glft_schema.families.converter import Converter
+from glft_schema.families.folders import has_family, is_model_folder, open_folder
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
@@ -27,6 +30,7 @@ class Checkpoint(NamedTuple):
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
     family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
+    converter: str | None = None  # if it is a folder that llama.cpp's converter maps to GGUF, the converter's name
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -37,6 +41,7 @@ class Checkpoint(NamedTuple):
         return {key: text for key, text in self.metadata.items() if added.get(key) != text}
 
 
+BY_FAMILY = Converter()
 Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open file, a state dict, or an open checkpoint
 
 
@@ -60,21 +65,32 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
     return dict(open_with_metadata(path, exclude).tensors)
 
 
-def open_with_metadata(path: StrPath, exclude: Iterable[str] = (), target: Format | None = None) -> Checkpoint:
+def open_with_metadata(
+    path: StrPath, exclude: Iterable[str] = (), target: Format | None = None, converter: Converter = BY_FAMILY
+) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata.
 
-    If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family: the
-    tensors have their names and values of GGUF, and the metadata includes the vocabulary.
+    If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family, or by
+    llama.cpp's converter: the tensors have their names and values of GGUF, and the metadata
+    includes the vocabulary.
 
     Raises:
-        FormatError: if the folder cannot be mapped; see `open_folder`.
+        FormatError: if the folder cannot be mapped; see `open_folder` and `Converter.open`.
+        OptionError: if there is no such converter, or the path is not such a folder.
     """
-    checkpoint = _open_mapped(path) if target is WITH_TYPES and is_model_folder(path) else open_entries(path)
+    if target is WITH_TYPES and is_model_folder(path):
+        checkpoint = _open_mapped(path, converter)
+    elif converter.path is None:
+        checkpoint = open_entries(path)
+    else:
+        raise OptionError(f"expected a Hugging Face folder, to be written as GGUF, for the converter; found {str(path)!r}")
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
-def _open_mapped(path: StrPath) -> Checkpoint:
-    """Opens a Hugging Face folder by its family."""
+def _open_mapped(path: StrPath, converter: Converter) -> Checkpoint:
+    """Opens a Hugging Face folder by its family, or by llama.cpp's converter."""
+    if converter.path is not None or (not has_family(Path(path)) and converter.script()):
+        return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
     return Checkpoint({name: _mapped(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
 

