@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from weakref import finalize
 
 from glft_schema.display import Progress
@@ -137,7 +137,7 @@ class ConvertedSource(Source):
             stderr=self._messages,
             env=os.environ | OFFLINE,
         )
-        self._process, self._end = process, finalize(self, _end, process)
+        self._process, self._end = process, finalize(self, _end, process, self._messages)
         try:
             self._receive(sizes := memoryview(bytearray(PAIR.size)))
             head, size = PAIR.unpack(sizes)
@@ -181,11 +181,11 @@ class ConvertedSource(Source):
         self._end()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process."""
+def _end(process: subprocess.Popen[bytes], messages: IO[bytes]) -> None:
+    """Ends a process and closes its files."""
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe:
-            with suppress(OSError):
-                pipe.close()
+    for file in (process.stdin, process.stdout, messages):
+        if file:
+            with suppress(OSError):  # a request that the process did not read
+                file.close()

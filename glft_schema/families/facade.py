@@ -59,7 +59,8 @@ class Payloads:
         number = bisect_right(self._starts, position) - 1
         first, size = position - self._starts[number], self._tensors[number].nbytes
         if first >= size:
-            return memoryview(bytes(nbytes))
+            following = [*self._starts, self.end][number + 1]
+            return memoryview(bytes(min(nbytes, following - position)))
         if number != self._last:
             self._last, self._bytes = -1, np.empty(0, np.uint8)  # freed before the next one is computed
             self._bytes = np.ascontiguousarray(computed(self._tensors[number].tensor)).reshape(-1).view(np.uint8)

