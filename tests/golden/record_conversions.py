@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
 
 PATH = Path(__file__).with_name("conversions.json")
 PRE = "gpt-2"
@@ -53,6 +53,10 @@ def main() -> None:
             model = conversion.get_model_class(CONFIGS[name][0])
             model(folder, gguf.LlamaFileType.GUESSED, out).write()
             recorded[name] = contents(out)
+    with tempfile.TemporaryDirectory() as parent:
+        folder, out = make_gemma2(Path(parent)), Path(parent) / "out.gguf"
+        conversion.get_model_class("Gemma2ForCausalLM")(folder, gguf.LlamaFileType.ALL_F32, out).write()
+        recorded["tiny-gemma2"] = contents(out)
     PATH.write_text(json.dumps(recorded).replace('}}, "', '}},\n"') + "\n")
 
 

