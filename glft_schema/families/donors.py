@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ HEAD_COUNT = "attention.head_count"
 HEADS = {"attn_q": HEAD_COUNT, "attn_k": "attention.head_count_kv"}
 OF_ITS_MATRIX = "quantize.imatrix."  # prefix of keys
 SIMILAR = 0.7  # largest relative error of a matrix; IQ1_S has about 0.5, unrelated weights 1.4
+SAMPLE = 1 << 18  # numbers that are compared, about
 CLEARER = 0.5  # largest error of the closest operation, in parts of the next one's
 
 
@@ -179,7 +180,12 @@ class Donor:
         if not functions:
             raise self._other_shape(name, parts[0])
         dtype = torch.float32 if is_float32(name, own.shape) else parts[0].dtype
-        return LazyTensor(own.shape, dtype, lambda: self._closest(own, parts, functions).to(dtype).contiguous())
+
+        @cache
+        def closest() -> Function:
+            return self._closest(own, parts, functions)
+
+        return LazyTensor(own.shape, dtype, lambda: closest()([part.load() for part in parts])[0].to(dtype).contiguous())
 
     def _functions(self, name: str) -> Iterator[Function]:
         """Yields the operations that a tensor may need."""
@@ -188,24 +194,24 @@ class Donor:
         for operation in [*operations, *([PermuteRows(HEAD_COUNT)] if heads else [])]:
             yield partial(operation.to_gguf, config={HEAD_COUNT: heads})
 
-    def _closest(self, own: Tensor, parts: Sequence[LazyTensor], functions: Sequence[Function]) -> torch.Tensor:
-        """Returns the values of the function that are the closest to the donor's.
+    def _closest(self, own: Tensor, parts: Sequence[LazyTensor], functions: Sequence[Function]) -> Function:
+        """Returns the function whose values are the closest to the donor's.
 
         Raises TensorError if none are similar, or two are about as close.
         """
-        loaded, reference = [part.load() for part in parts], own.dequantize()
-        errors = [errors_of(function(loaded)[0].float(), reference) for function in functions]
+        loaded, reference = [part.load() for part in parts], _sample(own.dequantize())
+        found = [_sample(function(loaded)[0]).float() for function in functions]
+        errors = [errors_of(values, reference) for values in found]
         best, *others = sorted(range(len(functions)), key=lambda number: errors[number].rmse)
-        found = functions[best](loaded)[0]
         if len(own.shape) > 1 and errors[best].relative > SIMILAR:
             problem = f"expected values similar to those in {self._name}, found a relative error of {errors[best].relative:.0%}"
             raise TensorError(f"{problem}: is it the model that was fine-tuned?", own.name)
         for other in others[:1]:
             rmses = errors[best].rmse, errors[other].rmse
-            if rmses[0] > CLEARER * rmses[1] and not torch.equal(found, functions[other](loaded)[0]):
+            if rmses[0] > CLEARER * rmses[1] and not torch.equal(found[best], found[other]):
                 problem = f"expected values like those in {self._name} by one operation, found two"
                 raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
-        return found
+        return functions[best]
 
     def _complete(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
@@ -220,3 +226,12 @@ class Donor:
                 raise TensorError(f"expected values for all tensors of {self._name}, found none for this one", name)
             found[name] = tensor
         return found
+
+
+def _sample(values: torch.Tensor) -> torch.Tensor:
+    """Returns some rows of a tensor, all if it is small.
+
+    Their distance is odd: rows 64 apart would have the same place in each head.
+    """
+    rows = values.reshape(-1, values.shape[-1])
+    return rows[:: values.numel() // SAMPLE | 1]
