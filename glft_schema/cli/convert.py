@@ -14,6 +14,7 @@ import typer
 from glft_schema.cli.terminal import (
     ConverterOption,
     Exclude,
+    Like,
     TrustRemoteCode,
     echo,
     file_errors,
@@ -67,6 +68,7 @@ def convert(
             help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. @PATH is the text of a file. Repeatable.",
         ),
     ] = None,
+    like: Like = None,
     exclude: Exclude = None,
     alignment: Annotated[
         int | None,
@@ -116,7 +118,8 @@ def convert(
         refuse_overwriting(out, source)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source), progress_bar("opening") as bar:
-            checkpoint = open_with_metadata(source, exclude or [], target, Converter(converter, trust_remote_code, None, bar))
+            mapping = Converter(converter, trust_remote_code, None, bar)
+            checkpoint = open_with_metadata(source, exclude or [], target, like, mapping)
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:

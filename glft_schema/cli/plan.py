@@ -72,7 +72,7 @@ def plan(
         if page is not None:
             refuse_overwriting(page, source)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, (), WITH_TYPES, IN_FLOAT32)
+            checkpoint = open_with_metadata(source, target=WITH_TYPES, converter=IN_FLOAT32)
         with progress_bar("measuring") as bar:
             planned = plan_model(
                 checkpoint,

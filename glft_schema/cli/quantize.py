@@ -10,6 +10,7 @@ import typer
 
 from glft_schema.cli.terminal import (
     ConverterOption,
+    Like,
     TrustRemoteCode,
     echo,
     file_errors,
@@ -77,6 +78,7 @@ def quantize(
     keep_split: Annotated[
         bool, typer.Option("--keep-split", help="Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")
     ] = False,
+    like: Like = None,
     override_kv: Annotated[
         Texts,
         typer.Option(metavar="KEY=TYPE:VALUE", help="Metadata entry to set; TYPE is int, float, bool or str. Repeatable."),
@@ -98,7 +100,7 @@ def quantize(
         refuse_overwriting(out, source)
         with file_errors(source), progress_bar("opening") as bar:
             mapping = Converter(converter, trust_remote_code, IN_FLOAT32.outtype, bar)
-            checkpoint = open_with_metadata(source, (), WITH_TYPES, mapping)
+            checkpoint = open_with_metadata(source, (), WITH_TYPES, like, mapping)
         texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(

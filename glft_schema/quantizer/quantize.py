@@ -77,6 +77,7 @@ def quantize(
     pure: bool = False,
     allow_requantize: bool = False,
     keep_split: bool = False,
+    like: StrPath | None = None,
     override: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -106,6 +107,7 @@ def quantize(
         allow_requantize: also convert tensors that are quantized already.
         keep_split: write a set, with the tensors of each file of the source's set. `out` is then
             the prefix of the file names, with or without ``.gguf``. None of them may exist.
+        like: a GGUF model whose names and metadata the new file gets; see `open_with_metadata`.
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
         dry_run: only return the result. A job that would be refused for its types has `notes`.
         progress: called after each tensor with its name and the share written, from 0 to 1.
@@ -124,7 +126,7 @@ def quantize(
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
     mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
-    model = prepared(source, importance, include_weights, exclude_weights, mapping)
+    model = prepared(source, importance, include_weights, exclude_weights, like, mapping)
     checkpoint, stored = model.checkpoint, model.tensors
     added = model.added(recipe, override, imatrix_keys=imatrix_keys)
     entries = model.entries(added)
