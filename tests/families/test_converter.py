@@ -184,7 +184,7 @@ def test_no_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_process_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
-    checkpoint = open_with_metadata(folder, (), format_named("gguf"), Converter(script))
+    checkpoint = open_with_metadata(folder, (), format_named("gguf"), converter=Converter(script))
     assert checkpoint.file is not None
     process = checkpoint.file.source._process
     assert process.poll() is None
@@ -240,7 +240,7 @@ def converter(request: pytest.FixtureRequest) -> Converter:
 def test_an_architecture_that_is_not_declared(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:
         folder = llama_quantize.package(cache)
-    checkpoint = open_with_metadata(make_gemma2(tmp_path), (), format_named("gguf"), converter)
+    checkpoint = open_with_metadata(make_gemma2(tmp_path), (), format_named("gguf"), converter=converter)
     source, out, expected = tmp_path / "f32.gguf", tmp_path / "out.gguf", tmp_path / "expected.gguf"
     glft.convert(checkpoint, source)
     assert contents(source) == RECORDED["tiny-gemma2"]
@@ -257,7 +257,7 @@ def test_equals_the_declared_family(converter: Converter, request: pytest.Fixtur
     """MiniLM is a bert, which is declared: two ways to the same file."""
     model = downloaded(request, *MINILM) / "model"
     glft.convert(model, tmp_path / "declared.gguf")
-    glft.convert(open_with_metadata(model, (), format_named("gguf"), converter), tmp_path / "out.gguf")
+    glft.convert(open_with_metadata(model, (), format_named("gguf"), converter=converter), tmp_path / "out.gguf")
     one, other = (contents(tmp_path / name) for name in ("declared.gguf", "out.gguf"))
     assert (len(one["tensors"]), len(one["keys"])) == (101, 73)
     assert one == other
