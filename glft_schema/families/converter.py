@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, NamedTuple
 from weakref import finalize
@@ -72,7 +72,11 @@ class Converter(NamedTuple):
     @property
     def name(self) -> str:
         """The package with its version, or the path."""
-        return f"{PACKAGE} {version(PACKAGE)}" if self.path in (None, INSTALLED) else str(self.path)
+        if self.path not in (None, INSTALLED):
+            return str(self.path)
+        with suppress(PackageNotFoundError):  # a module in PYTHONPATH
+            return f"{PACKAGE} {version(PACKAGE)}"
+        return PACKAGE
 
     def open(self, folder: StrPath) -> File:
         """Opens a folder as a GGUF file, whose payloads are computed when they are read.
@@ -88,12 +92,8 @@ class Converter(NamedTuple):
             check_no_code(folder)
         if self.progress:
             self.progress(f"llama.cpp's converter, {self.name}", 0.0)
-        source = ConvertedSource(script, folder, self.name, self.outtype or type_of(folder))
-        try:
-            return parse_source(source)
-        except BaseException:
-            source.close()
-            raise
+        kept = type_of(folder)  # fails for a truncated file, which the converter would notice late
+        return parse_source(ConvertedSource(script, folder, self.name, self.outtype or kept))
 
 
 def check_no_code(folder: Path) -> None:
@@ -172,7 +172,7 @@ class ConvertedSource(Source):
         self._messages.seek(0)
         lines = self._messages.read().decode("utf-8", "replace").split("\n")
         said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        ended = f"ended by signal {-code}" if code < 0 else one_line(said, 500)
+        ended = f"ended by signal {-code}" if code < 0 else one_line(said.removeprefix("ERROR:hf-to-gguf:"), 500)
         raise FormatError(f"llama.cpp's converter ({self._converter}) failed: {ended}", file=str(self._folder))
 
     def _release(self) -> None:

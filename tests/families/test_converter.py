@@ -43,7 +43,7 @@ assert os.environ.get("HF_HUB_OFFLINE") == "1" or out != os.devnull
 if name == "fails":
     raise ValueError("the tokenizer\\nis missing")
 if name == "exits":
-    print("ERROR:x:Model X is not supported", file=sys.stderr)
+    print("ERROR:hf-to-gguf:Model X is not supported", file=sys.stderr)
     sys.exit(1)
 if name == "dies":
     os.kill(os.getpid(), 9)
@@ -139,7 +139,7 @@ def test_type_that_keeps_all_matrices(dtypes: dict[str, str], outtype: str, tmp_
 # fmt: off
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "fails": ({}, "failed: ValueError: the tokenizer is missing"),
-    "exits": ({}, "failed: ERROR:x:Model X is not supported"),
+    "exits": ({}, "failed: Model X is not supported"),
     "dies":  ({}, "failed: ended by signal 9"),
     "late":  ({}, "failed: ZeroDivisionError: division by zero"),
     "code":  ({"auto_map": {}}, "config.json: expected a folder without code, found auto_map: --trust-remote-code accepts it"),
