@@ -58,18 +58,18 @@ class Numbers:
         arch: its architecture.
 
     Attributes:
-        unknown: keys that are missing although required, or have another type than the loader reads.
+        unknown: required keys that are missing, and keys of a type that the loader does not read.
     """
 
     def __init__(self, file: File, arch: str) -> None:
         self._file, self._arch, self.unknown = file, arch, set[str]()
 
     def __getitem__(self, size: str) -> int:
-        """Returns a size. Raises KeyError if it depends on a key that is missing or has another type."""
+        """Returns a size. Raises KeyError if it depends on an unknown key."""
         return SIZES[size].value(self)
 
     def __call__(self, key: str, default: int | None = None) -> int:
-        """Returns the number of a key, that of the first block if there are several. Raises KeyError."""
+        """Returns the number of a key, or of its first block. Raises KeyError without one."""
         value = self.value(key)
         if isinstance(value, list):
             value = value[0] if value else 0
@@ -78,7 +78,7 @@ class Numbers:
         return int(value if value is not None else default)
 
     def value(self, key: str) -> Any:
-        """Returns the value of a key, or None. Raises KeyError if it has another type."""
+        """Returns the value of a key, or None. Raises KeyError if it is unknown."""
         if (name := self.full(key)) in self.unknown:
             raise KeyError(key)
         return self._file.metadata.get(name)
@@ -129,8 +129,8 @@ def check_model(file: File) -> list[Finding]:
         file: a GGUF file, or a set of files.
 
     Returns:
-        A finding for each fault, with the path and offset in its file, in the order of the files. An
-        architecture or a vocabulary without a table has a finding, too: ``not checked``.
+        A finding for each fault, with the path and offset in its file. An architecture or a
+        vocabulary without a table has a finding, too: ``not checked``.
     """
     found = list(_findings(file))
     for shard in file.shards:
@@ -147,8 +147,7 @@ def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
 
 def _findings(file: File) -> Iterator[Finding]:
     metadata, first = file.metadata, file.shards[0]
-    faults = list(_broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)]))
-    yield from faults
+    yield from _broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
@@ -159,8 +158,8 @@ def _findings(file: File) -> Iterator[Finding]:
         return
     numbers = Numbers(file, arch)
     yield from _of_set(file)
-    for keys in (_model_keys(numbers, requirements), _vocabulary_keys(metadata)):
-        for key, finding in ((key, finding) for key in keys for finding in _broken_keys(first, [key])):
+    for key in (*_model_keys(numbers, requirements), *_vocabulary_keys(metadata)):
+        for finding in _broken_keys(first, [key]):
             numbers.unknown.add(key.name)
             yield finding
     yield from _broken_limits(first, numbers, requirements)
@@ -183,14 +182,10 @@ def _of_set(file: File) -> Iterator[Finding]:
 
 def _keys(names: str, prefix: str, required: bool) -> list[Key]:
     """Returns keys that the loader reads; `names` without the prefix."""
-    return [
-        Key(
-            prefix + name,
-            TYPES.get(name) or TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False),
-            required=required,
-        )
-        for name in names.split()
-    ]
+    types = {
+        name: TYPES.get(name) or TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False) for name in names.split()
+    }
+    return [Key(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
 
 
 def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
@@ -269,9 +264,10 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
         yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
     name = metadata.get(NAME)
-    if isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES) and not LEFT_STRIPPED.search(str(pre)):
-        if missing := [token for token in PHI3_TOKENS if token not in texts]:
-            yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
+    is_phi3 = isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES)
+    missing = [token for token in PHI3_TOKENS if token not in texts]
+    if is_phi3 and missing and not LEFT_STRIPPED.search(str(pre)):
+        yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 
 def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""What llama.cpp's loader requires of a model of each family: metadata keys, tensors and their dims.
+"""What llama.cpp's loader requires of a model of each family: metadata keys, tensors, and dims.
 
 `COMMON` and a family's `Requirements` name the keys that the loader reads. It ignores others. A key
 has the type of `gguf_keys`, or one of `TYPES`. The loader reads each tensor by name, with its dims
@@ -45,8 +45,8 @@ class Loaded(NamedTuple):
         name: ``{i}`` stands for the number of a block.
         dims: as stored, the columns first: names of `SIZES`, their sums, and numbers.
         required: whether the model must have it.
-        when: read only if this is true: a name of `SIZES` that is not 0, or a tensor of the block that
-            the model has; after ``no``, the contrary.
+        when: a condition: a name of `SIZES` that is not 0, or a tensor of the block that the model
+            has; after ``no``, the contrary. The tensor is read only if the condition holds.
         type: the only type that it may have; by default it may have any.
     """
 
@@ -139,8 +139,8 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n(key, defa
     "key":      Size("key_length",                        lambda n: n("attention.key_length", n["own head"])),
     "value":    Size("value_length",                      lambda n: n("attention.value_length", n["own head"])),
     "sliding":  Size("sliding_window",                    lambda n: n("attention.sliding_window", 0) and n.slides),
-    "head":     Size("key_length",            lambda n: n("attention.key_length_swa", n["key"]) if n["sliding"] else n["key"]),
-    "column":   Size("value_length",      lambda n: n("attention.value_length_swa", n["value"]) if n["sliding"] else n["value"]),
+    "head":     Size("key_length",       lambda n: n("attention.key_length_swa", n["key"]) if n["sliding"] else n["key"]),
+    "column":   Size("value_length",     lambda n: n("attention.value_length_swa", n["value"]) if n["sliding"] else n["value"]),
     "q":        Size("head_count * key_length",           lambda n: n["heads"] * n["head"]),
     "k":        Size("head_count_kv * key_length",        lambda n: n["groups"] * n["head"]),
     "v":        Size("head_count_kv * value_length",      lambda n: n["groups"] * n["column"]),

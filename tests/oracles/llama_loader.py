@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-FILE = "file"  # of the process's input: the path of a model
 WORKER = r"""
 import ctypes, os, sys
 
@@ -68,7 +67,8 @@ class Loader:
                 env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )
         stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin and stdout
+        assert stdin
+        assert stdout
         stdin.write(f"{path}\n")
         stdin.flush()
         if line := stdout.readline():
@@ -78,8 +78,5 @@ class Loader:
 
     def _stop(self) -> None:
         if self._process:
-            assert self._process.stdin and self._process.stdout
-            self._process.stdin.close()
-            self._process.stdout.close()
-            self._process.wait()
+            self._process.communicate()
             self._process = None
