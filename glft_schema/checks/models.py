@@ -45,6 +45,7 @@ TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
 PER_TOKEN = (f"{TOKENIZER}scores", f"{TOKENIZER}token_type")
 COUNT, NAME, PATTERN = "split.count", "general.name", "attention.sliding_window_pattern"
+NAMES, FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
 LEFT_STRIPPED = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.")
@@ -68,14 +69,12 @@ class Numbers:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
         return SIZES[size].value(self)
 
-    def __call__(self, key: str, default: int | None = None) -> int:
-        """Returns the number of a key, or of its first block. Raises KeyError without one."""
+    def __call__(self, key: str, default: int = 0) -> int:
+        """Returns the number of a key, that of the first block if it has several, or `default`."""
         value = self.value(key)
         if isinstance(value, list):
             value = value[0] if value else 0
-        if value is None and default is None:
-            raise KeyError(key)
-        return int(value if value is not None else default)
+        return default if value is None else int(value)
 
     def value(self, key: str) -> Any:
         """Returns the value of a key, or None. Raises KeyError if it is unknown."""
@@ -108,12 +107,8 @@ class Numbers:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens. Raises KeyError without tokens."""
-        if self.value(MODEL) in WITHOUT_TOKENS:
-            return self("vocab_size", 0)
-        if not isinstance(tokens := self.value(TOKENS), list):
-            raise KeyError(TOKENS)
-        return len(tokens)
+        """The number of tokens."""
+        return self("vocab_size") if self.value(MODEL) in WITHOUT_TOKENS else self.count(TOKENS)
 
     @property
     def has_nvfp4_output(self) -> bool:
@@ -151,6 +146,11 @@ def _findings(file: File) -> Iterator[Finding]:
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
+    if isinstance(names := metadata.get(NAMES), list):
+        yield from _broken_keys(first, _keys(FLAGS, "", True))
+        if isinstance(flags := metadata.get(FLAGS), list) and len(flags) != len(names):
+            problem = f"expected {len(names)} elements of {FLAGS}, one for each of {NAMES}, found {len(flags)}"
+            yield _finding("values", first, Rows(first).key(FLAGS, "value"), problem)
     requirements = REQUIREMENTS.get(arch)
     if requirements is None:
         problem = f"not checked: expected an architecture of {', '.join(REQUIREMENTS)}, found {shown(arch)}"
@@ -199,7 +199,7 @@ def _model_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     prefix = numbers.full("")
     optional = f"{COMMON.optional} {requirements.optional}"
     with suppress(KeyError, TypeError):
-        optional += f" {SLIDING}" if requirements.pattern and numbers("attention.sliding_window", 0) else ""
+        optional += f" {SLIDING}" if requirements.pattern and numbers("attention.sliding_window") else ""
         optional += "" if numbers.value("rope.scaling.factor") is not None else " rope.scale_linear"
     required = f"{COMMON.required} {requirements.required}"
     optional = " ".join(name for name in optional.split() if name not in required.split())

@@ -17,6 +17,7 @@ from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
 
 PER_BLOCK = "uint32 array[uint32] array[int32] array[bool]"  # one number, or one for each block
 FLAGS = "uint32 array[bool] array[uint32] array[int32]"
+SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 bool string"
 TYPES = {  # of keys that the loader reads with another type than `gguf_keys` states, or that it lacks
     "feed_forward_length":              PER_BLOCK,
     "expert_feed_forward_length":       PER_BLOCK,
@@ -24,7 +25,10 @@ TYPES = {  # of keys that the loader reads with another type than `gguf_keys` st
     "attention.head_count":             PER_BLOCK,
     "attention.head_count_kv":          PER_BLOCK,
     "attention.sliding_window_pattern": FLAGS,
+    "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
     "classifier.pooling_type":          "uint32",
+    "general.tensor_extra.name":        f"array[string] {SCALARS}",
+    "general.tensor_extra.prec_a4":     "array[bool]",  # one for each of those names
     "split.count":                      "uint16",
     "split.no":                         "uint16",
     "split.tensors.count":              "int32",
@@ -115,7 +119,7 @@ class Vocabulary(NamedTuple):
 
 
 # fmt: off
-GENERAL = "general.name general.file_type split.count"  # read if the file has them; the architecture is required
+GENERAL = "general.name general.file_type split.count general.tensor_extra.name"  # read if the file has them
 COMMON = Requirements(
     required="context_length embedding_length block_count attention.head_count",
     optional="feed_forward_length attention.head_count_kv attention.key_length attention.value_length attention.causal "
@@ -129,16 +133,16 @@ COMMON = Requirements(
 MOST_BLOCKS, MOST_EXPERTS = 512, 1024
 
 SIZES = {  # name -> Size(what it is, for messages, n -> its value); n(key, default) is a number of the metadata
-    "layers":   Size("block_count - nextn_predict_layers", lambda n: n("block_count") - n("nextn_predict_layers", 0)),
+    "layers":   Size("block_count - nextn_predict_layers", lambda n: n("block_count") - n("nextn_predict_layers")),
     "embd":     Size("embedding_length",                  lambda n: n("embedding_length")),
     "ctx":      Size("context_length",                    lambda n: n("context_length")),
-    "ff":       Size("feed_forward_length",               lambda n: n("feed_forward_length", 0)),
+    "ff":       Size("feed_forward_length",               lambda n: n("feed_forward_length")),
     "heads":    Size("head_count",                        lambda n: n("attention.head_count")),
     "groups":   Size("head_count_kv",                     lambda n: n("attention.head_count_kv", n["heads"])),
     "own head": Size("embedding_length / head_count",     lambda n: n["embd"] // n["heads"] if n["heads"] else 0),
     "key":      Size("key_length",                        lambda n: n("attention.key_length", n["own head"])),
     "value":    Size("value_length",                      lambda n: n("attention.value_length", n["own head"])),
-    "sliding":  Size("sliding_window",                    lambda n: n("attention.sliding_window", 0) and n.slides),
+    "sliding":  Size("sliding_window",                    lambda n: n("attention.sliding_window") and n.slides),
     "head":     Size("key_length",       lambda n: n("attention.key_length_swa", n["key"]) if n["sliding"] else n["key"]),
     "column":   Size("value_length",     lambda n: n("attention.value_length_swa", n["value"]) if n["sliding"] else n["value"]),
     "q":        Size("head_count * key_length",           lambda n: n["heads"] * n["head"]),
@@ -147,14 +151,14 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n(key, defa
     "rot":      Size("rope.dimension_count",              lambda n: n("rope.dimension_count", n["key"])),
     "pairs":    Size("rope.dimension_count / 2",          lambda n: n["rot"] // 2),
     "longrope": Size("longrope scaling",                  lambda n: n.value("rope.scaling.type") == "longrope"),
-    "experts":  Size("expert_count",                      lambda n: n("expert_count", 0)),
-    "used":     Size("expert_used_count",                 lambda n: n("expert_used_count", 0)),
-    "expert groups": Size("expert_group_count",           lambda n: n("expert_group_count", 0)),
+    "experts":  Size("expert_count",                      lambda n: n("expert_count")),
+    "used":     Size("expert_used_count",                 lambda n: n("expert_used_count")),
+    "expert groups": Size("expert_group_count",           lambda n: n("expert_group_count")),
     "ff_exp":   Size("expert_feed_forward_length",
-                     lambda n: n("expert_feed_forward_length", 0) or (n["ff"] // n["used"] if n["used"] else 0)),
+                     lambda n: n("expert_feed_forward_length") or (n["ff"] // n["used"] if n["used"] else 0)),
     "labels":   Size("classifier.output_labels",          lambda n: n.count("classifier.output_labels") or 1),
     "vocab":    Size("tokens",                            lambda n: n.tokens),
-    "types":    Size("token_type_count",                  lambda n: n("tokenizer.ggml.token_type_count", 0)),
+    "types":    Size("token_type_count",                  lambda n: n("tokenizer.ggml.token_type_count")),
     "NVFP4":    Size("an output matrix in NVFP4",         lambda n: n.has_nvfp4_output),
 }
 LIMITS = (  # of values that the loader accepts
@@ -164,9 +168,9 @@ LIMITS = (  # of values that the loader accepts
     Limit("expert_used_count",        "1 to the expert_count, or 0 of 0",
           lambda n: min(n["experts"], 1) <= n.largest("expert_used_count") <= n["experts"]),
     Limit("expert_group_count",       "fewer than the expert_count, a divisor of it",
-          lambda n: n["expert groups"] <= 1 or n["experts"] % n["expert groups"] == 0 < n["experts"] - n["expert groups"]),
+          lambda n: not n["expert groups"] or n["experts"] % n["expert groups"] == 0 < n["experts"] - n["expert groups"]),
     Limit("expert_group_used_count",  "1 to below the expert_group_count",
-          lambda n: n["expert groups"] <= 1 or 1 <= n("expert_group_used_count", 0) < n["expert groups"]),
+          lambda n: n["expert groups"] <= 1 or 1 <= n("expert_group_used_count") < n["expert groups"]),
     Limit("rope.scaling.type",        "none, linear, yarn or longrope",
           lambda n: n.value("rope.scaling.type") in (None, "none", "linear", "yarn", "longrope")),
 )
