@@ -24,6 +24,7 @@ from glft_schema.families.loading import (
     LIMITS,
     MOST_BLOCKS,
     OF_TOKENS,
+    OLD_FACTOR,
     OTHER_VOCABULARIES,
     PER_BLOCK,
     PHI3_NAMES,
@@ -39,6 +40,7 @@ from glft_schema.families.loading import (
     Requirements,
 )
 from glft_schema.files.file import File
+from glft_schema.files.shards import shard_info
 
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
@@ -48,7 +50,7 @@ COUNT, NAME, PATTERN = "split.count", "general.name", "attention.sliding_window_
 NAMES, FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
 LEFT_STRIPPED = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
-BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.")
+BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
 
 
 class Numbers:
@@ -72,8 +74,8 @@ class Numbers:
     def __call__(self, key: str, default: int = 0) -> int:
         """Returns the number of a key, that of the first block if it has several, or `default`."""
         value = self.value(key)
-        if isinstance(value, list):
-            value = value[0] if value else 0
+        if is_array(self._file, self.full(key)):
+            value = value[0] if len(value) else 0
         return default if value is None else int(value)
 
     def value(self, key: str) -> Any:
@@ -82,6 +84,11 @@ class Numbers:
             raise KeyError(key)
         return self._file.metadata.get(name)
 
+    def text(self, key: str) -> str:
+        """Returns the text of a key; an empty one if it has none."""
+        value = self._file.metadata.get(self.full(key))
+        return value if isinstance(value, str) else ""
+
     def full(self, key: str) -> str:
         """Returns a key with the architecture's name, unless it has another prefix."""
         return key if key.startswith("tokenizer.") else f"{self._arch}.{key}"
@@ -89,21 +96,19 @@ class Numbers:
     def largest(self, key: str) -> int:
         """Returns the largest number of a key; 0 without it."""
         value = self.value(key)
-        return max(value, default=0) if isinstance(value, list) else value or 0
+        return int(max(value, default=0)) if is_array(self._file, self.full(key)) else value or 0
 
     def count(self, key: str) -> int:
         """Returns the number of elements of a key's array; 0 without it."""
         value = self.value(key)
-        return len(value) if isinstance(value, list) else 0
+        return len(value) if is_array(self._file, self.full(key)) else 0
 
     @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
-        pattern = self.value(PATTERN)
-        if isinstance(pattern, list):
-            return bool(pattern and pattern[0])
         assumed = REQUIREMENTS[self._arch].pattern
-        return bool(assumed) and (assumed if pattern is None else pattern) != 1
+        pattern = self(PATTERN, assumed)
+        return bool(assumed) and (pattern > 0 if is_array(self._file, self.full(PATTERN)) else pattern != 1)
 
     @property
     def tokens(self) -> int:
@@ -115,6 +120,11 @@ class Numbers:
         """Whether the output matrix is in NVFP4."""
         output = self._file.tensors.get("output.weight")
         return output is not None and output.dtype.name == "NVFP4"
+
+
+def is_array(file: File, key: str) -> bool:
+    """Returns whether the value of a metadata key is an array."""
+    return key in file.metadata and file.metadata.type_of(key).startswith("array[")
 
 
 def check_model(file: File) -> list[Finding]:
@@ -142,14 +152,20 @@ def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
 
 def _findings(file: File) -> Iterator[Finding]:
     metadata, first = file.metadata, file.shards[0]
+    if len(file.shards) == 1 and (info := shard_info(file)):
+        problem = f"expected the first of {info.files} files, and the others beside it, found one file"
+        yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
+        return
     yield from _broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
-    if isinstance(names := metadata.get(NAMES), list):
+    if is_array(first, NAMES):
         yield from _broken_keys(first, _keys(FLAGS, "", True))
-        if isinstance(flags := metadata.get(FLAGS), list) and len(flags) != len(names):
-            problem = f"expected {len(names)} elements of {FLAGS}, one for each of {NAMES}, found {len(flags)}"
+        if is_array(first, FLAGS) and len(metadata[FLAGS]) != len(metadata[NAMES]):
+            problem = (
+                f"expected {len(metadata[NAMES])} elements of {FLAGS}, one for each of {NAMES}, found {len(metadata[FLAGS])}"
+            )
             yield _finding("values", first, Rows(first).key(FLAGS, "value"), problem)
     requirements = REQUIREMENTS.get(arch)
     if requirements is None:
@@ -157,27 +173,23 @@ def _findings(file: File) -> Iterator[Finding]:
         yield _finding("architecture", first, Rows(first).key(ARCHITECTURE, "value"), problem)
         return
     numbers = Numbers(file, arch)
-    yield from _of_set(file)
-    for key in (*_model_keys(numbers, requirements), *_vocabulary_keys(metadata)):
-        for finding in _broken_keys(first, [key]):
-            numbers.unknown.add(key.name)
-            yield finding
+    yield from _set_keys(file)
+    for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
+        for key in keys(numbers, requirements):
+            for finding in _broken_keys(first, [key]):
+                numbers.unknown.add(key.name)
+                yield finding
     yield from _broken_limits(first, numbers, requirements)
     yield from _vocabulary(first, numbers)
     yield from _tensors(file, numbers, requirements)
 
 
-def _of_set(file: File) -> Iterator[Finding]:
-    """Yields the findings of keys of a set; a file of a set cannot be loaded alone."""
-    count = file.metadata.get(COUNT, 1)
-    if not isinstance(count, int) or count < 2:
-        return
-    if len(file.shards) == 1:
-        problem = f"expected the first of {count} files, and the others beside it, found one file"
-        yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
-    for shard in file.shards:
-        keys = "split.no split.tensors.count" if shard is file.shards[0] else "split.no"
-        yield from _broken_keys(shard, _keys(keys, "", True))
+def _set_keys(file: File) -> Iterator[Finding]:
+    """Yields the findings of the keys by which the files of a set belong together."""
+    for shard in file.shards if len(file.shards) > 1 else ():
+        yield from _broken_keys(
+            shard, _keys("split.no split.tensors.count" if shard is file.shards[0] else "split.no", "", True)
+        )
 
 
 def _keys(names: str, prefix: str, required: bool) -> list[Key]:
@@ -195,26 +207,30 @@ def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
 
 
 def _model_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
-    """Returns the keys of an architecture that the loader reads."""
-    prefix = numbers.full("")
-    optional = f"{COMMON.optional} {requirements.optional}"
-    with suppress(KeyError, TypeError):
-        optional += f" {SLIDING}" if requirements.pattern and numbers("attention.sliding_window") else ""
-        optional += "" if numbers.value("rope.scaling.factor") is not None else " rope.scale_linear"
+    """Returns the keys of an architecture that the loader reads in every model."""
     required = f"{COMMON.required} {requirements.required}"
-    optional = " ".join(name for name in optional.split() if name not in required.split())
-    return [*_keys(required, prefix, True), *_keys(optional, prefix, False)]
+    optional = " ".join(name for name in f"{COMMON.optional} {requirements.optional}".split() if name not in required.split())
+    return [*_keys(required, numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
-def _vocabulary_keys(metadata: Any) -> list[Key]:
+def _dependent_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+    """Returns the keys that the loader reads only with some values of others."""
+    with suppress(KeyError):
+        slides = requirements.pattern and numbers("attention.sliding_window")
+        has_factor = numbers.value("rope.scaling.factor") is not None
+        return _keys(f"{SLIDING if slides else ''} {'' if has_factor else OLD_FACTOR}", numbers.full(""), False)
+    return []
+
+
+def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     """Returns the keys of the vocabulary that the loader reads."""
-    model = metadata.get(MODEL)
-    vocabulary = VOCABULARIES.get(model) if isinstance(model, str) else None
+    model, pre = (numbers.text(key) for key in (MODEL, PRE))
+    vocabulary = VOCABULARIES.get(model)
     keys = [*_keys("model", TOKENIZER, True), *_keys(ALWAYS, TOKENIZER, False)]
     if vocabulary is None or not vocabulary.required:
         return keys
     required = vocabulary.required.split()
-    if metadata.get(PRE) in WITHOUT_MERGES:
+    if pre in WITHOUT_MERGES and "merges" in required:
         required.remove("merges")
     return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(OF_TOKENS, TOKENIZER, False)]
 
@@ -224,9 +240,9 @@ def _broken_limits(first: File, numbers: Numbers, requirements: Requirements) ->
     blocks = numbers.value("block_count") if numbers.full("block_count") not in numbers.unknown else None
     for key in (*COMMON.required.split(), *COMMON.optional.split(), *requirements.optional.split()):
         name = numbers.full(key)
-        value = first.metadata.get(name)
-        if TYPES.get(key) == PER_BLOCK and isinstance(value, list) and blocks is not None and len(value) != blocks:
-            problem = f"expected {blocks} elements of {name}, one for each block, found {len(value)}"
+        per_block = TYPES.get(key) == PER_BLOCK and is_array(first, name)
+        if per_block and blocks is not None and len(first.metadata[name]) != blocks:
+            problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"
             yield _finding("values", first, Rows(first).key(name, "value"), problem)
     for limit in (*LIMITS, *requirements.limits):
         with suppress(KeyError):
@@ -245,28 +261,28 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     def values(key: str, problem: str) -> Finding:
         return _finding("vocabulary", first, rows.key(key, "value"), problem)
 
-    model = metadata.get(MODEL)
-    if not isinstance(model, str):
+    model, pre = numbers.text(MODEL), numbers.text(PRE)
+    if MODEL in numbers.unknown:
         return
     if model not in VOCABULARIES:
         unchecked = "not checked: " if model in OTHER_VOCABULARIES else ""
         yield values(MODEL, f"{unchecked}expected {', '.join(VOCABULARIES)} for {MODEL}, found {shown(model)}")
         return
-    pre = metadata.get(PRE)
-    if VOCABULARIES[model].pre and isinstance(pre, str) and pre and pre not in KNOWN_PRE:
+    if VOCABULARIES[model].pre and pre and pre not in KNOWN_PRE:
         yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}")
-    if model in WITHOUT_TOKENS or not isinstance(tokens := metadata.get(TOKENS), list) or TOKENS in numbers.unknown:
+    if model in WITHOUT_TOKENS or TOKENS in numbers.unknown:
         return
+    tokens = list(metadata[TOKENS])
     for key in PER_TOKEN:
         if key in metadata and key not in numbers.unknown and len(metadata[key]) < len(tokens):
             yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
     texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
     if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
         yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
-    name = metadata.get(NAME)
+    name = first.metadata.get(NAME)
     is_phi3 = isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES)
     missing = [token for token in PHI3_TOKENS if token not in texts]
-    if is_phi3 and missing and not LEFT_STRIPPED.search(str(pre)):
+    if is_phi3 and missing and not LEFT_STRIPPED.search(pre):
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 

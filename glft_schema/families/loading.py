@@ -250,6 +250,7 @@ LONGROPE = (
     Loaded("rope_factors_long.weight",        "pairs",         required=False, when="longrope", type="F32"),
     Loaded("rope_factors_short.weight",       "pairs",         required=False, when="longrope", type="F32"),
 )
+OLD_FACTOR = "rope.scale_linear"  # read without rope.scaling.factor
 SLIDING = "attention.sliding_window_pattern rope.freq_base_swa"  # read if there is a sliding window
 TOKEN_TYPES = Limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0)
 WITH_RMS = "feed_forward_length attention.layer_norm_rms_epsilon"

