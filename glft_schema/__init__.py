@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
     from glft_schema.checks.derivation import Derivation, check_derivation
     from glft_schema.checks.manifests import hash_file
-    from glft_schema.checks.roles import check_fit, check_rules
+    from glft_schema.checks.roles import check_fit
+    from glft_schema.checks.rules import check_rules
     from glft_schema.checks.values import Oddity, check_values
     from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
     from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
@@ -151,7 +152,8 @@ LATER = {  # names by the module that is imported when one is used, so that open
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
     "checks.derivation": "Derivation check_derivation",
     "checks.manifests": "hash_file",
-    "checks.roles": "check_fit check_rules",
+    "checks.roles": "check_fit",
+    "checks.rules": "check_rules",
     "checks.values": "Oddity check_values",
     "describe.byte_map": "ByteMap Stretch byte_map",
     "lab.gguf_lite": "read_gguf_lite write_gguf_lite",

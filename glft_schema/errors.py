@@ -193,6 +193,7 @@ class Finding:
         problem: what was expected and what was found.
         offset: first byte of the field, from the start of the container.
         building: whether building enforces the rule, if one of its sets is requested.
+        file: name of the file, if a set of files was checked as a whole.
     """
 
     rule: str
@@ -201,3 +202,4 @@ class Finding:
     problem: str
     offset: int | None = None
     building: bool = True
+    file: str | None = None

