@@ -86,8 +86,8 @@ def perplexity(
 def compare_predictions(
     one: StrPath | torch.nn.Module,
     other: StrPath | torch.nn.Module,
-    text: str | Sequence[int] | None = None,
     *,
+    text: str | Sequence[int] | None = None,
     tokenizer: Any = None,
     context: int = CONTEXT,
     chunks: int | None = None,

@@ -113,7 +113,7 @@ FAULTS = {
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
     "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "glft: expected a text of at least one chunk, 512 tokens, found"),
-    "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another source"),
+    "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another"),
     "words":   (("bert.gguf", "t.txt", "-o", "o.gguf"), "bert.gguf: expected a tokenizer that transformers loads"),
 }
 # fmt: on
@@ -136,7 +136,7 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
 
 def test_faults(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
-    with pytest.raises(glft.OptionError, match="or a model of a known class \\(LlamaForCausalLM, .*, found Sequential"):
+    with pytest.raises(glft.OptionError, match=r"or a model of a known class \(LlamaForCausalLM, .*, found Sequential"):
         glft.measure_importance(model, [1, 2], context=2)
     with pytest.raises(glft.OptionError, match="a text for a model in memory needs tokenizer="):
         glft.measure_importance(model, "text")

@@ -26,7 +26,7 @@ def test_gguf_computes_what_its_folder_computes(name: str, tmp_path: Path) -> No
 
 
 def test_start_of_texts(tmp_path: Path) -> None:
-    """A key of GGUF, or the tokenizer of a folder, decides. The text of a special token is plain."""
+    """GGUF has a key for it, a folder its tokenizer. The text of a special token is plain."""
     with_start = load_vocabulary(tiny_gguf(tmp_path, "tiny-llama"))
     assert with_start.start == 1 == with_start.tokens("</s>")[0]
     assert 2 not in with_start.tokens("</s>")
@@ -53,7 +53,7 @@ def _other_architecture(folder: Path) -> Path:
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
-        glft.OptionError, match="running a model needs transformers: pip install 'glft_schema\\[transformers\\]'"
+        glft.OptionError, match="running a model needs transformers: pip install 'glft_schema.transformers.'"
     ):
         load_model(tmp_path)
 
