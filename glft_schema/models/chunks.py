@@ -40,9 +40,7 @@ def cut(
     if isinstance(text, str):
         source = model if tokenizer is None else tokenizer
         if isinstance(source, torch.nn.Module):
-            raise OptionError(
-                "a text for a model in memory needs tokenizer=, or give tokens instead of the text"
-            )
+            raise OptionError("a text for a model in memory needs tokenizer=, or give tokens instead of the text")
         vocabulary = load_vocabulary(source) if isinstance(source, (str, os.PathLike)) else vocabulary_of(source)
         text, start = vocabulary.tokens(text), vocabulary.start
     if len(text) < context:

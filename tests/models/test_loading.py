@@ -52,9 +52,7 @@ def _other_architecture(folder: Path) -> Path:
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(
-        glft.OptionError, match="running a model needs transformers: pip install 'glft_schema.transformers.'"
-    ):
+    with pytest.raises(glft.OptionError, match="running a model needs transformers: pip install"):
         load_model(tmp_path)
 
 
