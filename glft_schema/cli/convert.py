@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import Exclude, echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import Exclude, Like, echo, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, payloads, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -57,6 +57,7 @@ def convert(
             help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. @PATH is the text of a file. Repeatable.",
         ),
     ] = None,
+    like: Like = None,
     exclude: Exclude = None,
     alignment: Annotated[
         int | None,
@@ -104,7 +105,7 @@ def convert(
         refuse_overwriting(out, source)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude or [], target)
+            checkpoint = open_with_metadata(source, exclude or [], target, like)
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import Like, echo, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -67,6 +67,7 @@ def quantize(
     keep_split: Annotated[
         bool, typer.Option("--keep-split", help="Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")
     ] = False,
+    like: Like = None,
     override_kv: Annotated[
         Texts,
         typer.Option(metavar="KEY=TYPE:VALUE", help="Metadata entry to set; TYPE is int, float, bool or str. Repeatable."),
@@ -85,7 +86,7 @@ def quantize(
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, target=WITH_TYPES)
+            checkpoint = open_with_metadata(source, target=WITH_TYPES, like=like)
         texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(

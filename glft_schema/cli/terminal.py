@@ -27,6 +27,10 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; replaced 
 Exclude = Annotated[
     list[str] | None, typer.Option(metavar="PATTERN", help="Skip tensors that match this name or wildcard pattern. Repeatable.")
 ]
+Like = Annotated[
+    Path | None,
+    typer.Option(metavar="DONOR", help="GGUF model like OUT: its names and metadata are taken, by convert also its types."),
+]
 
 
 def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:

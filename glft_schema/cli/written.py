@@ -16,9 +16,12 @@ FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
 def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Returns a line if the source is a Hugging Face folder that was mapped to GGUF."""
-    family = checkpoint.family
-    return [f"{source}: a Hugging Face folder, mapped to GGUF as declared for the {family} family"] if family else []
+    """Returns a line if the source was mapped to GGUF."""
+    family, donor = checkpoint.family, checkpoint.donor
+    how = f"mapped to GGUF as declared for the {family} family" if family else "mapped to GGUF by its names and values"
+    if donor:
+        return [f"{source}: {how}, with the metadata of {safe(donor.name)}"]
+    return [f"{source}: a Hugging Face folder, {how}"] if family else []
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import Config
@@ -28,6 +28,17 @@ class Place(NamedTuple):
         return [self.row.name.format(i=self.block, e=number) + self.suffix for number in numbers]
 
 
+def name_map(arch: str, blocks: int, tensors: int) -> Any:
+    """Returns the `gguf.TensorNameMap` of an architecture.
+
+    Raises FormatError if a model has more blocks than tensors.
+    """
+    if blocks > tensors:
+        raise FormatError(f"expected a block count of at most {tensors}, the number of tensors, found {blocks}")
+    gguf = library("gguf")
+    return gguf.get_tensor_name_map(next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), blocks)
+
+
 def is_float32(name: str, shape: tuple[int, ...]) -> bool:
     """Returns whether GGUF holds a tensor in float32 even if others are narrower."""
     return len(shape) < 2 or name.endswith(("_norm.weight", *FLOAT32)) or not name.endswith(".weight")
@@ -47,11 +58,7 @@ class Names:
 
     def __init__(self, family: Family, config: Config, tensors: int) -> None:
         self._family, self._block_count = family, config[family.field_of(BLOCK_COUNT)]
-        if self._block_count > tensors:
-            raise FormatError(f"expected a block count of at most {tensors}, the number of tensors, found {self._block_count}")
-        gguf = library("gguf")
-        arch = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
-        self._map = gguf.get_tensor_name_map(arch, self._block_count)
+        self._map = name_map(family.arch, self._block_count, tensors)
         self._patterns = [(re.compile(_pattern(row.name)), row) for row in family.rows]
 
     def row_of(self, name: str) -> tuple[Row, dict[str, str], str]:

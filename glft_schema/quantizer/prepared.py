@@ -63,9 +63,10 @@ def prepared(
     importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
+    like: StrPath | None = None,
 ) -> Prepared:
     """Opens a model as `quantize` does, whose arguments these are."""
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source, target=WITH_TYPES)
+    checkpoint = open_with_metadata(source, target=WITH_TYPES, like=like)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     return Prepared(checkpoint, used.applied(tensors), used)

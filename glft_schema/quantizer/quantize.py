@@ -75,6 +75,7 @@ def quantize(
     pure: bool = False,
     allow_requantize: bool = False,
     keep_split: bool = False,
+    like: StrPath | None = None,
     override: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -102,6 +103,7 @@ def quantize(
         allow_requantize: also convert tensors that are quantized already.
         keep_split: write a set, with the tensors of each file of the source's set. `out` is then
             the prefix of the file names, with or without ``.gguf``. None of them may exist.
+        like: a GGUF model whose names and metadata the new file gets; see `open_with_metadata`.
         override: metadata to replace or add; an int is stored as uint32, a float as float32.
         dry_run: only return the result. A job that would be refused for its types has `notes`.
         progress: called after each tensor with its name and the share written, from 0 to 1.
@@ -117,7 +119,7 @@ def quantize(
         FormatError, TensorError, OSError: as `convert`.
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
-    model = prepared(source, importance, include_weights, exclude_weights)
+    model = prepared(source, importance, include_weights, exclude_weights, like)
     checkpoint, stored = model.checkpoint, model.tensors
     added = model.added(recipe, override, imatrix_keys=imatrix_keys)
     entries = model.entries(added)

@@ -18,6 +18,7 @@ from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
@@ -49,11 +50,11 @@ def block_type(
     blocks = Blocks(block, weights)
 
     def faults(numbers: torch.Tensor, encoded: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
-        if not _has_finite_sum(numbers):
+        if not has_finite_sum(numbers):
             yield True, "NaN and infinities cannot be quantized", ~numbers.isfinite()
         for key, field in blocks.columns("blocks", encoded["blocks"]).items():
             field = scales[key](field) if scales and key in scales else field
-            if field.is_floating_point() and not _has_finite_sum(field):
+            if field.is_floating_point() and not has_finite_sum(field):
                 beyond = (~field.isfinite().all(1)).repeat_interleave(weights).reshape(numbers.shape)
                 yield True, "weights are too large for the scale of their block", beyond
 
@@ -149,11 +150,6 @@ def _slip(block: Any, weights: Any, dequantize: Formula) -> str | None:
             f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {signature(dequantize)}"
         )
     return None
-
-
-def _has_finite_sum(numbers: torch.Tensor) -> bool:
-    """Tells whether the sum is finite: the fastest check that all numbers are."""
-    return bool(numbers.sum(dtype=torch.float32).isfinite())
 
 
 def _row(dims: Sequence[int]) -> int:

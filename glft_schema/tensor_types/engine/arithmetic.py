@@ -104,3 +104,8 @@ def codes_unless_zero(scale: torch.Tensor, codes: torch.Tensor, searched: Callab
     if not by_words(scale) or bool(zero.any()):  # on other devices, reading a bool back would cost more
         pick(zero.to(torch.int32).neg_(), searched(), codes)
     return codes
+
+
+def has_finite_sum(numbers: torch.Tensor) -> bool:
+    """Tells whether the sum is finite: the fastest check that all numbers are."""
+    return bool(numbers.sum(dtype=torch.float32).isfinite())

@@ -1,0 +1,237 @@
+"""Checkpoints as GGUF models by the example of another GGUF file, the donor.
+
+Tensors get the donor's names, shapes and types, and the file gets its metadata with the vocabulary.
+A Hugging Face folder of the donor's family is mapped by the family's table. For other checkpoints,
+names come from `gguf.TensorNameMap`, and values tell the operation: of those that give the donor's
+shape, it is the one whose result is closest to the donor's values. So the donor must have similar
+weights: the model that was fine-tuned.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
+from glft_schema.families.config import Config, metadata_of, read_config, refusing, shortest
+from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
+from glft_schema.families.folders import EMBEDDING, gguf_tensors
+from glft_schema.families.libraries import library
+from glft_schema.families.names import SUFFIXES, is_float32, name_map
+from glft_schema.families.operations import (
+    KEEP,
+    Function,
+    LazyTensor,
+    PermuteRows,
+    PlusOne,
+    Stack,
+    Transpose,
+    applied,
+    of_file,
+)
+from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
+from glft_schema.files.file import File
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.tensor_types.engine.differences import errors_of
+from glft_schema.tensors.tensor import Tensor
+
+DROPPED = {pattern for family in FAMILIES for pattern in family.dropped}  # tensors that GGUF does not have
+COMPUTED = (LLAMA3_TENSOR, LONG, SHORT)  # that a checkpoint does not have
+EXPERT = re.compile(r"(?<=\.experts)\.(\d+)(?=\.)")
+OUTPUT = "output.weight"
+HEAD_COUNT = "attention.head_count"
+HEADS = {"attn_q": HEAD_COUNT, "attn_k": "attention.head_count_kv"}
+OF_ITS_MATRIX = "quantize.imatrix."  # prefix of keys
+SIMILAR = 0.7  # largest relative error of a matrix; IQ1_S has about 0.5, unrelated weights 1.4
+SAMPLE = 1 << 18  # numbers that are compared, about
+CLEARER = 0.5  # largest error of the closest operation, in parts of the next one's
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A GGUF model as an example.
+
+    Attributes:
+        file: the open file.
+        arch: its architecture.
+    """
+
+    file: File
+    arch: str
+
+    @classmethod
+    def of(cls, file: File) -> Donor:
+        """Returns an open file as a donor.
+
+        Raises:
+            OptionError: if it is not a GGUF model of an architecture that `gguf` knows.
+        """
+        arch: Any = file.metadata.get("general.architecture") if file.format is WITH_TYPES else None
+        if arch not in library("gguf").MODEL_ARCH_NAMES.values():
+            raise OptionError(f"expected a GGUF model as the donor, found {shown(arch or file.format.name)}")
+        return cls(file, arch)
+
+    @property
+    def metadata(self) -> TypedMetadata:
+        """Its metadata, except keys of a set and those about its importance matrix."""
+        metadata: TypedMetadata = self.file.metadata
+        keys = WITH_TYPES.shard_keys or ()
+        return metadata.without(*(key for key in metadata if key in keys or key.startswith(OF_ITS_MATRIX)))
+
+    def tensors_of(self, tensors: Mapping[str, LazyTensor], folder: Path | None) -> tuple[dict[str, LazyTensor], Family | None]:
+        """Returns the tensors of a checkpoint by the donor's names, in its order.
+
+        Args:
+            tensors: by the checkpoint's names.
+            folder: the checkpoint's path, if it is a folder with a config.json.
+
+        Returns:
+            The tensors, and the family whose table they were mapped by.
+
+        Raises:
+            TensorError: if one side lacks a tensor of the other, or a shape is another. On loading:
+                if the values are not similar to the donor's.
+            FormatError: if a config.json is invalid, or the donor's block count.
+            OSError: if a file cannot be read.
+
+        Warns:
+            MetadataWarning: if a config.json says otherwise than the donor's metadata.
+        """
+        if folder is not None:
+            with refusing(folder, "a valid config.json"):
+                config = read_config(folder)
+                for family in FAMILIES:
+                    if family.arch == self.arch and config["architectures"][0] in family.architectures:
+                        return self._complete(self._by_table(tensors, family, config)), family
+        return self._complete(self._by_names(tensors)), None
+
+    def _by_table(self, tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
+        """Returns tensors mapped by the table of a family."""
+        values = metadata_of(config, family.keys, family.arch)
+        found = gguf_tensors(tensors, family, config)
+        self._warn_of_others(values)
+        return {name: self._of_shape(name, tensor) for name, tensor in found.items()}
+
+    def _warn_of_others(self, values: Mapping[str, Any]) -> None:
+        """Warns of values of a config that are not the donor's."""
+        for key, value in values.items():
+            found, own = (shortest(v) if isinstance(v, float) else v for v in (value, self.metadata.get(key, value)))
+            if found != own and not key.startswith("general."):
+                problem = f"{key} is {shown(found)} by config.json, and {shown(own)} in {self._name}, which is used"
+                warnings.warn(problem, MetadataWarning, stacklevel=7)
+
+    def _count(self, key: str) -> int | None:
+        """Returns the number under a key of the architecture, or None."""
+        value = self.metadata.get(f"{self.arch}.{key}")
+        return value if isinstance(value, int) else None
+
+    @property
+    def _name(self) -> str:
+        return safe(Path(self.file.name).name)
+
+    def _of_shape(self, name: str, tensor: LazyTensor) -> LazyTensor:
+        """Returns a tensor if the donor has it with that shape. Raises TensorError otherwise."""
+        if name not in self.file.tensors:
+            raise TensorError(f"{self._name} has no such tensor", name)
+        if tensor.shape != self.file.tensors[name].shape:
+            raise self._other_shape(name, tensor)
+        return tensor
+
+    def _other_shape(self, name: str, tensor: LazyTensor) -> TensorError:
+        shape = list(self.file.tensors[name].shape)
+        return TensorError(f"expected the shape {shape}, as in {self._name}, found {list(tensor.shape)}", name)
+
+    def _by_names(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+        """Returns tensors by the donor's names. Operations are found when values are loaded."""
+        names = name_map(self.arch, self._count(BLOCK_COUNT) or 0, len(self.file.tensors))
+        parts: dict[str, dict[int, LazyTensor]] = {}
+        for name, tensor in tensors.items():
+            expert, of_all = EXPERT.search(name), EXPERT.sub("", name)
+            known = name if name in self.file.tensors else names.get_name(of_all, SUFFIXES)
+            if known not in self.file.tensors:
+                if any(fnmatch.fnmatchcase(name, pattern) for pattern in DROPPED):
+                    continue
+                raise TensorError(f"{self._name} has no tensor for it; exclude (--exclude of convert) leaves it out", name)
+            parts.setdefault(known, {})[int(expert[1]) if expert else 0] = tensor
+        return {
+            name: found[0] if name in tensors else self._by_values(name, [found[number] for number in sorted(found)])
+            for name, found in parts.items()
+        }
+
+    def _by_values(self, name: str, parts: Sequence[LazyTensor]) -> LazyTensor:
+        """Returns a tensor by the operation that gives values like the donor's.
+
+        Raises TensorError if none gives its shape.
+        """
+        own, functions = self.file.tensors[name], []
+        for function in self._functions(name):
+            with suppress(TensorError):
+                if [result.shape for result in applied(function, parts, name)] == [own.shape]:
+                    functions.append(function)
+        if not functions:
+            raise self._other_shape(name, parts[0])
+        dtype = torch.float32 if is_float32(name, own.shape) else parts[0].dtype
+
+        @cache
+        def closest() -> Function:
+            return self._closest(own, parts, functions)
+
+        return LazyTensor(own.shape, dtype, lambda: closest()([part.load() for part in parts])[0].to(dtype).contiguous())
+
+    def _functions(self, name: str) -> Iterator[Function]:
+        """Yields the operations that a tensor may need."""
+        heads = next((self._count(key) for layer, key in HEADS.items() if f".{layer}." in name), None)
+        operations = [KEEP, Stack(""), PlusOne() if "norm" in name else Transpose()]
+        for operation in [*operations, *([PermuteRows(HEAD_COUNT)] if heads else [])]:
+            yield partial(operation.to_gguf, config={HEAD_COUNT: heads})
+
+    def _closest(self, own: Tensor, parts: Sequence[LazyTensor], functions: Sequence[Function]) -> Function:
+        """Returns the function whose values are the closest to the donor's.
+
+        Raises TensorError if none are similar, or two are about as close.
+        """
+        loaded, reference = [part.load() for part in parts], _sample(own.dequantize())
+        found = [_sample(function(loaded)[0]).float() for function in functions]
+        errors = [errors_of(values, reference) for values in found]
+        best, *others = sorted(range(len(functions)), key=lambda number: errors[number].rmse)
+        if len(own.shape) > 1 and errors[best].relative > SIMILAR:
+            problem = f"expected values similar to those in {self._name}, found a relative error of {errors[best].relative:.0%}"
+            raise TensorError(f"{problem}: is it the model that was fine-tuned?", own.name)
+        for other in others[:1]:
+            rmses = errors[best].rmse, errors[other].rmse
+            if rmses[0] > CLEARER * rmses[1] and not torch.equal(found[best], found[other]):
+                problem = f"expected values like those in {self._name} by one operation, found two"
+                raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
+        return functions[best]
+
+    def _complete(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+        """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
+        found = {}
+        for name, own in self.file.tensors.items():
+            tensor = tensors.get(name)
+            if tensor is None and name in COMPUTED:
+                tensor = of_file(own)
+            elif tensor is None and name == OUTPUT and EMBEDDING in tensors:  # tied
+                tensor = self._of_shape(name, tensors[EMBEDDING])
+            if tensor is None:
+                raise TensorError(f"expected values for all tensors of {self._name}, found none for this one", name)
+            found[name] = tensor
+        return found
+
+
+def _sample(values: torch.Tensor) -> torch.Tensor:
+    """Returns some rows of a tensor, all if it is small.
+
+    Their distance is odd: rows 64 apart would have the same place in each head.
+    """
+    rows = values.reshape(-1, values.shape[-1])
+    return rows[:: values.numel() // SAMPLE | 1]
