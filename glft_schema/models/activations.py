@@ -12,7 +12,7 @@ from glft_schema.errors import OptionError, TensorError
 from glft_schema.families.declarations import FAMILIES
 from glft_schema.families.names import Names
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, cut, run, running
+from glft_schema.models.chunks import CONTEXT, cut, each, run, running
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix
 
@@ -63,10 +63,8 @@ def measure_importance(
         matrices = _gguf_names(module, process_output) if names is None else {key: [name] for key, name in names.items()}
         body = module if process_output or names else getattr(module, "base_model", module)  # without the output matrix
         with _hooks(module, matrices, sums):
-            for i, chunk in enumerate(tokens):
+            for chunk in each(tokens, progress):
                 run(body, chunk)
-                if progress:
-                    progress(f"chunk {i + 1}", (i + 1) / len(tokens))
     return ImportanceMatrix(sums.columns(), (dataset,) if dataset else (), len(tokens), context)
 
 

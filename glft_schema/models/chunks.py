@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
 from glft_schema.models.loading import load_model, load_vocabulary, vocabulary_of
@@ -63,6 +64,14 @@ def running(model: StrPath | torch.nn.Module) -> Iterator[Any]:
             yield module
     finally:
         module.train(was_training)
+
+
+def each(tokens: torch.Tensor, progress: Progress | None) -> Iterator[torch.Tensor]:
+    """Yields the chunks, and reports each when it is done."""
+    for i, chunk in enumerate(tokens):
+        yield chunk
+        if progress:
+            progress(f"chunk {i + 1}", (i + 1) / len(tokens))
 
 
 def run(module: Any, tokens: torch.Tensor) -> Any:

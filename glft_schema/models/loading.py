@@ -25,6 +25,8 @@ from glft_schema.weights.stored_tensors import in_memory
 ADD_BOS, VOCABULARY = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.model"
 WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
 
+LOCAL = {"local_files_only": True, "trust_remote_code": False}  # without the latter, transformers asks on the terminal
+
 
 class Vocabulary(NamedTuple):
     """A tokenizer, used as llama.cpp's tools use theirs.
@@ -55,9 +57,9 @@ def load_model(path: StrPath) -> Any:
     """
     with _transformers(path, "a model that transformers loads") as transformers:
         if is_model_folder(path):
-            config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-            return kind.from_pretrained(path, dtype=torch.float32, local_files_only=True).eval()
+            return kind.from_pretrained(path, dtype=torch.float32, **LOCAL).eval()
         checkpoint = open_entries(path)
         if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
             raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
@@ -79,7 +81,7 @@ def load_vocabulary(path: StrPath) -> Vocabulary:
     """
     with _transformers(path, "a tokenizer that transformers loads (tokenizer= or --tokenizer takes another)") as transformers:
         if os.path.isdir(path):
-            return vocabulary_of(transformers.AutoTokenizer.from_pretrained(path, local_files_only=True))
+            return vocabulary_of(transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
         with open_container(path) as file:
             first, metadata = Path(str(file.shards[0].name)), file.metadata
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(first.parent), gguf_file=first.name)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, cut, run, running
+from glft_schema.models.chunks import CONTEXT, cut, each, run, running
 from glft_schema.storage.source import StrPath
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
@@ -78,7 +78,7 @@ def perplexity(
     tokens, loss = _tokens(text, model, tokenizer, context, chunks), 0.0
     count = _predicted(tokens)
     with running(model) as module:
-        for chunk in _each(tokens, progress):
+        for chunk in each(tokens, progress):
             loss += _loss(_log_probabilities(module, chunk), chunk)
     return Perplexity(math.exp(loss / count), count)
 
@@ -105,7 +105,7 @@ def compare_predictions(
     tokens = _tokens(text, one, tokenizer, context, chunks)
     count, losses, divergences, same = _predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
-        for chunk in _each(tokens, progress):
+        for chunk in each(tokens, progress):
             a, b = (_log_probabilities(module, chunk) for module in (first, second))
             if a.shape != b.shape:
                 raise OptionError(f"expected models of one vocabulary, found {a.shape[1]} and {b.shape[1]} tokens")
@@ -130,13 +130,6 @@ def _predicted(tokens: torch.Tensor) -> int:
     if not count:
         raise OptionError(f"expected a context of at least 3 tokens, found {context}")
     return count
-
-
-def _each(tokens: torch.Tensor, progress: Progress | None) -> Iterator[torch.Tensor]:
-    for i, chunk in enumerate(tokens):
-        yield chunk
-        if progress:
-            progress(f"chunk {i + 1}", (i + 1) / len(tokens))
 
 
 def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import glft_schema as glft
-from tests.families.conftest import libraries  # noqa: F401
-from tests.families.test_folders import any_fingerprint  # noqa: F401
+from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
 from tests.families.tiny_folders import make_folder
 
 

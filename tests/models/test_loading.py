@@ -56,7 +56,12 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load_model(tmp_path)
 
 
-def test_folder_that_transformers_refuses(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "none"}')
+@pytest.mark.parametrize(
+    "config", ['{"model_type": "none"}', '{"model_type": "none", "auto_map": {"AutoConfig": "code.Config"}}']
+)
+def test_folder_that_transformers_refuses(config: str, tmp_path: Path) -> None:
+    """An unknown architecture, and one that needs the folder's code."""
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "code.py").write_text("raise AssertionError('this must not run')")
     with pytest.raises(glft.FormatError, match="expected a model that transformers loads, found ValueError: "):
         load_model(tmp_path)
