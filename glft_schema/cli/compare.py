@@ -75,7 +75,9 @@ def compare(
             )
     if as_json:
         files = {"a": _about(one, before), "b": _about(other, after)}
-        ran = {"predictions": predictions._asdict()} if predictions else {}
+        ran = (
+            {"predictions": {key: as_json_value(value) for key, value in predictions._asdict().items()}} if predictions else {}
+        )
         print(json.dumps({**files, **comparison_data(comparison), **ran}, indent=2, allow_nan=False))
     else:
         abouts = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,7 +79,7 @@ def perplexity(
     with running(model) as module:
         for chunk in each(tokens, progress):
             loss += _loss(_log_probabilities(module, chunk), chunk)
-    return Perplexity(math.exp(loss / count), count)
+    return Perplexity(_exp(loss / count), count)
 
 
 def compare_predictions(
@@ -113,7 +112,7 @@ def compare_predictions(
             divergences.append((a.exp() * (a - b)).sum(-1))
             same += int((a.argmax(-1) == b.argmax(-1)).sum())
     found = torch.cat(divergences)
-    values = [math.exp(loss / count) for loss in losses]
+    values = [_exp(loss / count) for loss in losses]
     return Predictions(values[0], values[1], float(found.mean()), float(found.max()), same / count, count)
 
 
@@ -139,6 +138,11 @@ def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:
     if logits is None:
         raise OptionError(f"expected a model that predicts tokens, found {type(module).__name__}")
     return logits[0, len(chunk) // 2 : -1].double().log_softmax(-1).cpu()
+
+
+def _exp(number: float) -> float:
+    """Returns the exponential, or infinity if it is too large."""
+    return float(torch.tensor(number, dtype=torch.float64).exp())
 
 
 def _loss(logs: torch.Tensor, chunk: torch.Tensor) -> float:

@@ -87,6 +87,7 @@ def test_models_in_memory() -> None:
     found = glft.compare_predictions(half, skewed, text=[0, 0, 1, 0], context=4)
     divergence = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
     assert found == pytest.approx((2, 4 / 3, divergence, divergence, 1, 1), rel=1e-6)
+    assert glft.perplexity(Constant(0.0, 1e4), [0, 0, 0, 0], context=4) == (np.inf, 1)
     with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 2 and 3 tokens"):
         glft.compare_predictions(half, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
     with pytest.raises(glft.OptionError, match="expected a context of at least 3 tokens, found 2"):
