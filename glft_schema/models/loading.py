@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glft_schema.errors import OptionError
+from glft_schema.errors import FormatError, OptionError
 from glft_schema.families.config import refusing
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
@@ -110,6 +110,9 @@ def _transformers(path: StrPath, expected: str) -> Iterator[Any]:
     try:
         with refusing(path, expected):
             yield transformers
+    except FormatError as error:
+        error.file = error.file or str(path)
+        raise
     finally:
         logging.set_verbosity(verbosity)
         if bars:

@@ -118,6 +118,9 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     done = in_this_process("compare", one, one, "--run", "--chunks", "1")
     assert (done.returncode, "same top token 100 %, 255 tokens" in done.stdout) == (0, True)
     assert_refused(in_this_process("compare", one, one, "--text", tmp_path / "none"), "none: No such file or directory")
+    glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
+    done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
+    assert_refused(done, f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, ")
 
 
 def test_default_text_is_plain() -> None:
