@@ -1,7 +1,7 @@
 """Settings of the suite, and fixtures that several files use.
 
-A property gets 1,000 examples, 25 in the fast tier, and 100,000 with ``-m fuzz`` if marked.
-``HYPOTHESIS_PROFILE=thorough`` multiplies the default by 20.
+A property gets 300 examples, 25 in the fast tier, and 100,000 with ``-m fuzz`` if marked.
+``HYPOTHESIS_PROFILE=thorough`` tries 20,000.
 """
 
 import os
@@ -17,7 +17,7 @@ from tests.golden import golden
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of torch yield the core
-default = settings(max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+default = settings(max_examples=300, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
 settings.register_profile("thorough", default, max_examples=20_000)
 settings.register_profile("fuzz", default, max_examples=100_000)

@@ -9,7 +9,9 @@ from glft_schema.display import Listing
 from glft_schema.errors import safe
 from glft_schema.quantizer.plan import Mix, Plan
 
-WIDTH, HEIGHT, MARGIN = 720, 400, 50  # pixels
+WIDTH, HEIGHT, MARGIN = 960, 480, 50  # pixels
+LABEL = 60, 14  # width and height of a label
+THIN = 'stroke="gray" stroke-width="0.5"'
 STYLE = "body { font: 15px sans-serif; color-scheme: light dark } table { border-spacing: 1em 0.2em; margin: 2em 0 }"
 
 
@@ -52,8 +54,24 @@ def _picture(points: list[tuple[str, Mix]]) -> str:
         lines.append(f'<text x="{MARGIN - 8}" y="{at(0, tick)[1]}" text-anchor="end">{tick}</text>')
     lines.append(f'<text x="{right}" y="{HEIGHT - 12}" text-anchor="end">bits per weight</text>')
     lines.append(f'<text x="8" y="{MARGIN - 24}">signal-to-noise ratio in dB</text>')
-    for name, bits, snr in finite:
-        x, y = at(bits, snr)
+    placed: list[tuple[float, float]] = []
+    dots = [at(bits, snr) for _, bits, snr in finite]
+    for (name, *_), (x, y) in zip(finite, dots, strict=True):
         colour = ' fill="crimson"' if name == "mix" else ""
-        lines.append(f'<circle cx="{x}" cy="{y}" r="4"{colour}/><text x="{float(x) + 7:.1f}" y="{y}">{escape(name)}</text>')
+        label_x, label_y = _free_place(float(x) + 10, float(y), placed, [(float(x), float(y)) for x, y in dots])
+        lines.append(f'<circle cx="{x}" cy="{y}" r="4"{colour}/><path d="M{x} {y}L{label_x:.1f} {label_y:.1f}" {THIN}/>')
+        lines.append(f'<text x="{label_x:.1f}" y="{label_y:.1f}" dominant-baseline="middle">{escape(name)}</text>')
     return "\n".join([*lines, "</svg>"])
+
+
+def _free_place(x: float, y: float, labels: list[tuple[float, float]], dots: list[tuple[float, float]]) -> tuple[float, float]:
+    """Returns the left end of a free place for a label, near (x, y). Adds it to `labels`."""
+    width, height = LABEL
+    for step in range(2 * len(labels + dots) + 1):
+        place = y + height * (step // 2 + step % 2) * (1 if step % 2 else -1)
+        if all(abs(x - left) >= width or abs(place - at) >= height for left, at in labels) and not any(
+            0 <= left - x < width and abs(place - at) < height for left, at in dots
+        ):
+            break
+    labels.append((x, place))
+    return x, place

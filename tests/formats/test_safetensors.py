@@ -28,7 +28,7 @@ from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensor_types.unquantized import F32
 from tests.formats.safetensors_files import BITS, file_of, random_file
 
-FILES = {25: 500, 1000: 3000}.get(settings().max_examples, settings().max_examples)  # random files, more by default
+FILES = {25: 500, 300: 2000}.get(settings().max_examples, settings().max_examples)  # random files, more by default
 EXPLAINED = 0.05  # at most this part of random files is refused by this package only
 
 ONE = '"dtype":"F32","shape":[1],"data_offsets":[0,4]'
