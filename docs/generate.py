@@ -37,10 +37,11 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
     "Editing": "edit Edited Change",
     "Quantizing": "quantize Quantized Recipe plan Plan TensorPlan Candidate Mix",
-    "Importance matrices": "read_importance ImportanceMatrix ColumnSums ColumnStatistics",
+    "Importance matrices": "measure_importance read_importance ImportanceMatrix ColumnSums ColumnStatistics",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",
     "Comparison": "compare Comparison MetadataChange TensorComparison TensorVersion NumberErrors",
+    "Models that run": "perplexity Perplexity compare_predictions Predictions",
     "Bytes": "byte_map ByteMap Stretch",
     "The lab's": "write_gguf_lite read_gguf_lite fake_quantize",
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map
     from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite
     from glft_schema.lab.quantizing import fake_quantize
+    from glft_schema.models.activations import measure_importance
+    from glft_schema.models.predictions import Perplexity, Predictions, compare_predictions, perplexity
     from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan, plan
     from glft_schema.quantizer.quantize import Quantized, quantize
     from glft_schema.quantizer.rules import Recipe
@@ -95,8 +97,10 @@ __all__ = [
     "NumberErrors",
     "Oddity",
     "OptionError",
+    "Perplexity",
     "Plan",
     "PluginWarning",
+    "Predictions",
     "QuantizationWarning",
     "Quantized",
     "Recipe",
@@ -121,6 +125,7 @@ __all__ = [
     "check_values",
     "codec",
     "compare",
+    "compare_predictions",
     "convert",
     "describe",
     "edit",
@@ -130,11 +135,13 @@ __all__ = [
     "lab",
     "load_file",
     "manifests",
+    "measure_importance",
     "merge",
     "open",
     "open_checkpoint",
     "open_source",
     "parse_source",
+    "perplexity",
     "plan",
     "quantize",
     "read_gguf_lite",
@@ -158,6 +165,8 @@ LATER = {  # names by the module that is imported when one is used, so that open
     "describe.byte_map": "ByteMap Stretch byte_map",
     "lab.gguf_lite": "read_gguf_lite write_gguf_lite",
     "lab.quantizing": "fake_quantize",
+    "models.activations": "measure_importance",
+    "models.predictions": "Perplexity Predictions compare_predictions perplexity",
     "quantizer.plan": "Candidate Mix Plan TensorPlan plan",
     "quantizer.quantize": "Quantized quantize",
     "quantizer.rules": "Recipe",

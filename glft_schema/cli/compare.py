@@ -10,11 +10,15 @@ import typer
 
 from glft_schema.checks.compare import SAME, Comparison, MetadataChange, TensorComparison, TensorVersion
 from glft_schema.checks.compare import compare as compare_checkpoints
+from glft_schema.cli.imatrix import Chunks, Context, Tokenizer
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import aligned
 from glft_schema.errors import safe, shown
+from glft_schema.models.chunks import CONTEXT
+from glft_schema.models.predictions import Predictions, compare_predictions
+from glft_schema.storage.file_source import read_text
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import Checkpoint, open_entries
 
@@ -26,6 +30,13 @@ def compare(
     one: Annotated[Path, typer.Argument(metavar="A", help="Weights file, torch .pt file, or directory of shards.")],
     other: Annotated[Path, typer.Argument(metavar="B", help="The same, of any format: what is compared with A.")],
     exclude: Exclude = None,
+    run: Annotated[bool, typer.Option("--run", help="Also run both models, and compare their predictions.")] = False,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Run both models on this text. Default: a text of the package.")
+    ] = None,
+    chunks: Chunks = None,
+    context: Context = CONTEXT,
+    tokenizer: Tokenizer = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compares metadata and weights of two files.
@@ -39,6 +50,12 @@ def compare(
     row with the largest relative error. A tensor is renamed if type, shape and bytes are equal, or
     shape and values.
 
+    --run or --text also runs both models on a text, in torch and in float32: GGUF files of the
+    architectures that glft convert knows, or Hugging Face folders. As in llama-perplexity, the
+    second half of each chunk is predicted. The line shows the perplexity of A and of B, the
+    Kullback-Leibler divergence of B from A in nats per token, and the share of tokens for which
+    both have the same most likely token. A's tokenizer is used for both.
+
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
     or tensors differ, and 2 if a file cannot be read.
     """
@@ -48,15 +65,27 @@ def compare(
         after = open_entries(other)
         with progress_bar("comparing") as bar:
             comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
+    predictions = None
+    if run or text:
+        with file_errors(text or one):
+            words = read_text(text) if text else None
+        with file_errors(one), progress_bar("running") as bar:
+            predictions = compare_predictions(
+                one, other, text=words, tokenizer=tokenizer, context=context, chunks=chunks, progress=bar
+            )
     if as_json:
         files = {"a": _about(one, before), "b": _about(other, after)}
-        print(json.dumps({**files, **comparison_data(comparison)}, indent=2, allow_nan=False))
+        ran = (
+            {"predictions": {key: as_json_value(value) for key, value in predictions._asdict().items()}} if predictions else {}
+        )
+        print(json.dumps({**files, **comparison_data(comparison), **ran}, indent=2, allow_nan=False))
     else:
         abouts = (
             f"{name} {safe(str(path))}: {text}"
             for name, path, text in (("A", one, _about_text(before)), ("B", other, _about_text(after)))
         )
-        echo(*abouts, *comparison.summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors))
+        summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
+        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors))
     if not comparison.is_same:
         raise typer.Exit(FAILED)
 
@@ -69,6 +98,12 @@ def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 def _about_text(checkpoint: Checkpoint) -> str:
     about = _about(Path(), checkpoint)
     return f"{about['format']}, {about['tensors']:,} tensors, {about['metadata']:,} metadata entries"
+
+
+def _predictions_text(found: Predictions) -> str:
+    both = f"perplexity {found.perplexity_a:.4f} and {found.perplexity_b:.4f}"
+    divergence = f"divergence {found.mean_divergence:.5f}, at most {found.max_divergence:.3f}"
+    return f"predictions: {both}, {divergence}, same top token {_percent(found.same_top)}, {found.tokens:,} tokens"
 
 
 def _metadata_lines(changes: tuple[MetadataChange, ...]) -> list[str]:

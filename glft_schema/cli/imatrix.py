@@ -1,4 +1,4 @@
-"""`glft imatrix`: converts and merges llama.cpp's importance matrices."""
+"""`glft imatrix`: measures importance matrices, and converts and merges those of llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,31 +7,83 @@ from typing import Annotated
 
 import typer
 
-from glft_schema.cli.terminal import Out, echo, file_errors, refuse_overwriting
-from glft_schema.errors import safe
-from glft_schema.weights.importance import TOKENS, ImportanceMatrix
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.errors import OptionError, safe
+from glft_schema.models.activations import measure_importance
+from glft_schema.models.chunks import CONTEXT
+from glft_schema.storage.file_source import read_text
+from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_ending
+
+Tokenizer = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Hugging Face folder with the tokenizer to use. Default: the model's.")
+]
+Chunks = Annotated[int | None, typer.Option(metavar="N", min=1, help="Use N chunks of the text. Default: all.")]
+Context = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a chunk of the text.")]
 
 
 def imatrix(
-    files: Annotated[list[Path], typer.Argument(metavar="IN...", help="Importance matrices, GGUF or imatrix.dat.")],
-    out: Out,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="IN... OUT", help="MODEL and TEXT, with -o; or importance matrices, and OUT.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="OUT", help="Measure the importance matrix of a model.")
+    ] = None,
+    chunks: Chunks = None,
+    context: Context = CONTEXT,
+    tokenizer: Tokenizer = None,
+    process_output: Annotated[
+        bool, typer.Option("--process-output", help="Also measure output.weight, unless it is the embedding.")
+    ] = False,
     chunk_size: Annotated[
         int, typer.Option(metavar="N", min=1, help="Tokens in a chunk of an imatrix.dat, which does not state it.")
     ] = TOKENS,
 ) -> None:
-    """Converts or merges llama.cpp's importance matrices.
+    """Measures, converts or merges llama.cpp's importance matrices.
 
-    OUT's extension, .gguf or .dat, selects its format. Several matrices are merged as llama-imatrix
-    does: sums, counts and chunks are added. A .dat holds one count for all experts, no chunk size,
-    only the last dataset, and no matrices without data.
+    With -o OUT, the arguments are MODEL and TEXT. As in llama-imatrix, the model runs on the text,
+    and the squared inputs of each matrix are summed. MODEL is a GGUF file of any types, or a
+    Hugging Face folder. It runs in torch, in float32, and requires transformers.
+
+    Without -o, importance matrices are converted, and several are merged as llama-imatrix does:
+    sums, counts and chunks are added. A .dat holds one count for all experts, no chunk size, only
+    the last dataset, and no matrices without data.
+
+    OUT's extension, .gguf or .dat, selects its format. OUT is replaced only on success.
     """
-    matrices = []
-    for file in files:
-        with file_errors(file):
-            refuse_overwriting(out, file)
-            matrices.append(ImportanceMatrix.open(file, chunk_size=chunk_size))
-    with file_errors(out):
-        matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
-        unused = matrix.save(out)
-    echo(f"{out}: {len(matrix.columns) - len(unused)} matrices, {matrix.chunk_count} chunks, {out.stat().st_size:,} bytes")
+    with file_errors(files[0]):
+        if len(files) < 2:
+            raise OptionError("expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument")
+        if out is not None and len(files) > 2:
+            raise OptionError(f"expected MODEL and TEXT before -o, found {len(files)} arguments")
+        *inputs, target = files if out is None else (*files, out)
+        check_ending(target)
+        for file in inputs:
+            refuse_overwriting(target, file)
+    if out is not None:
+        model, text = inputs
+        with file_errors(text):
+            words = read_text(text)
+        with file_errors(model), progress_bar("measuring") as bar:
+            matrix = measure_importance(
+                model,
+                words,
+                tokenizer=tokenizer,
+                context=context,
+                chunks=chunks,
+                process_output=process_output,
+                dataset=str(text),
+                progress=bar,
+            )
+    else:
+        matrices = []
+        for file in inputs:
+            with file_errors(file):
+                matrices.append(ImportanceMatrix.open(file, chunk_size=chunk_size))
+        with file_errors(target):
+            matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
+    with file_errors(target):
+        unused = matrix.save(target)
+    echo(
+        f"{target}: {len(matrix.columns) - len(unused)} matrices, {matrix.chunk_count} chunks, {target.stat().st_size:,} bytes"
+    )
     echo(*(f"left out: {safe(name)} has no data" for name in unused))

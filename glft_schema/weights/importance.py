@@ -148,9 +148,7 @@ class ImportanceMatrix:
             FormatError: if a number or a name does not fit; GGUF holds names of 55 bytes.
             OSError: from the system.
         """
-        ending = Path(os.fsdecode(path)).suffix.lower()
-        if ending not in (OLD_ENDING, GGUF_ENDING):
-            raise OptionError(f"expected a file that ends in {GGUF_ENDING} or {OLD_ENDING}, found {str(path)!r}")
+        ending = check_ending(path)
         unused = [name for name, (_, counts) in self.columns.items() if not counts.any()]
         if not self.columns.keys() - (unused if ending == OLD_ENDING else []):
             raise OptionError("expected a matrix with data, found none")
@@ -223,6 +221,14 @@ class ImportanceMatrix:
         Matrices without data are left out.
         """
         return column_statistics(self.columns)
+
+
+def check_ending(path: StrPath) -> str:
+    """Returns the extension of a new file. Raises OptionError for one that selects no form."""
+    ending = Path(os.fsdecode(path)).suffix.lower()
+    if ending not in (OLD_ENDING, GGUF_ENDING):
+        raise OptionError(f"expected a file that ends in {GGUF_ENDING} or {OLD_ENDING}, found {str(path)!r}")
+    return ending
 
 
 def read_importance(path: StrPath) -> dict[str, torch.Tensor]:

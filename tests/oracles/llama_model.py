@@ -9,6 +9,49 @@ import numpy as np
 
 from tests.oracles.llama_cpp import Opaque, library, silent
 
+F32, I32 = 0, 26  # ggml_type
+NO_FLASH = 0  # llama_flash_attn_type
+
+
+class TensorHeader(ctypes.Structure):
+    """``ggml_tensor`` of ggml.h."""
+
+
+TensorHeader._fields_ = (
+    ("type", ctypes.c_int),
+    ("buffer", ctypes.c_void_p),
+    ("ne", ctypes.c_int64 * 4),
+    ("nb", ctypes.c_size_t * 4),
+    ("op", ctypes.c_int),
+    ("op_params", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32),
+    ("src", ctypes.POINTER(TensorHeader) * 10),
+    ("view_src", ctypes.c_void_p),
+    ("view_offs", ctypes.c_size_t),
+    ("data", ctypes.c_void_p),
+    ("name", ctypes.c_char * 64),
+)
+EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(TensorHeader), ctypes.c_bool, ctypes.c_void_p)
+
+
+class ContextOptions(ctypes.Structure):
+    """``llama_context_params`` of llama.h, up to the types of the cache."""
+
+    _fields_ = (
+        ("sizes", ctypes.c_uint32 * 7),
+        ("threads", ctypes.c_int32 * 2),
+        ("kinds", ctypes.c_int * 4),
+        ("flash", ctypes.c_int),
+        ("rope", ctypes.c_float * 6),
+        ("context", ctypes.c_uint32),
+        ("defrag", ctypes.c_float),
+        ("evaluated", EVALUATED),
+        ("user_data", ctypes.c_void_p),
+        ("type_k", ctypes.c_int),
+        ("type_v", ctypes.c_int),
+        ("rest", ctypes.c_uint64 * 50),
+    )
+
 
 class Batch(ctypes.Structure):
     """``llama_batch`` of llama.h."""
@@ -21,18 +64,18 @@ class LlamaModel:
 
     Args:
         path: of the GGUF file.
+        exact: keep keys and values in float32, and record the products of matrices in `products`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, exact: bool = False) -> None:
         self._c = c = library()
         c.llama_log_set(silent, None)
-        for name in ("llama_model_default_params", "llama_context_default_params"):
-            getattr(c, name).restype = Opaque
+        c.llama_model_default_params.restype, c.llama_context_default_params.restype = Opaque, ContextOptions
         c.llama_batch_get_one.restype = Batch
         for name in ("llama_model_load_from_file", "llama_init_from_model", "llama_model_get_vocab"):
             getattr(c, name).restype = ctypes.c_void_p
         c.llama_model_load_from_file.argtypes = ctypes.c_char_p, Opaque
-        c.llama_init_from_model.argtypes = ctypes.c_void_p, Opaque
+        c.llama_init_from_model.argtypes = ctypes.c_void_p, ContextOptions
         c.llama_model_free.argtypes = c.llama_free.argtypes = c.llama_model_get_vocab.argtypes = (ctypes.c_void_p,)
         c.llama_vocab_n_tokens.argtypes = c.llama_model_n_embd.argtypes = (ctypes.c_void_p,)
         c.llama_decode.argtypes = c.llama_encode.argtypes = ctypes.c_void_p, Batch
@@ -42,7 +85,13 @@ class LlamaModel:
         c.llama_get_logits_ith.restype = c.llama_get_embeddings_seq.restype = ctypes.POINTER(ctypes.c_float)
         self._model = c.llama_model_load_from_file(bytes(path), c.llama_model_default_params())
         assert self._model, f"llama.cpp cannot load {path}"
-        self._context = c.llama_init_from_model(self._model, c.llama_context_default_params())
+        options = c.llama_context_default_params()
+        assert (options.type_k, options.type_v, options.defrag) == (1, 1, -1.0)
+        if exact:
+            self.products: list[tuple[str, np.ndarray, np.ndarray | None]] = []
+            self._kept_callback = options.evaluated = EVALUATED(self._record)
+            options.flash, options.type_k, options.type_v = NO_FLASH, F32, F32
+        self._context = c.llama_init_from_model(self._model, options)
         self._vocab = c.llama_model_get_vocab(self._model)
 
     def __enter__(self) -> LlamaModel:
@@ -67,6 +116,32 @@ class LlamaModel:
             self._c.llama_get_logits_ith(self._context, -1), (self._size("llama_vocab_n_tokens", self._vocab),)
         ).copy()
 
+    def all_logits(self, tokens: list[int]) -> np.ndarray:
+        """Returns f32[tokens, vocabulary], the logits after each token of a new context."""
+        c = self._c
+        c.llama_get_memory.restype = c.llama_get_logits.restype = ctypes.c_void_p
+        if memory := c.llama_get_memory(ctypes.c_void_p(self._context)):
+            c.llama_memory_clear(ctypes.c_void_p(memory), ctypes.c_bool(True))
+        batch, flags = self._batch(tokens), (ctypes.c_int8 * len(tokens))(*[1] * len(tokens))
+        batch.out = ctypes.addressof(flags)
+        assert c.llama_decode(self._context, batch) == 0
+        found = ctypes.cast(c.llama_get_logits(ctypes.c_void_p(self._context)), ctypes.POINTER(ctypes.c_float))
+        if not found:  # of a model without an output
+            return np.zeros((0, 0), np.float32)
+        return np.ctypeslib.as_array(found, (len(tokens), self._size("llama_vocab_n_tokens", self._vocab))).copy()
+
+    def _record(self, pointer: object, ask: bool, user: object) -> bool:
+        """Records the second operand of a product, and the experts of its rows."""
+        tensor = pointer.contents  # type: ignore[attr-defined]
+        name = tensor.src[0].contents.name.decode() if tensor.src[0] else ""
+        wanted = name.endswith(".weight") and bool(tensor.src[1]) and tensor.src[1].contents.type == F32
+        if not wanted or ask:
+            return wanted
+        chosen = tensor.src[2].contents if tensor.src[2] else None
+        experts = _values(chosen) if chosen is not None and chosen.type == I32 else None
+        self.products.append((name, _values(tensor.src[1].contents), experts))
+        return True
+
     def embedding(self, tokens: list[int]) -> np.ndarray:
         """Returns f32[columns], the pooled embedding of a text."""
         self._c.llama_set_embeddings(self._context, True)
@@ -82,5 +157,10 @@ class LlamaModel:
     def _size(self, function: str, of: int) -> int:
         return int(getattr(self._c, function)(of))
 
-    def _array(self, numbers: object, count: int) -> np.ndarray:
-        return np.ctypeslib.as_array(numbers, (count,)).copy()
+
+def _values(tensor: TensorHeader) -> np.ndarray:
+    """Returns the values of a tensor of four bytes each, in torch's order of dims."""
+    shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
+    span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 4
+    stored = np.frombuffer(ctypes.string_at(tensor.data, span), np.float32 if tensor.type == F32 else np.int32)
+    return np.lib.stride_tricks.as_strided(stored, shape, strides).copy()

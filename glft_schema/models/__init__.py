@@ -1,0 +1,1 @@
+"""Models that run in torch: loaded by transformers, and measured on texts."""

@@ -1,0 +1,155 @@
+"""Importance matrices measured in torch: the squared inputs of each matrix, as by llama-imatrix."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from glft_schema.display import Progress
+from glft_schema.errors import OptionError, TensorError
+from glft_schema.families.declarations import FAMILIES
+from glft_schema.families.names import Names
+from glft_schema.lazy import torch
+from glft_schema.models.chunks import CONTEXT, cut, each, run, running
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.importance import ColumnSums, ImportanceMatrix
+
+OUTPUT = "output.weight"
+BLOCKS = "blk."  # prefix of the matrices that llama-imatrix measures
+
+
+def measure_importance(
+    model: StrPath | torch.nn.Module,
+    text: str | Sequence[int],
+    *,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    process_output: bool = False,
+    names: Mapping[str, str] | None = None,
+    dataset: str = "",
+    progress: Progress | None = None,
+) -> ImportanceMatrix:
+    """Measures an importance matrix: runs a model on a text, and sums the squared inputs of each
+    matrix by column.
+
+    The text is cut into chunks as by ``llama-imatrix``, and the same matrices are measured. Sums
+    are computed in float64. Matrices of experts count the tokens of each expert.
+
+    Args:
+        model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
+        text: the text, or its tokens.
+        tokenizer: of transformers, or a folder that has one; by default the model's.
+        context: tokens in a chunk.
+        chunks: the number of chunks; by default all that are whole.
+        process_output: also measure the output matrix, unless it is the token embedding.
+        names: parameters of linear layers, and the names of their matrices. By default the model's
+            family gives the names in GGUF.
+        dataset: the name of the text.
+        progress: called after each chunk with its number and the share that is done, from 0 to 1.
+
+    Raises:
+        OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
+            or the model is of no declared family and there are no names.
+        FormatError: if the model or the tokenizer cannot be loaded.
+        TensorError: if an input is not finite, or a tensor does not belong to the family.
+        OSError: if a file cannot be read.
+    """
+    tokens = cut(text, model, tokenizer, context, chunks)
+    sums = _Sums()
+    with running(model) as module:
+        matrices = _gguf_names(module, process_output) if names is None else {key: [name] for key, name in names.items()}
+        body = module if process_output or names else getattr(module, "base_model", module)  # without the output matrix
+        with _hooks(module, matrices, sums):
+            for chunk in each(tokens, progress):
+                run(body, chunk)
+    return ImportanceMatrix(sums.columns(), (dataset,) if dataset else (), len(tokens), context)
+
+
+class _Sums:
+    """Sums of squares by matrix, float64[experts, columns], and their counts."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, names: Sequence[str], inputs: torch.Tensor, expert: int = 0, experts: int = 1) -> None:
+        """Adds the inputs of a matrix, float[..., columns]."""
+        rows = inputs.flatten(0, -2).double()
+        squares = rows.square().sum(0).cpu()
+        for name in names:
+            empty = torch.zeros(experts, len(squares), dtype=torch.float64), torch.zeros(experts, dtype=torch.int64)
+            sums, counts = self._found.setdefault(name, empty)
+            sums[expert] += squares
+            counts[expert] += len(rows)
+
+    def columns(self) -> dict[str, ColumnSums]:
+        """Returns the sums, sorted by name. Raises TensorError if one is not finite."""
+        for name, (sums, _) in self._found.items():
+            if not sums.isfinite().all():
+                raise TensorError("expected finite inputs, found NaN or infinities", name)
+        return {name: ColumnSums(sums.float(), counts) for name, (sums, counts) in sorted(self._found.items())}
+
+
+def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
+    """Returns the names in GGUF by parameter, of the matrices that are measured."""
+    kind = type(module).__name__
+    family = next((family for family in FAMILIES if kind in family.architectures), None)
+    if family is None:
+        known = ", ".join(name for family in FAMILIES for name in family.architectures)
+        raise OptionError(f"expected names= for the matrices, or a model of a known class ({known}), found {kind}")
+    parameters = dict(module.named_parameters())
+    in_family = Names(family, module.config.to_dict(), len(parameters))
+    found = {}
+    for stored, parameter in parameters.items():
+        name = stored.removeprefix(family.prefix)
+        if parameter.dim() < 2 or any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
+            continue
+        matrices = in_family.in_gguf(*in_family.row_of(name))
+        if matrices[0].startswith(BLOCKS) or (process_output and matrices == [OUTPUT]):
+            found[stored] = matrices
+    return found
+
+
+@contextmanager
+def _hooks(module: torch.nn.Module, matrices: Mapping[str, list[str]], sums: _Sums) -> Iterator[None]:
+    """Adds the inputs of layers to `sums` while the block runs."""
+    hooks = []
+    try:
+        for parameter, names in matrices.items():
+            layer, _, attribute = parameter.rpartition(".")
+            hook = _experts_hook if module.get_parameter(parameter).dim() == 3 else _linear_hook
+            hooks.append(module.get_submodule(layer).register_forward_pre_hook(hook(attribute, names, sums)))
+        yield
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
+Hook = Callable[[Any, Any], None]
+
+
+def _linear_hook(attribute: str, names: Sequence[str], sums: _Sums) -> Hook:
+    """Returns a hook of a linear layer, whether its weights are transposed or not."""
+    return lambda layer, inputs: sums.add(names, inputs[0])
+
+
+def _experts_hook(attribute: str, names: Sequence[str], sums: _Sums) -> Hook:
+    """Returns a hook of all experts of a block.
+
+    transformers runs them as one module, with the tokens and the numbers of their experts. What
+    enters the second matrix is computed here again.
+    """
+
+    def hook(layer: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        tokens, chosen = inputs[:2]
+        experts = len(layer.gate_up_proj)
+        for expert in range(experts):
+            rows = tokens[(chosen == expert).any(-1)]
+            if attribute == "down_proj":
+                gate, up = torch.nn.functional.linear(rows, layer.gate_up_proj[expert]).chunk(2, -1)
+                rows = layer.act_fn(gate) * up
+            sums.add(names, rows, expert, experts)
+
+    return hook

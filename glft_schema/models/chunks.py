@@ -1,0 +1,80 @@
+"""Texts as chunks of tokens, cut as llama-imatrix and llama-perplexity cut them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from glft_schema.display import Progress
+from glft_schema.errors import OptionError
+from glft_schema.lazy import torch
+from glft_schema.models.loading import load_model, load_vocabulary, vocabulary_of
+from glft_schema.storage.source import StrPath
+
+CONTEXT = 512  # tokens in a chunk, by default as in these tools
+
+
+def cut(
+    text: str | Sequence[int], model: StrPath | torch.nn.Module, tokenizer: Any, context: int, limit: int | None
+) -> torch.Tensor:
+    """Returns int64[chunks, context], the tokens of a text.
+
+    Tokens after the last whole chunk are left out. If the tokenizer begins texts with a token, the
+    token replaces the first one of each chunk.
+
+    Args:
+        text: the text, or its tokens, which are cut as they are.
+        model: its tokenizer is used.
+        tokenizer: of transformers, or a path as for `load_vocabulary`; used instead if not None.
+        context: tokens in a chunk.
+        limit: the number of chunks, or None for all.
+
+    Raises:
+        OptionError: if a number is below 1, there is no tokenizer, or the text is too short.
+        FormatError, OSError: see `load_vocabulary`.
+    """
+    if context < 1 or (limit is not None and limit < 1):
+        raise OptionError(f"expected at least 1 chunk of at least 1 token, found {limit} of {context}")
+    start = None
+    if isinstance(text, str):
+        source = model if tokenizer is None else tokenizer
+        if isinstance(source, torch.nn.Module):
+            raise OptionError("a text for a model in memory needs tokenizer=, or give tokens instead of the text")
+        vocabulary = load_vocabulary(source) if isinstance(source, (str, os.PathLike)) else vocabulary_of(source)
+        text, start = vocabulary.tokens(text), vocabulary.start
+    if len(text) < context:
+        raise OptionError(f"expected a text of at least one chunk, {context} tokens, found {len(text)}")
+    count = min(len(text) // context, limit or len(text))
+    tokens = torch.tensor(text[: count * context]).reshape(count, context)
+    if start is not None:
+        tokens[:, 0] = start
+    return tokens
+
+
+@contextmanager
+def running(model: StrPath | torch.nn.Module) -> Iterator[Any]:
+    """Yields a model that runs for inference: one of the caller, or loaded as by `load_model`."""
+    module = model if isinstance(model, torch.nn.Module) else load_model(model)
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield module
+    finally:
+        module.train(was_training)
+
+
+def each(tokens: torch.Tensor, progress: Progress | None) -> Iterator[torch.Tensor]:
+    """Yields the chunks, and reports each when it is done."""
+    for i, chunk in enumerate(tokens):
+        yield chunk
+        if progress:
+            progress(f"chunk {i + 1}", (i + 1) / len(tokens))
+
+
+def run(module: Any, tokens: torch.Tensor) -> Any:
+    """Returns what a model makes of one chunk, int64[tokens]."""
+    device = next(module.parameters()).device
+    return module(tokens.unsqueeze(0).to(device))

