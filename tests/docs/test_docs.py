@@ -20,6 +20,7 @@ from glft_schema.cli import app
 from glft_schema.describe.schema import schema_of
 from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
+from tests.families.tiny_folders import make_folder
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
 from tests.tools.command_line import in_this_process
@@ -37,7 +38,10 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf")
+    pytest.importorskip("sentencepiece")
     monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path, "tiny-llama").rename("SmolLM2-135M")
     tensors = {"blk.0.attn_q.weight": torch.randn(64, 256), "output_norm.weight": torch.ones(64)}
     save_file(tensors, "model.gguf", {"general.architecture": "toy"}, schemes={"*.weight": "q4_0"})
     names: dict[str, object] = {}
@@ -46,6 +50,7 @@ def test_readme_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().out.startswith("toy 2\nQ4_0 (64, 256) 9216 tensor(")
     assert (names["row"].shape, names["state"].keys()) == ((256,), tensors.keys())
     assert [tensor.dtype.name for tensor in glft.open("smaller.gguf").tensors.values()] == ["Q4_K", "F32"]
+    assert glft.open("q4_k_m.gguf").metadata["general.file_type"] == 15
 
 
 @pytest.mark.slow
