@@ -20,7 +20,7 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
-from glft_schema.weights.checkpoints import Checkpoint, Weights, open_entries
+from glft_schema.weights.checkpoints import Checkpoint, Weights, open_pair
 from glft_schema.weights.convert import as_typed, has_types
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
@@ -180,18 +180,19 @@ def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progre
     Peak memory is a few copies of the largest tensor in float32.
 
     Args:
-        one: the first: a path as for `open_checkpoint`, an open `File`, or tensors by name.
+        one: the first: a path as for `open_checkpoint`, an open `File`, or tensors by name. A
+            Hugging Face folder is mapped to GGUF if the other is a GGUF file.
         other: the second.
         exclude: names or fnmatch patterns of tensors to ignore in both.
         progress: called after each tensor with its name and the share that is done, from 0 to 1.
 
     Raises:
         OSError: if a file cannot be opened.
-        FormatError: if it is not a checkpoint, or was truncated meanwhile.
+        FormatError: if it is not a checkpoint, cannot be mapped, or was truncated meanwhile.
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches no tensor of either.
     """
-    before, after = open_entries(one), open_entries(other)
+    before, after = open_pair(one, other)
     kept = leave_out({**before.tensors, **after.tensors}, exclude)
     first, second = (
         in_memory({name: tensor for name, tensor in side.tensors.items() if name in kept}) for side in (before, after)

@@ -15,7 +15,7 @@ from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.tensor import Place, Tensor
-from glft_schema.weights.checkpoints import Weights, open_entries
+from glft_schema.weights.checkpoints import Weights, open_beside
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload
@@ -69,7 +69,8 @@ def check_derivation(
 
     Args:
         file: an open file.
-        base: a path as for `open_checkpoint`, an open `File`, or tensors by name.
+        base: a path as for `open_checkpoint`, an open `File`, or tensors by name. A Hugging Face
+            folder is mapped to GGUF if the file is GGUF.
         importance: the one that `file` was made with; see `glft_schema.read_importance`.
         exclude: names or fnmatch patterns of tensors to ignore in both.
 
@@ -83,7 +84,7 @@ def check_derivation(
         SchemeError: if a pattern matches no tensor of either.
         FormatError, OSError: if a file cannot be read.
     """
-    entries = open_entries(base).tensors
+    entries = open_beside(base, file).tensors
     kept = leave_out({**entries, **file.tensors}, exclude)
     tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})
     weighted = with_importance(tensors, {} if importance is None else importance)

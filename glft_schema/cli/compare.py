@@ -20,14 +20,14 @@ from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.file_source import read_text
 from glft_schema.tensor_types.engine.differences import NumberErrors
-from glft_schema.weights.checkpoints import Checkpoint, open_entries
+from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
 
 VALUE = 50  # characters shown of a value
 FIRST = 8  # elements in JSON of a long array
 
 
 def compare(
-    one: Annotated[Path, typer.Argument(metavar="A", help="Weights file, torch .pt file, or directory of shards.")],
+    one: Annotated[Path, typer.Argument(metavar="A", help="Weights file, torch .pt file, or folder.")],
     other: Annotated[Path, typer.Argument(metavar="B", help="The same, of any format: what is compared with A.")],
     exclude: Exclude = None,
     run: Annotated[bool, typer.Option("--run", help="Also run both models, and compare their predictions.")] = False,
@@ -41,9 +41,9 @@ def compare(
 ) -> None:
     """Compares metadata and weights of two files.
 
-    Formats and types may differ. The first lines summarize: the same weights or not, tensors by
-    what differs, metadata. Tables list each entry that differs, and each tensor, the largest errors
-    first.
+    Formats and types may differ. A Hugging Face folder is mapped to GGUF if the other side is GGUF.
+    The first lines summarize: the same weights or not, tensors by what differs, metadata. Tables
+    list each entry that differs, and each tensor, the largest errors first.
 
     The values of tensors of one name are compared, B's with A's: the root mean square of the error,
     absolute (RMSE) and relative to A's, the signal-to-noise ratio, the cosine similarity, and the
@@ -62,9 +62,11 @@ def compare(
     with file_errors(one):
         before = open_entries(one)
     with file_errors(other):
-        after = open_entries(other)
-        with progress_bar("comparing") as bar:
-            comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
+        after = open_beside(other, before.file)
+    with file_errors(one):
+        before = open_beside(one, after.file)
+    with file_errors(other), progress_bar("comparing") as bar:
+        comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
     predictions = None
     if run or text:
         with file_errors(text or one):
@@ -91,7 +93,7 @@ def compare(
 
 
 def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
-    format = checkpoint.file.format.name if checkpoint.file else "torch"
+    format = checkpoint.file.format.name if checkpoint.file else "Hugging Face" if checkpoint.family else "torch"
     return {"file": str(path), "format": format, "tensors": len(checkpoint.tensors), "metadata": len(checkpoint.metadata)}
 
 

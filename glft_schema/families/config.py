@@ -105,7 +105,7 @@ def read_config(folder: Path) -> Config:
 
 
 def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any]:
-    """Returns the values of a config by metadata key. Adds defaults to `config`.
+    """Returns the values of a config by metadata key, rounded to float32. Adds defaults to config.
 
     Raises:
         FormatError: for a missing field without a default.
@@ -122,7 +122,7 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
             value = config[field]
             _check_type(_full(key, arch), value, f"{CONFIG} -> {field}")
         if value is not None:
-            found[_full(key, arch)] = value
+            found[_full(key, arch)] = float(np.float32(value)) if isinstance(value, float) else value
     return found
 
 

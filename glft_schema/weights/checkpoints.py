@@ -132,6 +132,23 @@ def open_entries(source: Weights) -> Checkpoint:
     return _of_file(source) if isinstance(source, File) else _open_path(source)
 
 
+def open_beside(source: Weights, other: File | None) -> Checkpoint:
+    """Opens a checkpoint to be compared with a file.
+
+    If the file is GGUF, a Hugging Face folder is mapped as by `open_with_metadata`. Raises as it.
+    """
+    is_gguf = other is not None and other.format is WITH_TYPES
+    if is_gguf and isinstance(source, (str, os.PathLike)) and is_model_folder(source):
+        return _open_mapped(Path(source), BY_FAMILY)
+    return open_entries(source)
+
+
+def open_pair(one: Weights, other: Weights) -> tuple[Checkpoint, Checkpoint]:
+    """Opens two checkpoints to be compared, each as by `open_beside`."""
+    second = open_beside(other, open_entries(one).file)
+    return open_beside(one, second.file), second
+
+
 def _open_path(path: StrPath) -> Checkpoint:
     if not os.path.isdir(path):
         fd = open_regular(path)

@@ -350,3 +350,21 @@ def test_minilm_embeds_as_in_transformers(
         expected = model(torch.tensor([tokens])).last_hidden_state[0].mean(0)
         cosine = torch.cosine_similarity(torch.from_numpy(loaded.embedding(tokens)), expected, 0)
     assert cosine > 0.9999
+
+
+def test_compared_with_a_file(tmp_path: Path) -> None:
+    """A folder beside a GGUF file is mapped; beside another folder it is not."""
+    folder = make_folder(tmp_path, "tiny-llama")
+    glft.convert(folder, tmp_path / "same.gguf")
+    glft.quantize(folder, tmp_path / "q4.gguf", "Q4_0")
+    for pair in ((folder, tmp_path / "same.gguf"), (tmp_path / "same.gguf", folder), (folder, folder)):
+        done = in_this_process("compare", *pair)
+        assert (done.returncode, "same weights\n" in done.stdout) == (0, True), done
+        assert glft.compare(*pair).is_same
+    assert done.stdout.startswith(f"A {folder}: safetensors, ")
+    done = in_this_process("compare", folder, tmp_path / "q4.gguf")
+    assert done.returncode == 1
+    assert done.stdout.startswith(f"A {folder}: Hugging Face, 21 tensors, ")
+    done = in_this_process("verify", tmp_path / "q4.gguf", "--derives-from", folder)
+    assert done.returncode == 0, done
+    assert all(found.is_confirmed for found in glft.check_derivation(glft.open(tmp_path / "q4.gguf"), folder))
