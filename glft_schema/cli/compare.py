@@ -15,7 +15,7 @@ from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import aligned
-from glft_schema.errors import safe, shown
+from glft_schema.errors import OptionError, safe, shown
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.file_source import read_text
@@ -60,6 +60,8 @@ def compare(
     or tensors differ, and 2 if a file cannot be read.
     """
     with file_errors(one):
+        if (chunks or tokenizer) and not (run or text):
+            raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
         before = open_entries(one)
     with file_errors(other):
         after = open_beside(other, before.file)

@@ -55,6 +55,8 @@ def imatrix(
             raise OptionError("expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument")
         if out is not None and len(files) > 2:
             raise OptionError(f"expected MODEL and TEXT before -o, found {len(files)} arguments")
+        if out is None and (chunks or tokenizer or process_output):
+            raise OptionError("--chunks, --tokenizer and --process-output measure a model: give MODEL, TEXT and -o OUT")
         *inputs, target = files if out is None else (*files, out)
         check_ending(target)
         for file in inputs:

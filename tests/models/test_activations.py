@@ -110,6 +110,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 FAULTS = {
     "one":     (("m.gguf", "-o", "o.gguf"), "expected IN and OUT, or MODEL, TEXT and -o OUT, found one argument"),
     "three":   (("m.gguf", "a", "b", "-o", "o.gguf"), "expected MODEL and TEXT before -o, found 3 arguments"),
+    "no -o":   (("m.gguf", "o.gguf", "--chunks", "3"), "--chunks, --tokenizer and --process-output measure a model: give"),
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
     "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "glft: expected a text of at least one chunk, 512 tokens, found"),
@@ -129,7 +130,7 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
     glft.save_file({"x": torch.ones(3)}, tmp_path / "m.glft")
     (tmp_path / "t.txt").write_text("the a " * (5 if fault == "short" else 600))
     options = ["--tokenizer", make_folder(tmp_path, "tiny-qwen3")] if fault == "model" else []
-    paths = [text if text.startswith("-") else tmp_path / text for text in arguments]
+    paths = [text if text.startswith("-") or text.isdigit() else tmp_path / text for text in arguments]
     assert_refused(in_this_process("imatrix", *paths, *options), message)
     assert not (tmp_path / "o.gguf").exists()
 

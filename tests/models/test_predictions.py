@@ -117,6 +117,8 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert "predictions" not in json.loads(in_this_process("compare", one, one, "--json").stdout)
     done = in_this_process("compare", one, one, "--run", "--chunks", "1")
     assert (done.returncode, "same top token 100 %, 255 tokens" in done.stdout) == (0, True)
+    done = in_this_process("compare", one, one, "--chunks", "1")
+    assert_refused(done, "--chunks and --tokenizer run the models: add --run or --text FILE")
     assert_refused(in_this_process("compare", one, one, "--text", tmp_path / "none"), "none: No such file or directory")
     glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
     done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
