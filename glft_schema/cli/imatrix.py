@@ -85,7 +85,6 @@ def imatrix(
             matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
     with file_errors(target):
         unused = matrix.save(target)
-    echo(
-        f"{target}: {len(matrix.columns) - len(unused)} matrices, {matrix.chunk_count} chunks, {target.stat().st_size:,} bytes"
-    )
+    chunked = f"{matrix.chunk_count} chunk{'' if matrix.chunk_count == 1 else 's'}"
+    echo(f"{target}: {len(matrix.columns) - len(unused)} matrices, {chunked}, {target.stat().st_size:,} bytes")
     echo(*(f"left out: {safe(name)} has no data" for name in unused))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from glft_schema.display import Progress
-from glft_schema.errors import OptionError, TensorError
+from glft_schema.errors import OptionError, TensorError, shown
 from glft_schema.families.declarations import FAMILIES
-from glft_schema.families.names import Names
+from glft_schema.families.libraries import library
+from glft_schema.families.names import SUFFIXES, Names, name_map
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, cut, each, run, running
+from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running
+from glft_schema.models.loading import family_of, is_dropped
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import ColumnSums, ImportanceMatrix
 
@@ -45,22 +46,25 @@ def measure_importance(
         context: tokens in a chunk.
         chunks: the number of chunks; by default all that are whole.
         process_output: also measure the output matrix, unless it is the token embedding.
-        names: parameters of linear layers, and the names of their matrices. By default the model's
-            family gives the names in GGUF.
+        names: parameters of linear layers, and the names of their matrices. By default the names in
+            GGUF, by the model's family or the ``gguf`` library.
         dataset: the name of the text.
         progress: called after each chunk with its number and the share that is done, from 0 to 1.
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
-            or the model is of no declared family and there are no names.
+            the model has too few tokens or positions, its names in GGUF are unknown, or it has no
+            parameter of a name in `names`.
         FormatError: if the model or the tokenizer cannot be loaded.
-        TensorError: if an input is not finite, or a tensor does not belong to the family.
+        TensorError: if an input is not finite, or a tensor of a model in memory does not belong to
+            the family.
         OSError: if a file cannot be read.
     """
     tokens = cut(text, model, tokenizer, context, chunks)
     sums = _Sums()
     with running(model) as module:
         matrices = _gguf_names(module, process_output) if names is None else {key: [name] for key, name in names.items()}
+        check_fits(module, tokens)
         body = module if process_output or names else getattr(module, "base_model", module)  # without the output matrix
         with _hooks(module, matrices, sums):
             for chunk in each(tokens, progress):
@@ -94,32 +98,60 @@ class _Sums:
 
 def _gguf_names(module: Any, process_output: bool) -> dict[str, list[str]]:
     """Returns the names in GGUF by parameter, of the matrices that are measured."""
-    kind = type(module).__name__
-    family = next((family for family in FAMILIES if kind in family.architectures), None)
+    family = family_of(module)
     if family is None:
-        known = ", ".join(name for family in FAMILIES for name in family.architectures)
-        raise OptionError(f"expected names= for the matrices, or a model of a known class ({known}), found {kind}")
+        return _mapped_names(module, process_output)
     parameters = dict(module.named_parameters())
     in_family = Names(family, module.config.to_dict(), len(parameters))
     found = {}
     for stored, parameter in parameters.items():
         name = stored.removeprefix(family.prefix)
-        if parameter.dim() < 2 or any(fnmatch.fnmatchcase(name, pattern) for pattern in family.dropped):
+        if parameter.dim() < 2 or is_dropped(name, family):
             continue
         matrices = in_family.in_gguf(*in_family.row_of(name))
-        if matrices[0].startswith(BLOCKS) or (process_output and matrices == [OUTPUT]):
+        if _is_measured(matrices[0], process_output):
             found[stored] = matrices
     return found
 
 
+def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
+    """Returns the names for a causal model of an undeclared architecture, by the ``gguf`` library.
+
+    Raises OptionError if the library does not know the architecture by this name, or not all of its
+    matrices.
+    """
+    kind, arch = type(module).__name__, getattr(getattr(module, "config", None), "model_type", None)
+    matrices = {name: parameter for name, parameter in module.named_parameters() if parameter.dim() > 1}
+    mapped: dict[str, str | None] = {"": None}
+    if kind.endswith("ForCausalLM") and arch in library("gguf").MODEL_ARCH_NAMES.values():
+        names = name_map(arch, module.config.num_hidden_layers, len(matrices))
+        mapped = {name: names.get_name(name, try_suffixes=SUFFIXES) for name in matrices}
+    if None in mapped.values() or any(parameter.dim() > 2 for parameter in matrices.values()):
+        known = ", ".join(name for family in FAMILIES for name in family.architectures)
+        expected = f"expected a model of a known class ({known}) or with names in the gguf library, found {kind}"
+        raise OptionError(f"{expected}: use glft.measure_importance(model, names=...) in Python")
+    return {stored: [name] for stored, name in mapped.items() if name and _is_measured(name, process_output)}
+
+
+def _is_measured(matrix: str, process_output: bool) -> bool:
+    return matrix.startswith(BLOCKS) or (process_output and matrix == OUTPUT)
+
+
 @contextmanager
 def _hooks(module: torch.nn.Module, matrices: Mapping[str, list[str]], sums: _Sums) -> Iterator[None]:
-    """Adds the inputs of layers to `sums` while the block runs."""
+    """Adds the inputs of layers to `sums` while the block runs.
+
+    Raises OptionError if the model does not have a parameter.
+    """
     hooks = []
     try:
         for parameter, names in matrices.items():
             layer, _, attribute = parameter.rpartition(".")
-            hook = _experts_hook if module.get_parameter(parameter).dim() == 3 else _linear_hook
+            try:
+                is_stack = module.get_parameter(parameter).dim() == 3
+            except AttributeError:
+                raise OptionError(f"expected names of the model's parameters, found {shown(parameter)}") from None
+            hook = _experts_hook if is_stack else _linear_hook
             hooks.append(module.get_submodule(layer).register_forward_pre_hook(hook(attribute, names, sums)))
         yield
     finally:

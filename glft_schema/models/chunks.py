@@ -14,6 +14,7 @@ from glft_schema.models.loading import load_model, load_vocabulary, vocabulary_o
 from glft_schema.storage.source import StrPath
 
 CONTEXT = 512  # tokens in a chunk, by default as in these tools
+POSITIONS = ("wpe", "position_embeddings")  # tables of positions, of gpt2 and bert
 
 
 def cut(
@@ -45,7 +46,8 @@ def cut(
         vocabulary = load_vocabulary(source) if isinstance(source, (str, os.PathLike)) else vocabulary_of(source)
         text, start = vocabulary.tokens(text), vocabulary.start
     if len(text) < context:
-        raise OptionError(f"expected a text of at least one chunk, {context} tokens, found {len(text)}")
+        expected = f"expected a text of at least one chunk, {context} tokens, found {len(text)}"
+        raise OptionError(f"{expected}: use a longer text or a smaller context (--context)")
     count = min(len(text) // context, limit or len(text))
     tokens = torch.tensor(text[: count * context]).reshape(count, context)
     if start is not None:
@@ -66,6 +68,25 @@ def running(model: StrPath | torch.nn.Module) -> Iterator[Any]:
         module.train(was_training)
 
 
+def vocabulary_size(module: Any) -> int | None:
+    """Returns the rows of a model's token embedding, or None if the model does not tell."""
+    embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    return getattr(embedding, "num_embeddings", None)
+
+
+def check_fits(module: Any, tokens: torch.Tensor) -> None:
+    """Raises OptionError if a model has too few tokens or positions for int64[chunks, context]."""
+    size, context = vocabulary_size(module), tokens.shape[1]
+    for token in (int(tokens.min()), int(tokens.max())):
+        if size is not None and not 0 <= token < size:
+            expected = f"expected tokens of 0 to {size - 1}, the model's vocabulary, found {token}"
+            raise OptionError(f"{expected}: the tokenizer has tokens that the model lacks")
+    for name, layer in module.named_modules():
+        if name.rpartition(".")[2] in POSITIONS and getattr(layer, "num_embeddings", context) < context:
+            expected = f"expected a context of at most {layer.num_embeddings} tokens, the model's positions"
+            raise OptionError(f"{expected}, found {context}; --context sets it")
+
+
 def each(tokens: torch.Tensor, progress: Progress | None) -> Iterator[torch.Tensor]:
     """Yields the chunks, and reports each when it is done."""
     for i, chunk in enumerate(tokens):
@@ -75,6 +96,6 @@ def each(tokens: torch.Tensor, progress: Progress | None) -> Iterator[torch.Tens
 
 
 def run(module: Any, tokens: torch.Tensor) -> Any:
-    """Returns what a model makes of one chunk, int64[tokens]."""
+    """Returns the model's output for one chunk, int64[tokens]."""
     device = next(module.parameters()).device
     return module(tokens.unsqueeze(0).to(device))

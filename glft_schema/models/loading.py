@@ -4,14 +4,17 @@ declared families.
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from glft_schema.errors import FormatError, OptionError
+from glft_schema.errors import FormatError, OptionError, TensorError
 from glft_schema.families.config import refusing
+from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
 from glft_schema.families.operations import LazyTensor
@@ -52,14 +55,14 @@ def load_model(path: StrPath) -> Any:
 
     Raises:
         OptionError: if transformers is missing, or the path is neither GGUF nor a folder.
-        FormatError, TensorError: if the model cannot be loaded; see `hf_model`.
+        FormatError: if the model cannot be loaded, or lacks a tensor; see `hf_model`.
         OSError: if a file cannot be read.
     """
     with _transformers(path, "a model that transformers loads") as transformers:
         if is_model_folder(path):
             config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
             kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-            return kind.from_pretrained(path, dtype=torch.float32, **LOCAL).eval()
+            return _loaded(kind, path, **LOCAL)
         checkpoint = open_entries(path)
         if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
             raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
@@ -68,7 +71,32 @@ def load_model(path: StrPath) -> Any:
         config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
         kind = getattr(transformers, fields["architectures"][0])
         state = {name: tensor.load().float() for name, tensor in tensors.items()}
-        return kind.from_pretrained(None, config=config, state_dict=state, dtype=torch.float32).eval()
+        return _loaded(kind, None, config=config, state_dict=state)
+
+
+def family_of(module: Any) -> Family | None:
+    """Returns the family that declares a model's class, or None."""
+    kind = type(module).__name__
+    return next((family for family in FAMILIES if kind in family.architectures), None)
+
+
+def is_dropped(name: str, family: Family | None) -> bool:
+    """Returns whether a model of the family needs no values for a tensor: GGUF does not have it."""
+    return family is not None and any(
+        fnmatch.fnmatchcase(name.removeprefix(family.prefix), pattern) for pattern in family.dropped
+    )
+
+
+def _loaded(kind: Any, source: StrPath | None, **options: Any) -> Any:
+    """Loads a model. Raises TensorError if a tensor is missing, which transformers fills with
+    random numbers.
+    """
+    module, info = kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
+    family = family_of(module)
+    for name in sorted(info["missing_keys"]):
+        if not is_dropped(name, family):
+            raise TensorError("expected values for this tensor, found none", name)
+    return module.eval()
 
 
 def load_vocabulary(path: StrPath) -> Vocabulary:
@@ -84,7 +112,10 @@ def load_vocabulary(path: StrPath) -> Vocabulary:
             return vocabulary_of(transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
         with open_container(path) as file:
             first, metadata = Path(str(file.shards[0].name)), file.metadata
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(first.parent), gguf_file=first.name)
+        with tempfile.TemporaryDirectory() as folder:  # transformers would also read the files beside the GGUF file
+            link = Path(folder, "model.gguf")
+            link.symlink_to(first.absolute())
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=link.name, **LOCAL)
         adds = metadata.get(ADD_BOS, metadata.get(VOCABULARY) in WITH_BOS)
         return Vocabulary(tokenizer, tokenizer.bos_token_id if adds else None)
 
@@ -98,7 +129,9 @@ def vocabulary_of(tokenizer: Any) -> Vocabulary:
 
 @contextmanager
 def _transformers(path: StrPath, expected: str) -> Iterator[Any]:
-    """Imports transformers and silences it. Raises FormatError instead of its errors."""
+    """Imports transformers and silences it. Raises FormatError instead of its errors,
+    and of TensorError, to name the file.
+    """
     try:
         import transformers
     except ImportError:
@@ -110,6 +143,8 @@ def _transformers(path: StrPath, expected: str) -> Iterator[Any]:
     try:
         with refusing(path, expected):
             yield transformers
+    except TensorError as error:
+        raise FormatError(error.problem, tensor=error.tensor, file=str(path)) from None
     except FormatError as error:
         error.file = error.file or str(path)
         raise

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError
 from glft_schema.lazy import torch
-from glft_schema.models.chunks import CONTEXT, cut, each, run, running
+from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running, vocabulary_size
 from glft_schema.storage.source import StrPath
 
 DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
@@ -70,13 +70,14 @@ def perplexity(
 
     Raises:
         OptionError: if transformers or the tokenizer is missing, the text is shorter than a chunk,
-            or the model does not predict tokens.
-        FormatError, TensorError: if the model or the tokenizer cannot be loaded.
+            or the model does not predict tokens, or has too few tokens or positions.
+        FormatError: if the model or the tokenizer cannot be loaded.
         OSError: if a file cannot be read.
     """
     tokens, loss = _tokens(text, model, tokenizer, context, chunks), 0.0
     count = _predicted(tokens)
     with running(model) as module:
+        check_fits(module, tokens)
         for chunk in each(tokens, progress):
             loss += _loss(_log_probabilities(module, chunk), chunk)
     return Perplexity(_exp(loss / count), count)
@@ -104,10 +105,12 @@ def compare_predictions(
     tokens = _tokens(text, one, tokenizer, context, chunks)
     count, losses, divergences, same = _predicted(tokens), [0.0, 0.0], [], 0
     with running(one) as first, running(other) as second:
+        check_fits(first, tokens)
+        _check_same(vocabulary_size(first), vocabulary_size(second))
+        check_fits(second, tokens)
         for chunk in each(tokens, progress):
             a, b = (_log_probabilities(module, chunk) for module in (first, second))
-            if a.shape != b.shape:
-                raise OptionError(f"expected models of one vocabulary, found {a.shape[1]} and {b.shape[1]} tokens")
+            _check_same(a.shape[1], b.shape[1])
             losses = [loss + _loss(logs, chunk) for loss, logs in zip(losses, (a, b), strict=True)]
             divergences.append((a.exp() * (a - b)).sum(-1))
             same += int((a.argmax(-1) == b.argmax(-1)).sum())
@@ -131,12 +134,19 @@ def _predicted(tokens: torch.Tensor) -> int:
     return count
 
 
+def _check_same(one: int | None, other: int | None) -> None:
+    """Raises OptionError if the sizes of two vocabularies are known and differ."""
+    if one is not None and other is not None and one != other:
+        raise OptionError(f"expected models of one vocabulary, found {one} and {other} tokens")
+
+
 def _log_probabilities(module: Any, chunk: torch.Tensor) -> torch.Tensor:
     """Returns float64[tokens, vocabulary] for the tokens of a chunk's second half but the first."""
-    made = run(module, chunk)
-    logits = made if isinstance(made, torch.Tensor) else getattr(made, "logits", None)
-    if logits is None:
-        raise OptionError(f"expected a model that predicts tokens, found {type(module).__name__}")
+    output, kind = run(module, chunk), type(module).__name__
+    logits = output if isinstance(output, torch.Tensor) else getattr(output, "logits", None)
+    is_one_for_each = logits is not None and logits.dim() == 3 and logits.shape[2] > int(chunk.max())
+    if logits is None or not is_one_for_each or kind.endswith("MaskedLM"):  # a masked model also reads what follows
+        raise OptionError(f"expected a model that predicts tokens from those before, found {kind}")
     return logits[0, len(chunk) // 2 : -1].double().log_softmax(-1).cpu()
 
 

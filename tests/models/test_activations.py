@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import glft_schema as glft
-from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
 from tests.models.conftest import tiny_gguf
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import assert_refused, in_this_process
@@ -104,6 +104,8 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     for name, columns in expected.columns.items():
         assert torch.equal(matrix.columns[name].sums, columns.sums), name
     glft.quantize(path, tmp_path / "quantized.gguf", "IQ4_NL", importance=out)
+    done = in_this_process("imatrix", path, text, "-o", out, "--context", "64", "--chunks", "1")
+    assert ": 14 matrices, 1 chunk, " in done.stdout
 
 
 # fmt: off
@@ -113,7 +115,7 @@ FAULTS = {
     "no -o":   (("m.gguf", "o.gguf", "--chunks", "3"), "--chunks, --tokenizer and --process-output measure a model: give"),
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
-    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "glft: expected a text of at least one chunk, 512 tokens, found"),
+    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "512 tokens, found 11: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another"),
     "words":   (("bert.gguf", "t.txt", "-o", "o.gguf"), "bert.gguf: expected a tokenizer that transformers loads"),
 }
@@ -135,10 +137,33 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
     assert not (tmp_path / "o.gguf").exists()
 
 
+def test_undeclared_architecture(tmp_path: Path) -> None:
+    """The gguf library names the matrices of gemma2."""
+    matrix = glft.measure_importance(make_gemma2(tmp_path), TOKENS, context=CONTEXT, process_output=True)
+    kinds = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    assert matrix.columns.keys() == {f"blk.{i}.{kind}.weight" for i in range(2) for kind in kinds}
+    assert {columns.sums.shape for columns in matrix.columns.values()} == {(1, 64), (1, 96)}
+
+
+def test_model_that_is_too_small(tmp_path: Path) -> None:
+    for name, positions in (("tiny-gpt2", 64), ("tiny-bert", 256)):
+        folder = make_folder(tmp_path, name)
+        message = f"at most {positions} tokens, the model's positions, found {positions + 1}; --context sets it"
+        with pytest.raises(glft.OptionError, match=message):
+            glft.measure_importance(folder, [1] * (positions + 1), context=positions + 1)
+        glft.measure_importance(folder, [1] * positions, context=positions)
+    for token in (-1, 264):
+        with pytest.raises(glft.OptionError, match=f"of 0 to 263, the model's vocabulary, found {token}: the tokenizer has"):
+            glft.measure_importance(folder, [1, token], context=2)
+
+
 def test_faults(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Embedding(9, 3), torch.nn.Linear(3, 5))
-    with pytest.raises(glft.OptionError, match=r"or a model of a known class \(LlamaForCausalLM, .*, found Sequential"):
+    message = r"known class \(LlamaForCausalLM, .*, found Sequential: use glft.measure_importance\(model, names=...\) in Python"
+    with pytest.raises(glft.OptionError, match=message):
         glft.measure_importance(model, [1, 2], context=2)
+    with pytest.raises(glft.OptionError, match=r"expected names of the model's parameters, found 'nope\.weight'"):
+        glft.measure_importance(model, [1, 2], context=2, names={"nope.weight": "x"})
     with pytest.raises(glft.OptionError, match="a text for a model in memory needs tokenizer="):
         glft.measure_importance(model, "text")
     for context, chunks in ((0, None), (2, 0)):

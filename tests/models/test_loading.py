@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema.models.loading import load_model, load_vocabulary
-from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
 from tests.models.conftest import tiny_gguf
 
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
@@ -48,6 +50,45 @@ def _other_architecture(folder: Path) -> Path:
     path = folder / "other.gguf"
     glft.save_file({"x": torch.ones(3)}, path, {"general.architecture": "mamba"}, rules=[])
     return path
+
+
+def test_tokenizer_files_beside_a_gguf_file_are_ignored(tmp_path: Path) -> None:
+    path = tiny_gguf(tmp_path, "tiny-llama")
+    expected = load_vocabulary(path).tokens("the a")
+    settings = {"tokenizer_class": "BertTokenizer", "auto_map": {"AutoTokenizer": ["code.Tokenizer", None]}}
+    for name, text in {"tokenizer_config.json": json.dumps(settings), "tokenizer.json": "{}", "config.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "code.py").write_text("raise AssertionError('this must not run')")
+    assert load_vocabulary(path).tokens("the a") == expected
+
+
+def _rename(folder: Path, names: dict[str, str | None], prefix: str = "") -> None:
+    """Renames tensors of a folder, or removes them."""
+    path = folder / "model.safetensors"
+    tensors = {names.get(name, prefix + name): tensor for name, tensor in load_file(path).items()}
+    save_file({name: tensor for name, tensor in tensors.items() if name is not None}, path)
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    """transformers fills them with random numbers. Tied weights and bert's pooler may be missing."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    message = rf"expected values for this tensor, found none \(tensor '{name}'\) in {tmp_path}"
+    for folder in (make_folder(tmp_path, "tiny-llama"), make_gemma2(tmp_path)):
+        _rename(folder, {name: None})
+        with pytest.raises(glft.FormatError, match=message):
+            load_model(folder)
+    module = make_folder(tmp_path, "tiny-qwen2")
+    load_model(module)
+    _rename(module, {}, "module.")
+    with pytest.raises(glft.FormatError, match=r"found none \(tensor 'model\.embed_tokens\.weight'\)"):
+        load_model(module)
+    path = tmp_path / "lacking.gguf"
+    glft.convert(make_folder(tmp_path, "tiny-qwen3"), path, exclude=["blk.1.ffn_up.weight"], schemes={"*": "f32"})
+    with pytest.raises(glft.FormatError, match=rf"{name}'\) in {path}"):
+        load_model(path)
+    words = make_folder(tmp_path, "tiny-bert")
+    _rename(words, {f"pooler.dense.{kind}": None for kind in ("weight", "bias")})
+    load_model(words)
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
 from glft_schema.models.predictions import DEFAULT_TEXT
@@ -95,8 +96,32 @@ def test_models_in_memory() -> None:
 
 
 def test_embedding_models_predict_nothing(tmp_path: Path) -> None:
-    with pytest.raises(glft.OptionError, match="expected a model that predicts tokens, found BertModel"):
-        glft.perplexity(make_folder(tmp_path, "tiny-bert"), TOKENS, context=CONTEXT)
+    config = make_folder(tmp_path, "tiny-bert") / "config.json"
+    fields = json.loads(config.read_text())
+    for kind in ("BertModel", "BertForMaskedLM"):
+        config.write_text(json.dumps(fields | {"architectures": [kind]}))
+        with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
+            glft.perplexity(config.parent, TOKENS, context=CONTEXT)
+
+
+def test_classifiers_predict_no_tokens() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 264}
+    for kind in ("LlamaForSequenceClassification", "LlamaForTokenClassification"):
+        model = getattr(transformers, kind)(transformers.LlamaConfig(**sizes, pad_token_id=0))
+        with pytest.raises(glft.OptionError, match=f"expected a model that predicts tokens from those before, found {kind}"):
+            glft.perplexity(model, TOKENS, context=CONTEXT)
+
+
+def test_models_of_different_vocabularies(tmp_path: Path) -> None:
+    """B would not even run on A's tokens."""
+    one, other = make_folder(tmp_path, "tiny-llama"), make_folder(tmp_path, "tiny-qwen2")
+    config, path = other / "config.json", other / "model.safetensors"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 100}))
+    name, tensors = "model.embed_tokens.weight", load_file(path)
+    save_file(tensors | {name: tensors[name][:100].clone()}, path)
+    with pytest.raises(glft.OptionError, match="expected models of one vocabulary, found 264 and 100 tokens"):
+        glft.compare_predictions(one, other, text=TOKENS, context=CONTEXT)
 
 
 def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -123,6 +148,10 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
     done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
     assert_refused(done, f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, ")
+    tensors, metadata = glft.load_file(one), glft.read_metadata(one)
+    glft.save_file(tensors | {"blk.0.nope.weight": torch.ones(3)}, tmp_path / "other.gguf", metadata, rules=[])
+    done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
+    assert_refused(done, f"{tmp_path}/other.gguf: the llama family has no such tensor: exclude it (tensor 'blk.0.nope.weight')")
 
 
 def test_default_text_is_plain() -> None:
