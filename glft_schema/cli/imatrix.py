@@ -85,6 +85,8 @@ def imatrix(
             matrix = matrices[0] if len(matrices) == 1 else ImportanceMatrix.merge(matrices)
     with file_errors(target):
         unused = matrix.save(target)
-    chunked = f"{matrix.chunk_count} chunk{'' if matrix.chunk_count == 1 else 's'}"
-    echo(f"{target}: {len(matrix.columns) - len(unused)} matrices, {chunked}, {target.stat().st_size:,} bytes")
+    count = len(matrix.columns) - len(unused)
+    matrices_text = f"{count} {'matrix' if count == 1 else 'matrices'}"
+    chunks_text = f"{matrix.chunk_count} chunk{'' if matrix.chunk_count == 1 else 's'}"
+    echo(f"{target}: {matrices_text}, {chunks_text}, {target.stat().st_size:,} bytes")
     echo(*(f"left out: {safe(name)} has no data" for name in unused))

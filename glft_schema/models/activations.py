@@ -120,7 +120,7 @@ def _mapped_names(module: Any, process_output: bool) -> dict[str, list[str]]:
     Raises OptionError if the library does not know the architecture by this name, or not all of its
     matrices.
     """
-    kind, arch = type(module).__name__, getattr(getattr(module, "config", None), "model_type", None)
+    kind, arch = type(module).__name__, getattr(getattr(module, "config", None), "model_type", "")
     matrices = {name: parameter for name, parameter in module.named_parameters() if parameter.dim() > 1}
     mapped: dict[str, str | None] = {"": None}
     if kind.endswith("ForCausalLM") and arch in library("gguf").MODEL_ARCH_NAMES.values():

@@ -104,8 +104,13 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     for name, columns in expected.columns.items():
         assert torch.equal(matrix.columns[name].sums, columns.sums), name
     glft.quantize(path, tmp_path / "quantized.gguf", "IQ4_NL", importance=out)
-    done = in_this_process("imatrix", path, text, "-o", out, "--context", "64", "--chunks", "1")
-    assert ": 14 matrices, 1 chunk, " in done.stdout
+
+
+def test_summary_of_one_matrix_and_chunk(tmp_path: Path) -> None:
+    sums = glft.ColumnSums(torch.ones(1, 4), torch.ones(1, dtype=torch.int64))
+    glft.ImportanceMatrix({"x": sums}, ("text",), 1, 64).save(tmp_path / "in.gguf")
+    done = in_this_process("imatrix", tmp_path / "in.gguf", tmp_path / "out.gguf")
+    assert "out.gguf: 1 matrix, 1 chunk, " in done.stdout
 
 
 # fmt: off
@@ -115,7 +120,7 @@ FAULTS = {
     "no -o":   (("m.gguf", "o.gguf", "--chunks", "3"), "--chunks, --tokenizer and --process-output measure a model: give"),
     "ending":  (("m.gguf", "t.txt", "-o", "o.bin"), "expected a file that ends in .gguf or .dat, found"),
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
-    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "512 tokens, found 11: use a longer text or a smaller context (--context)"),
+    "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 54: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another"),
     "words":   (("bert.gguf", "t.txt", "-o", "o.gguf"), "bert.gguf: expected a tokenizer that transformers loads"),
 }

@@ -70,7 +70,7 @@ def _rename(folder: Path, names: dict[str, str | None], prefix: str = "") -> Non
 
 
 def test_missing_weights(tmp_path: Path) -> None:
-    """transformers fills them with random numbers. Tied weights and bert's pooler may be missing."""
+    """transformers fills them with random numbers. Not tied weights, or bert's pooler."""
     name = "model.layers.1.mlp.up_proj.weight"
     message = rf"expected values for this tensor, found none \(tensor '{name}'\) in {tmp_path}"
     for folder in (make_folder(tmp_path, "tiny-llama"), make_gemma2(tmp_path)):
@@ -80,7 +80,7 @@ def test_missing_weights(tmp_path: Path) -> None:
     module = make_folder(tmp_path, "tiny-qwen2")
     load_model(module)
     _rename(module, {}, "module.")
-    with pytest.raises(glft.FormatError, match=r"found none \(tensor 'model\.embed_tokens\.weight'\)"):
+    with pytest.raises(glft.FormatError, match=rf"found none \(tensor '.*'\) in {module}"):
         load_model(module)
     path = tmp_path / "lacking.gguf"
     glft.convert(make_folder(tmp_path, "tiny-qwen3"), path, exclude=["blk.1.ffn_up.weight"], schemes={"*": "f32"})

@@ -148,10 +148,14 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
     done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
     assert_refused(done, f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, ")
-    tensors, metadata = glft.load_file(one), glft.read_metadata(one)
-    glft.save_file(tensors | {"blk.0.nope.weight": torch.ones(3)}, tmp_path / "other.gguf", metadata, rules=[])
-    done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
-    assert_refused(done, f"{tmp_path}/other.gguf: the llama family has no such tensor: exclude it (tensor 'blk.0.nope.weight')")
+
+
+def test_errors_name_the_file_of_a_tensor(tmp_path: Path) -> None:
+    one, other, name = tiny_gguf(tmp_path, "tiny-llama"), tmp_path / "other.gguf", "blk.0.nope.weight"
+    with glft.open(one) as file:
+        glft.save_file(glft.load_file(one) | {name: torch.ones(3)}, other, file.metadata, rules=[])
+    done = in_this_process("compare", one, other, "--run", "--chunks", "1")
+    assert_refused(done, f"{other}: the llama family has no such tensor: exclude it (tensor '{name}')")
 
 
 def test_default_text_is_plain() -> None:
