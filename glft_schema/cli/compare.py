@@ -101,7 +101,9 @@ def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _about_text(checkpoint: Checkpoint) -> str:
     about = _about(Path(), checkpoint)
-    return f"{about['format']}, {about['tensors']:,} tensors, {about['metadata']:,} metadata entries"
+    tensors, entries = about["tensors"], about["metadata"]
+    counts = f"{tensors:,} tensor{'s' * (tensors != 1)}, {entries:,} metadata entr{'y' if entries == 1 else 'ies'}"
+    return f"{about['format']}, {counts}"
 
 
 def _predictions_text(found: Predictions) -> str:

@@ -115,11 +115,10 @@ def convert(
     if big_endian:
         header["byte_order"] = "big"
     with file_errors(out, tensors=source):
-        refuse_overwriting(out, source)
+        refuse_overwriting(out, source, like, imatrix)
         target = None if format is None and is_folder(output) else target_format(out, format)
-        with file_errors(source), progress_bar("opening") as bar:
-            mapping = Converter(converter, trust_remote_code, None, bar)
-            checkpoint = open_with_metadata(source, exclude or [], target, like, mapping)
+        with file_errors(source):
+            checkpoint = open_with_metadata(source, exclude or [], target, like, Converter(converter, trust_remote_code))
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:

@@ -11,7 +11,16 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.cli.inspect import as_json_value
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import (
+    ConverterOption,
+    Like,
+    TrustRemoteCode,
+    echo,
+    file_errors,
+    progress_bar,
+    refuse_overwriting,
+)
+from glft_schema.cli.written import mapped
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, shown
 from glft_schema.formats.registry import WITH_TYPES
@@ -48,6 +57,9 @@ def plan(
     page: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a picture of the errors.")
     ] = None,
+    like: Like = None,
+    converter: ConverterOption = None,
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the error of each type for each tensor.")] = False,
 ) -> None:
     """Plans a quantization: the best types for a size.
@@ -72,7 +84,8 @@ def plan(
         if page is not None:
             refuse_overwriting(page, source)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, target=WITH_TYPES, converter=IN_FLOAT32)
+            mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
+            checkpoint = open_with_metadata(source, (), WITH_TYPES, like, mapping)
         with progress_bar("measuring") as bar:
             planned = plan_model(
                 checkpoint,
@@ -92,7 +105,7 @@ def plan(
     if as_json:
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:
-        echo(*report(planned, mix))
+        echo(*mapped(checkpoint, source), *report(planned, mix))
 
 
 def bytes_of(text: str) -> int:
@@ -138,10 +151,6 @@ def _table(mixes: Sequence[tuple[str, Mix]]) -> list[str]:
         for name, m in mixes
     ]
     return aligned([("dtype", "tensors", "bytes", "bits per weight", "SNR", "relative"), *rows], right=5)
-
-
-def _errors(snr: float, error: float) -> tuple[str, str]:
-    return f"{snr:.2f} dB", f"{100 * error**0.5:.3g} %"
 
 
 def plan_data(planned: Plan, mix: Mix | None) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from glft_schema.cli.terminal import (
 from glft_schema.cli.written import fallbacks, mapped, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
-from glft_schema.families.converter import Converter
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.quantize import Quantized
@@ -97,9 +96,9 @@ def quantize(
     Options are those of llama-quantize; --prune-layers and COPY are left out.
     """
     with file_errors(out, tensors=source):
-        refuse_overwriting(out, source)
-        with file_errors(source), progress_bar("opening") as bar:
-            mapping = Converter(converter, trust_remote_code, IN_FLOAT32.outtype, bar)
+        refuse_overwriting(out, source, like, imatrix)
+        with file_errors(source):
+            mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
             checkpoint = open_with_metadata(source, (), WITH_TYPES, like, mapping)
         texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:

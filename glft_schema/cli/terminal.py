@@ -129,13 +129,17 @@ def refuse_set(path: Path) -> None:
         raise OptionError("expected one file, found a set: give its files one by one")
 
 
-def refuse_overwriting(out: Path, source: Path) -> None:
+def refuse_overwriting(out: Path, *sources: Path | None) -> None:
     """Raises OptionError if writing `out` would replace a file that is read.
 
-    `source` may be a file, the first file of a set, an index of shards, or a folder of shards.
+    A source may be a file, the first file of a set, an index of shards, or a folder of shards.
     """
-    if not out.exists():
-        return
+    if out.exists():
+        for source in filter(None, sources):
+            _refuse_overwriting(out, source)
+
+
+def _refuse_overwriting(out: Path, source: Path) -> None:
     folder = source if source.is_dir() else source.parent
     in_folder = source.is_dir() or indexed_format(source) is not None
     name = NAME.fullmatch(str(source))

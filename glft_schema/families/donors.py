@@ -23,7 +23,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
 from glft_schema.families.config import Config, metadata_of, read_config, refusing, shortest
 from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
-from glft_schema.families.folders import EMBEDDING, gguf_tensors
+from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, is_float32, name_map
 from glft_schema.families.operations import (
@@ -45,6 +45,7 @@ from glft_schema.tensor_types.engine.differences import errors_of
 from glft_schema.tensors.tensor import Tensor
 
 DROPPED = {pattern for family in FAMILIES for pattern in family.dropped}  # tensors that GGUF does not have
+PREFIXES = {family.arch: family.prefix for family in FAMILIES}  # of tensors' names in some checkpoints
 COMPUTED = (LLAMA3_TENSOR, LONG, SHORT)  # that a checkpoint does not have
 EXPERT = re.compile(r"(?<=\.experts)\.(\d+)(?=\.)")
 OUTPUT = "output.weight"
@@ -106,12 +107,10 @@ class Donor:
         Warns:
             MetadataWarning: if a config.json says otherwise than the donor's metadata.
         """
-        if folder is not None:
+        family = declared_family(folder) if folder else None
+        if folder and family and family.arch == self.arch:
             with refusing(folder, "a valid config.json"):
-                config = read_config(folder)
-                for family in FAMILIES:
-                    if family.arch == self.arch and config["architectures"][0] in family.architectures:
-                        return self._complete(self._by_table(tensors, family, config)), family
+                return self._complete(self._by_table(tensors, family, read_config(folder))), family
         return self._complete(self._by_names(tensors)), None
 
     def _by_table(self, tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
@@ -154,14 +153,18 @@ class Donor:
         """Returns tensors by the donor's names. Operations are found when values are loaded."""
         names = name_map(self.arch, self._count(BLOCK_COUNT) or 0, len(self.file.tensors))
         parts: dict[str, dict[int, LazyTensor]] = {}
-        for name, tensor in tensors.items():
+        for stored, tensor in tensors.items():
+            name = stored.removeprefix(PREFIXES.get(self.arch, ""))
             expert, of_all = EXPERT.search(name), EXPERT.sub("", name)
             known = name if name in self.file.tensors else names.get_name(of_all, SUFFIXES)
             if known not in self.file.tensors:
                 if any(fnmatch.fnmatchcase(name, pattern) for pattern in DROPPED):
                     continue
-                raise TensorError(f"{self._name} has no tensor for it; exclude (--exclude of convert) leaves it out", name)
-            parts.setdefault(known, {})[int(expert[1]) if expert else 0] = tensor
+                raise TensorError(f"{self._name} has no tensor for it; glft convert --exclude leaves it out", stored)
+            part = int(expert[1]) if expert else 0
+            if part in parts.setdefault(known, {}):
+                raise TensorError(f"expected one tensor for {safe(known)} of {self._name}, found another", stored)
+            parts[known][part] = tensor
         return {
             name: found[0] if name in tensors else self._by_values(name, [found[number] for number in sorted(found)])
             for name, found in parts.items()

@@ -30,7 +30,7 @@ PAIR = struct.Struct("<QQ")
 
 
 def computed(value: Any) -> Any:
-    """Returns a value with its lazy tensors computed. Unlike `gguf`, keeps no tensor on the way."""
+    """Returns a value with its lazy tensors computed. Unlike `gguf`, keeps no intermediate one."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(computed, value))
     if not hasattr(value, "_func"):

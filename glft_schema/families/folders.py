@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json, refusing
-from glft_schema.families.converter import HOW
+from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.names import Names, is_float32
@@ -64,8 +65,8 @@ def open_folder(path: StrPath) -> Model:
     """
     folder = Path(path)
     with refusing(folder, "a valid config.json"):
+        family = family_of(folder)
         config = read_config(folder)
-        family = family_of(config, folder)
         values = metadata_of(config, family.keys, family.arch)
         check_assumed(family, config, folder)
         file = open_container(folder)
@@ -89,24 +90,23 @@ def open_folder(path: StrPath) -> Model:
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
 
 
-def has_family(folder: Path) -> bool:
-    """Returns whether a declared family has the architecture of a folder."""
-    with refusing(folder, "a valid config.json"):
-        return _declared(read_config(folder)) is not None
+def declared_family(folder: Path) -> Family | None:
+    """Returns the family of a folder's architecture, or None. Other fields may be invalid."""
+    architecture = _architecture(folder)
+    return next((family for family in FAMILIES if architecture in family.architectures), None)
 
 
-def _declared(config: Config) -> Family | None:
-    names = config.get("architectures") or [None]
-    return next((family for family in FAMILIES if names[0] in family.architectures), None)
+def _architecture(folder: Path) -> Any:
+    found = read_json(folder / CONFIG).get("architectures")
+    return found[0] if isinstance(found, list) and found else None
 
 
-def family_of(config: Config, folder: Path) -> Family:
-    """Returns the family of a config. Raises FormatError if none has its architecture."""
-    if family := _declared(config):
+def family_of(folder: Path) -> Family:
+    """Returns the family of a folder. Raises FormatError if none has its architecture."""
+    if family := declared_family(folder):
         return family
-    names = config.get("architectures") or [None]
     known = ", ".join(name for family in FAMILIES for name in family.architectures)
-    problem = f"expected a known architecture ({known}), found {shown(names[0])}: use {HOW}"
+    problem = f"expected a known architecture ({known}), found {shown(_architecture(folder))}: use {ADVICE}"
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.config import Config
-from glft_schema.families.converter import HOW
+from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import BLOCK_COUNT, FLOAT32, Family, Row
 from glft_schema.families.libraries import library
 
@@ -71,7 +71,7 @@ class Names:
             if match := pattern.fullmatch(name):
                 numbers = match.groupdict()
                 return row, numbers, numbers.pop("suffix") or SUFFIXES[0]
-        raise TensorError(f"the {self._family.arch} family has no such tensor: use {HOW}", name)
+        raise TensorError(f"the {self._family.arch} family has no such tensor: use {ADVICE}", name)
 
     def in_gguf(self, row: Row, numbers: Mapping[str, str], suffix: str) -> list[str]:
         """Returns the names in GGUF. Raises TensorError if the block is not in the config."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError
 from glft_schema.families.config import Config, read_json
-from glft_schema.families.converter import HOW
+from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import LLAMA, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
@@ -59,7 +59,9 @@ def vocabulary_keys(folder: Path, family: Family, config: Config) -> dict[str, T
                 writer.add_add_bos_token(False)
             return {key: value for key, value in keys_of(writer).items() if key != ARCHITECTURE}
     raise FormatError(
-        f"expected a tokenizer ({TOKENIZER} or {SENTENCEPIECE}) for the {family.arch} family, found none", file=str(folder)
+        f"expected a tokenizer ({TOKENIZER} or {SENTENCEPIECE}) for the {family.arch} family, found none: copy "
+        "it from the base model, or take the vocabulary of a GGUF of this model with --like",
+        file=str(folder),
     )
 
 
@@ -206,7 +208,7 @@ def pre_tokenizer(tokenizer: Any, folder: Path) -> str:
     fingerprint = sha256(str(tokenizer.encode(TEXT).ids).encode()).hexdigest()
     if fingerprint not in PRE_TOKENIZERS:
         problem = f"expected a tokenizer whose pre-tokenizer is known, found fingerprint {fingerprint[:16]}"
-        advice = f"take the vocabulary of a GGUF of this model with --like, or use {HOW}"
+        advice = f"take the vocabulary of a GGUF of this model with --like, or use {ADVICE}"
         raise FormatError(f"{problem}: {advice}", file=str(folder / TOKENIZER))
     return PRE_TOKENIZERS[fingerprint]
 

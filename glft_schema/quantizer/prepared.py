@@ -65,11 +65,9 @@ def prepared(
     importance: StrPath | ImportanceMatrix | Mapping[str, torch.Tensor] | None = None,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
-    like: StrPath | None = None,
-    converter: Converter = IN_FLOAT32,
 ) -> Prepared:
     """Opens a model as `quantize` does, whose arguments these are."""
-    checkpoint = open_with_metadata(source, (), WITH_TYPES, like, converter)
+    checkpoint = open_with_metadata(source, (), WITH_TYPES, None, IN_FLOAT32)
     used = UsedImportance.of(importance, include, exclude)
     tensors = {name: _without_leading_ones(tensor) for name, tensor in checkpoint.tensors.items()}
     return Prepared(checkpoint, used.applied(tensors), used)

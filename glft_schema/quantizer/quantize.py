@@ -22,7 +22,7 @@ from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from glft_schema.quantizer.rules import Model, Recipe
 from glft_schema.storage.atomic import new_files
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
@@ -126,52 +126,53 @@ def quantize(
     """
     recipe = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
     mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
-    model = prepared(source, importance, include_weights, exclude_weights, like, mapping)
-    checkpoint, stored = model.checkpoint, model.tensors
-    added = model.added(recipe, override, imatrix_keys=imatrix_keys)
-    entries = model.entries(added)
-    chooser = RecipeTypes(
-        recipe,
-        Model.of(entries, stored, model.has_importance),
-        patterns=patterns_of(tensor_types),
-        output_type=output_tensor_type,
-        embedding_type=token_embedding_type,
-        keep_output=leave_output_tensor,
-        pure=pure,
-        allow_requantize=allow_requantize,
-        in_order=keep_split,
-        keep_floats=model.keeps_floats,
-        dry_run=dry_run,
-    )
-    groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
-    choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
-    notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
-    weights = sum(tensor.numel for tensor in stored.values())
-    if dry_run:
-        planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
-        refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
-        return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family, checkpoint.converter)
-    warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
-    written: list[WrittenTensor] = []
-    paths, metadata = [out], [entries]
-    if keep_split:
-        paths, metadata = _parts(out, entries, groups)
-    with new_files(paths if keep_split else ()) as begun:
-        for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
-            part = {name: stored[name] for name in group}
-            chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
-            share = _share_of(progress, number, len(paths)) if progress else None
-            if keep_split:
-                begun.append(path)
-            written += convert(
-                checkpoint._replace(tensors=part, metadata=metadata[number]),
-                path,
-                schemes=chosen,
-                format=WITH_TYPES.name,
-                progress=share,
-                measure=False,
-            )
-    return Quantized(recipe, written, weights, tuple(notes), checkpoint.family, checkpoint.converter)
+    with opened(source, (), WITH_TYPES, like, mapping) as checkpoint:
+        model = prepared(checkpoint, importance, include_weights, exclude_weights)
+        stored = model.tensors
+        added = model.added(recipe, override, imatrix_keys=imatrix_keys)
+        entries = model.entries(added)
+        chooser = RecipeTypes(
+            recipe,
+            Model.of(entries, stored, model.has_importance),
+            patterns=patterns_of(tensor_types),
+            output_type=output_tensor_type,
+            embedding_type=token_embedding_type,
+            keep_output=leave_output_tensor,
+            pure=pure,
+            allow_requantize=allow_requantize,
+            in_order=keep_split,
+            keep_floats=model.keeps_floats,
+            dry_run=dry_run,
+        )
+        groups = _files_of_set(checkpoint) if keep_split else [[*stored]]
+        choices = chooser.choose({name: stored[name] for group in groups for name in group}, WITH_TYPES.types)
+        notes = [f"no tensor gets its type by the pattern {shown(pattern)}" for pattern in chooser.unused([*stored])]
+        weights = sum(tensor.numel for tensor in stored.values())
+        if dry_run:
+            planned = [PlannedPayload(name, stored[name], choice).written() for name, choice in choices.items()]
+            refused = (f"would be refused: {problem}" for problem in chooser.problems.values())
+            return Quantized(recipe, planned, weights, (*refused, *notes), checkpoint.family, checkpoint.converter)
+        warn_of_slips((key for key in added if key not in checkpoint.metadata), entries, stacklevel=3)
+        written: list[WrittenTensor] = []
+        paths, metadata = [out], [entries]
+        if keep_split:
+            paths, metadata = _parts(out, entries, groups)
+        with new_files(paths if keep_split else ()) as begun:
+            for number, (path, group) in enumerate(zip(paths, groups, strict=True)):
+                part = {name: stored[name] for name in group}
+                chosen = Chosen({name: choice for name, choice in choices.items() if name in part})
+                share = _share_of(progress, number, len(paths)) if progress else None
+                if keep_split:
+                    begun.append(path)
+                written += convert(
+                    checkpoint._replace(tensors=part, metadata=metadata[number]),
+                    path,
+                    schemes=chosen,
+                    format=WITH_TYPES.name,
+                    progress=share,
+                    measure=False,
+                )
+        return Quantized(recipe, written, weights, tuple(notes), checkpoint.family, checkpoint.converter)
 
 
 def _recipe(recipe: StrPath | int) -> Recipe:

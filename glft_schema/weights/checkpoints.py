@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.errors import OptionError
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
-from glft_schema.families.folders import has_family, is_model_folder, open_folder
+from glft_schema.families.folders import declared_family, is_model_folder, open_folder
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
@@ -89,16 +90,27 @@ def open_with_metadata(
     """
     folder = None if isinstance(source, Checkpoint) or not is_model_folder(source) else Path(source)
     if converter.path is not None and (folder is None or target is not WITH_TYPES or like is not None):
-        raise OptionError("expected a Hugging Face folder, to be written as GGUF and not like a donor, for the converter")
+        raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
     if like is not None:
         return _open_like(open_entries(source), exclude, target, Donor.of(open_container(like)), folder)
     checkpoint = _open_mapped(folder, converter) if target is WITH_TYPES and folder else open_entries(source)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
+@contextmanager
+def opened(source: StrPath | Checkpoint, *options: Any) -> Iterator[Checkpoint]:
+    """Yields what `open_with_metadata` returns. At the end a converter's process is ended."""
+    checkpoint = open_with_metadata(source, *options)
+    try:
+        yield checkpoint
+    finally:
+        if checkpoint.file is not None and checkpoint.converter and not isinstance(source, Checkpoint):
+            checkpoint.file.close()
+
+
 def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     """Opens a Hugging Face folder by its family, or by llama.cpp's converter."""
-    if converter.path is not None or (not has_family(path) and converter.script()):
+    if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
     return Checkpoint({name: _mapped(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
@@ -135,18 +147,26 @@ def open_entries(source: Weights) -> Checkpoint:
 def open_beside(source: Weights, other: File | None) -> Checkpoint:
     """Opens a checkpoint to be compared with a file.
 
-    If the file is GGUF, a Hugging Face folder is mapped as by `open_with_metadata`. Raises as it.
+    If the file is GGUF, a Hugging Face folder of a declared family is mapped to GGUF. Raises as
+    `open_with_metadata`.
     """
-    is_gguf = other is not None and other.format is WITH_TYPES
-    if is_gguf and isinstance(source, (str, os.PathLike)) and is_model_folder(source):
+    if other is not None and other.format is WITH_TYPES and is_mappable(source):
         return _open_mapped(Path(source), BY_FAMILY)
     return open_entries(source)
 
 
+def is_mappable(source: Weights) -> TypeGuard[StrPath]:
+    """Returns whether a checkpoint is a Hugging Face folder of a declared family."""
+    is_folder = isinstance(source, (str, os.PathLike)) and is_model_folder(source)
+    return is_folder and declared_family(Path(source)) is not None  # type: ignore[arg-type]
+
+
 def open_pair(one: Weights, other: Weights) -> tuple[Checkpoint, Checkpoint]:
     """Opens two checkpoints to be compared, each as by `open_beside`."""
-    second = open_beside(other, open_entries(one).file)
-    return open_beside(one, second.file), second
+    first, second = open_entries(one), open_entries(other)
+    if is_mappable(one):
+        return open_beside(one, second.file), second
+    return first, open_beside(other, first.file) if is_mappable(other) else second
 
 
 def _open_path(path: StrPath) -> Checkpoint:

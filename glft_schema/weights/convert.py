@@ -27,7 +27,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata
+from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata, opened
 from glft_schema.weights.file_types import FILE_TYPES
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
@@ -95,42 +95,42 @@ def convert(
         MetadataWarning: if the format has no metadata, and `source` has some.
         SimilarKeyWarning: if a new key resembles a well-known one.
     """
+    mapping = Converter(converter, trust_remote_code)
     if format is None and is_folder(out):
+        source = open_with_metadata(source, exclude, None, like, mapping)
         given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
-        return _to_folder(source, out, metadata or {}, exclude, schemes=schemes, strict=strict, **given)
+        return _to_folder(source, out, metadata or {}, schemes=schemes, strict=strict, **given)
     target = target_format(out, format)
-    source = open_with_metadata(source, exclude, target, like, Converter(converter, trust_remote_code))
-    entries, added = source.own_metadata, metadata or {}
-    stored = with_importance(source.tensors, {} if importance is None else importance)
-    if target.has_typed_metadata:
-        if (schemes or source.donor) and not isinstance(schemes, TypeChooser):
-            asked = as_pairs(schemes or ())
-            types = [*_types_of(source.donor, stored, asked), *asked]
-            is_given, schemes = bool(asked), Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict))
-            if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
-                added = {**added, **_file_type(schemes.choices, stored)}
-        if rules is None and not source.family and has_types(entries) and not keeps_to_rules(source.file, target):
-            rules = ()
-        converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
-        warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
-    elif target.metadata is None:
-        if entries:
-            problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
-            warnings.warn(problem, MetadataWarning, stacklevel=3)
-        converted = added  # refused unless empty
-    else:
-        converted = {**target.entries, **as_texts(entries, added)}
-    options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "strict": strict}
-    return save_file(
-        stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
-    )
+    with opened(source, exclude, target, like, mapping) as checkpoint:
+        entries, added = checkpoint.own_metadata, metadata or {}
+        stored = with_importance(checkpoint.tensors, {} if importance is None else importance)
+        if target.has_typed_metadata:
+            if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
+                asked = as_pairs(schemes or ())
+                types = [*_types_of(checkpoint.donor, stored, asked), *asked]
+                is_given, schemes = bool(asked), Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict))
+                if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
+                    added = {**added, **_file_type(schemes.choices, stored)}
+            model = checkpoint.file or checkpoint.donor
+            if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
+                rules = ()
+            converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
+            warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
+        elif target.metadata is None:
+            if entries:
+                problem = f"{target.name} files have no metadata: {len(entries)} entries are left out"
+                warnings.warn(problem, MetadataWarning, stacklevel=3)
+            converted = added  # refused unless empty
+        else:
+            converted = {**target.entries, **as_texts(entries, added)}
+        options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "strict": strict}
+        return save_file(
+            stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
+        )
 
 
-def _to_folder(
-    source: StrPath | Checkpoint, out: StrPath, metadata: Mapping[str, Any], exclude: Iterable[str], **options: Any
-) -> list[WrittenTensor]:
+def _to_folder(checkpoint: Checkpoint, out: StrPath, metadata: Mapping[str, Any], **options: Any) -> list[WrittenTensor]:
     """Writes a GGUF model as a Hugging Face folder."""
-    checkpoint = open_with_metadata(source, exclude)
 
     def save(tensors: Mapping[str, StoredTensor], path: Path) -> list[WrittenTensor]:
         target = target_format(path, None)

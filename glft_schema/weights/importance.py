@@ -304,7 +304,7 @@ def with_importance(tensors: Mapping[str, StoredTensor], importance: Mapping[str
     if importance and not importance.keys() & tensors.keys():
         tensors_in_it = "1 other tensor" if len(importance) == 1 else f"{len(importance)} other tensors"
         others = f"it has {tensors_in_it}, such as {shown(next(iter(importance)))}"
-        raise OptionError(f"the importance matrix covers none of these tensors ({others})")
+        raise OptionError(f"the importance matrix covers none of these tensors ({others}): measure one of this model")
     weighted = dict(tensors)
     for name in tensors.keys() & importance.keys():
         spread_importance(importance[name], tensors[name].shape, name)

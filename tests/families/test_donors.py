@@ -24,8 +24,8 @@ def test_the_same_file(name: str, tmp_path: Path) -> None:
     """By the table of the family; from the weights alone, by names and values."""
     folder = make_folder(tmp_path, name)
     glft.convert(folder, tmp_path / "donor.gguf")
-    for source, exclude in ((folder, ()), (folder / WEIGHTS, ("pooler*",) if name == "tiny-bert" else ())):
-        glft.convert(source, tmp_path / "out.gguf", like=tmp_path / "donor.gguf", exclude=exclude)
+    for source in (folder, folder / WEIGHTS):
+        glft.convert(source, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
         assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
 
 
@@ -97,6 +97,32 @@ def test_of_names_in_gguf(tmp_path: Path) -> None:
     assert not any(tensor.dequantize().any() for tensor in out.tensors.values())
 
 
+def test_prefix_of_names(tmp_path: Path) -> None:
+    """Weights of a BertForMaskedLM begin with ``bert.``, and have a head that GGUF lacks."""
+    folder = make_folder(tmp_path, "tiny-bert")
+    glft.convert(folder, tmp_path / "donor.gguf")
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(tensors | {"cls.predictions.bias": torch.ones(3)}, folder / WEIGHTS)
+    glft.convert(folder / WEIGHTS, tmp_path / "out.gguf", like=tmp_path / "donor.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "donor.gguf").read_bytes()
+
+
+def test_config_without_architecture(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    glft.convert(folder, tmp_path / "donor.gguf")
+    (folder / "config.json").write_text('{"rope_scaling": [1]}')
+    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", tmp_path / "donor.gguf")
+    assert done.stdout.startswith(f"{folder}: mapped to GGUF by its names and values, with the metadata of ")
+
+
+def test_the_donor_is_not_overwritten(tmp_path: Path) -> None:
+    folder, donor = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf"
+    glft.convert(folder, donor)
+    for verb, *rest in (("convert",), ("quantize", "Q8_0")):
+        done = in_this_process(verb, folder, donor, *rest, "--like", donor)
+        assert_refused(done, "the output would overwrite the input")
+
+
 def test_config_that_says_otherwise(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama")
     glft.convert(folder, tmp_path / "donor.gguf")
@@ -125,7 +151,7 @@ def test_faults(tmp_path: Path) -> None:
         (weights, {q: torch.ones(1, 64)}, {}, f"tensor '{q}': expected the shape [1, 64], as in donor.gguf, found [64, 64]"),
         (folder, {q: torch.ones(1, 64)}, {}, f"tensor '{q}': expected the shape [1, 64], as in donor.gguf, found [64, 64]"),
         (weights, {q: torch.ones(64, 64)}, {}, f"tensor '{q}': expected values similar to those in donor.gguf, found a rel"),
-        (weights, {q: None}, {}, "q_proj.weight': donor.gguf has no tensor for it; exclude (--exclude of"),
+        (weights, {q: None}, {}, "q_proj.weight': donor.gguf has no tensor for it; glft convert --exclude leaves it out"),
         (folder, {q: None}, {}, f"tensor '{q}': donor.gguf has no such tensor"),
         (weights, {"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
         (weights, {}, {"llama.block_count": 10**6}, "expected a block count of at most 21, the number of tensors, found 1"),
@@ -139,6 +165,10 @@ def test_faults(tmp_path: Path) -> None:
         done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor)
         assert_refused(done, message)
         assert not (tmp_path / "out.gguf").exists()
+    donor.write_bytes(original)
+    save_file(whole | {"output.weight": torch.zeros(3)}, weights)
+    done = in_this_process("convert", weights, tmp_path / "out.gguf", "--like", donor)
+    assert_refused(done, "expected one tensor for output.weight of donor.gguf, found another")
     done = in_this_process("convert", folder, tmp_path / "out.glft", "--like", donor)
     assert_refused(done, "expected GGUF as the output for like (--like), found another format")
     done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", weights)
