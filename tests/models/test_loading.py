@@ -70,7 +70,7 @@ def _rename(folder: Path, names: dict[str, str | None], prefix: str = "") -> Non
 
 
 def test_missing_weights(tmp_path: Path) -> None:
-    """transformers fills them with random numbers. Not tied weights, or bert's pooler."""
+    """They would be random numbers. Tied weights and bert's pooler are not needed."""
     name = "model.layers.1.mlp.up_proj.weight"
     message = rf"expected values for this tensor, found none \(tensor '{name}'\) in {tmp_path}"
     for folder in (make_folder(tmp_path, "tiny-llama"), make_gemma2(tmp_path)):
