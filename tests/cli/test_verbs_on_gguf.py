@@ -142,7 +142,9 @@ def test_verify_lists_findings(gguf: Path, tmp_path: Path) -> None:
         done = glft("verify", path, *options)
         assert (done.returncode, "3 rule violations (spec, ggml)\n" in done.stdout) == (code, True)
         assert ("gguf-offset" in done.stdout, "gguf-contiguous" in done.stdout) == (True, True)
-    assert_refused(glft("verify", path, "--rules", "strict"), "expected one of spec, ggml, ", "imatrix, llama.cpp, found 'strict'")
+    assert_refused(
+        glft("verify", path, "--rules", "strict"), "expected one of spec, ggml, ", "imatrix, llama.cpp, found 'strict'"
+    )
     path.write_bytes(REFUSED["a name twice"].stored)
     assert_refused(
         glft("verify", path, "--rules", "ggml"), "tensor_infos -> 1 -> name: expected each name once", "[gguf-names-once]"
