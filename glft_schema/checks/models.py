@@ -2,14 +2,14 @@
 
 `families/loading.py` states what the loader requires of each architecture, as data. Only loading is
 checked: a type of tensor that llama.cpp cannot compute with fails later. The keys are those of the
-first file of a set, the tensors those of all.
+first file of a set, the tensors of all files.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -35,21 +35,19 @@ from glft_schema.families.loading import (
     TYPES,
     VOCABULARIES,
     WITHOUT_MERGES,
-    WITHOUT_TOKENS,
     Loaded,
     Requirements,
 )
 from glft_schema.files.file import File
-from glft_schema.files.shards import shard_info
 
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
 PER_TOKEN = (f"{TOKENIZER}scores", f"{TOKENIZER}token_type")
 COUNT, NAME, PATTERN = "split.count", "general.name", "attention.sliding_window_pattern"
-NAMES, FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
+EXTRA_NAMES, EXTRA_FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
-LEFT_STRIPPED = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
+JINA_PRE = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
 BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.")
 
 
@@ -61,31 +59,45 @@ class Numbers:
         arch: its architecture.
 
     Attributes:
+        read: keys that the loader reads. Other keys have no value, since they may have any type.
         unknown: required keys that are missing, and keys of a type that the loader does not read.
     """
 
     def __init__(self, file: File, arch: str) -> None:
-        self._file, self._arch, self.unknown = file, arch, set[str]()
+        self._file, self._arch, self.read, self.unknown = file, arch, set[str](), set[str]()
 
     def __getitem__(self, size: str) -> int:
         """Returns a size. Raises KeyError if it depends on an unknown key."""
         return SIZES[size].value(self)
 
-    def __call__(self, key: str, default: int = 0) -> int:
-        """Returns the number of a key, that of the first block if it has several, or `default`."""
-        value = self.value(key)
-        if is_array(self._file, self.full(key)):
-            value = value[0] if len(value) else 0
-        return default if value is None else int(value)
-
     def value(self, key: str) -> Any:
-        """Returns the value of a key, or None. Raises KeyError if it is unknown."""
+        """Returns the value of a key that is read, or None. Raises KeyError if it is unknown."""
         if (name := self.full(key)) in self.unknown:
             raise KeyError(key)
-        return self._file.metadata.get(name)
+        return self._file.metadata.get(name) if name in self.read else None
+
+    def elements(self, key: str) -> Sequence[Any] | None:
+        """Returns the elements of a key's array, or None if the key has no array."""
+        value = self.value(key)
+        return value if value is not None and is_array(self._file, self.full(key)) else None
+
+    def number(self, key: str, default: int = 0) -> int:
+        """Returns the number of a key, of the first block if it has an array, or `default`."""
+        elements = self.elements(key)
+        value = self.value(key) if elements is None else next(iter(elements), 0)
+        return default if value is None else int(value)
+
+    def largest(self, key: str) -> int:
+        """Returns the largest number of a key; 0 without the key."""
+        elements = self.elements(key)
+        return self.number(key) if elements is None else int(max(elements, default=0))
+
+    def count(self, key: str) -> int:
+        """Returns the number of elements of a key's array; 0 without an array."""
+        return len(self.elements(key) or ())
 
     def text(self, key: str) -> str:
-        """Returns the text of a key; an empty one if it has none."""
+        """Returns the text of a key, even if it is not read; an empty one if it has none."""
         value = self._file.metadata.get(self.full(key))
         return value if isinstance(value, str) else ""
 
@@ -93,27 +105,18 @@ class Numbers:
         """Returns a key with the architecture's name, unless it has another prefix."""
         return key if key.startswith("tokenizer.") else f"{self._arch}.{key}"
 
-    def largest(self, key: str) -> int:
-        """Returns the largest number of a key; 0 without it."""
-        value = self.value(key)
-        return int(max(value, default=0)) if is_array(self._file, self.full(key)) else value or 0
-
-    def count(self, key: str) -> int:
-        """Returns the number of elements of a key's array; 0 without it."""
-        value = self.value(key)
-        return len(value) if is_array(self._file, self.full(key)) else 0
-
     @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
         assumed = REQUIREMENTS[self._arch].pattern
-        pattern = self(PATTERN, assumed)
-        return bool(assumed) and (pattern > 0 if is_array(self._file, self.full(PATTERN)) else pattern != 1)
+        pattern = self.number(PATTERN, assumed)
+        return bool(assumed) and (pattern != 1 if self.elements(PATTERN) is None else pattern > 0)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens."""
-        return self("vocab_size") if self.value(MODEL) in WITHOUT_TOKENS else self.count(TOKENS)
+        """The number of tokens. Raises KeyError if the vocabulary has no table."""
+        has_tokens = VOCABULARIES[self.value(MODEL)].required
+        return self.count(TOKENS) if has_tokens else self.number("vocab_size")
 
     @property
     def has_nvfp4_output(self) -> bool:
@@ -152,21 +155,20 @@ def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
 
 def _findings(file: File) -> Iterator[Finding]:
     metadata, first = file.metadata, file.shards[0]
-    if len(file.shards) == 1 and (info := shard_info(file)):
-        problem = f"expected the first of {info.files} files, and the others beside it, found one file"
+    if len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == TYPES[COUNT] and metadata[COUNT] > 1:
+        problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
     yield from _broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
-    if is_array(first, NAMES):
-        yield from _broken_keys(first, _keys(FLAGS, "", True))
-        if is_array(first, FLAGS) and len(metadata[FLAGS]) != len(metadata[NAMES]):
-            problem = (
-                f"expected {len(metadata[NAMES])} elements of {FLAGS}, one for each of {NAMES}, found {len(metadata[FLAGS])}"
-            )
-            yield _finding("values", first, Rows(first).key(FLAGS, "value"), problem)
+    if is_array(first, EXTRA_NAMES):
+        yield from _broken_keys(first, _keys(EXTRA_FLAGS, "", True))
+        if is_array(first, EXTRA_FLAGS) and len(metadata[EXTRA_FLAGS]) != len(metadata[EXTRA_NAMES]):
+            count, found = len(metadata[EXTRA_NAMES]), len(metadata[EXTRA_FLAGS])
+            problem = f"expected {count} elements of {EXTRA_FLAGS}, one for each of {EXTRA_NAMES}, found {found}"
+            yield _finding("values", first, Rows(first).key(EXTRA_FLAGS, "value"), problem)
     requirements = REQUIREMENTS.get(arch)
     if requirements is None:
         problem = f"not checked: expected an architecture of {', '.join(REQUIREMENTS)}, found {shown(arch)}"
@@ -176,6 +178,9 @@ def _findings(file: File) -> Iterator[Finding]:
     yield from _set_keys(file)
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
         for key in keys(numbers, requirements):
+            if key.name in numbers.read:
+                continue
+            numbers.read.add(key.name)
             for finding in _broken_keys(first, [key]):
                 numbers.unknown.add(key.name)
                 yield finding
@@ -208,15 +213,14 @@ def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
 
 def _model_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     """Returns the keys of an architecture that the loader reads in every model."""
-    required = f"{COMMON.required} {requirements.required}"
-    optional = " ".join(name for name in f"{COMMON.optional} {requirements.optional}".split() if name not in required.split())
+    required, optional = f"{COMMON.required} {requirements.required}", f"{COMMON.optional} {requirements.optional}"
     return [*_keys(required, numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
 def _dependent_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     """Returns the keys that the loader reads only with some values of others."""
     with suppress(KeyError):
-        slides = requirements.pattern and numbers("attention.sliding_window")
+        slides = requirements.pattern and numbers.number("attention.sliding_window")
         has_factor = numbers.value("rope.scaling.factor") is not None
         return _keys(f"{SLIDING if slides else ''} {'' if has_factor else OLD_FACTOR}", numbers.full(""), False)
     return []
@@ -227,8 +231,10 @@ def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
     vocabulary = VOCABULARIES.get(model)
     keys = [*_keys("model", TOKENIZER, True), *_keys(ALWAYS, TOKENIZER, False)]
-    if vocabulary is None or not vocabulary.required:
+    if vocabulary is None:
         return keys
+    if not vocabulary.required:
+        return [*keys, *_keys("vocab_size", numbers.full(""), False)]
     required = vocabulary.required.split()
     if pre in WITHOUT_MERGES and "merges" in required:
         required.remove("merges")
@@ -270,7 +276,7 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
         return
     if VOCABULARIES[model].pre and pre and pre not in KNOWN_PRE:
         yield values(PRE, f"expected a pre-tokenizer of llama.cpp for {PRE}, found {shown(pre)}")
-    if model in WITHOUT_TOKENS or TOKENS in numbers.unknown:
+    if not VOCABULARIES[model].required or TOKENS in numbers.unknown:
         return
     tokens = list(metadata[TOKENS])
     for key in PER_TOKEN:
@@ -282,7 +288,7 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
     name = first.metadata.get(NAME)
     is_phi3 = isinstance(name, str) and any(part in name.lower() for part in PHI3_NAMES)
     missing = [token for token in PHI3_TOKENS if token not in texts]
-    if is_phi3 and missing and not LEFT_STRIPPED.search(pre):
+    if is_phi3 and missing and not JINA_PRE.search(pre):
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 

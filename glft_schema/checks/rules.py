@@ -24,7 +24,7 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
 
     Args:
         file: an open file. It satisfies ``required``, or it could not have been opened. In a set of
-            files only the first one is checked, except by `llama.cpp`.
+            files only the first one is checked, except by `llama.cpp`. Its findings name the file.
         rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
             `mmproj` or `imatrix`, what llama.cpp requires of such a file, or `llama.cpp`, what its
             loader requires of a model, `ggml` included. One or several.
@@ -39,6 +39,8 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
     if own and GGML not in file.format.rule_sets:
         raise OptionError(f"expected a rule set of {file.format.name}, found {own[0]!r}")
     findings = parsing.check_rules(file, rule_sets(name for name in names if name in RULE_SETS))
-    added = located(file, [finding for name in own if name in ROLES for finding in broken_role(file, ROLES[name])])
+    first = file.shards[0]
+    added = located(first, [finding for name in own if name in ROLES for finding in broken_role(first, ROLES[name])])
     added += check_model(file) if LLAMA_CPP in own else []
-    return sorted([*findings, *added], key=lambda finding: finding.offset or 0) if added else findings
+    order = {shard.name: i for i, shard in enumerate(file.shards)}
+    return sorted([*findings, *added], key=lambda finding: (order.get(finding.file or "", 0), finding.offset or 0))

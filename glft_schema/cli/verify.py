@@ -15,7 +15,7 @@ import typer
 
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
-from glft_schema.checks.models import LLAMA_CPP, check_model
+from glft_schema.checks.models import LLAMA_CPP
 from glft_schema.checks.roles import check_fit, role_of
 from glft_schema.checks.rules import ALL_SETS, check_rules, with_implied
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
@@ -154,10 +154,10 @@ def _read(manifest: Path) -> bytes:
 
 def rules_outcome(file: File, sets: list[str], binding: bool) -> Outcome:
     """Checks the rules; violations fail only if `binding`."""
-    of_shards = [name for name in sets if name != LLAMA_CPP]
-    found = [(Path(shard.name).name, finding) for shard in file.shards for finding in check_rules(shard, of_shards)]
-    if LLAMA_CPP in sets:
-        found += [(Path(finding.file or file.name).name, finding) for finding in check_model(file)]
+    first, *others = file.shards
+    found = [(Path(finding.file or first.name).name, finding) for finding in check_rules(file, sets)]
+    of_one = [name for name in sets if name != LLAMA_CPP]
+    found += [(Path(shard.name).name, finding) for shard in others for finding in check_rules(shard, of_one)]
     state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
     lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]

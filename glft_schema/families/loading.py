@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
 
 PER_BLOCK = "uint32 array[uint32] array[int32] array[bool]"  # one number, or one for each block
-FLAGS = "uint32 array[bool] array[uint32] array[int32]"
 SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 bool string"
 TYPES = {  # of keys that the loader reads with another type than `gguf_keys` states, or that it lacks
     "feed_forward_length":              PER_BLOCK,
@@ -24,7 +23,7 @@ TYPES = {  # of keys that the loader reads with another type than `gguf_keys` st
     "expert_used_count":                PER_BLOCK,
     "attention.head_count":             PER_BLOCK,
     "attention.head_count_kv":          PER_BLOCK,
-    "attention.sliding_window_pattern": FLAGS,
+    "attention.sliding_window_pattern": PER_BLOCK,
     "classifier.output_labels":         f"array[string] {SCALARS}",  # a scalar is ignored
     "classifier.pooling_type":          "uint32",
     "general.tensor_extra.name":        f"array[string] {SCALARS}",
@@ -132,45 +131,49 @@ COMMON = Requirements(
 )
 MOST_BLOCKS, MOST_EXPERTS = 512, 1024
 
-SIZES = {  # name -> Size(what it is, for messages, n -> its value); n(key, default) is a number of the metadata
-    "layers":   Size("block_count - nextn_predict_layers", lambda n: n("block_count") - n("nextn_predict_layers")),
-    "embd":     Size("embedding_length",                  lambda n: n("embedding_length")),
-    "ctx":      Size("context_length",                    lambda n: n("context_length")),
-    "ff":       Size("feed_forward_length",               lambda n: n("feed_forward_length")),
-    "heads":    Size("head_count",                        lambda n: n("attention.head_count")),
-    "groups":   Size("head_count_kv",                     lambda n: n("attention.head_count_kv", n["heads"])),
+SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `checks.models.Numbers`
+    "layers":   Size("block_count - nextn_predict_layers",
+                     lambda n: n.number("block_count") - n.number("nextn_predict_layers")),
+    "embd":     Size("embedding_length",                  lambda n: n.number("embedding_length")),
+    "ctx":      Size("context_length",                    lambda n: n.number("context_length")),
+    "ff":       Size("feed_forward_length",               lambda n: n.number("feed_forward_length")),
+    "heads":    Size("head_count",                        lambda n: n.number("attention.head_count")),
+    "groups":   Size("head_count_kv",                     lambda n: n.number("attention.head_count_kv", n["heads"])),
     "own head": Size("embedding_length / head_count",     lambda n: n["embd"] // n["heads"] if n["heads"] else 0),
-    "key":      Size("key_length",                        lambda n: n("attention.key_length", n["own head"])),
-    "value":    Size("value_length",                      lambda n: n("attention.value_length", n["own head"])),
-    "sliding":  Size("sliding_window",                    lambda n: n("attention.sliding_window") and n.slides),
-    "head":     Size("key_length",       lambda n: n("attention.key_length_swa", n["key"]) if n["sliding"] else n["key"]),
-    "column":   Size("value_length",     lambda n: n("attention.value_length_swa", n["value"]) if n["sliding"] else n["value"]),
+    "key":      Size("key_length",                        lambda n: n.number("attention.key_length", n["own head"])),
+    "value":    Size("value_length",                      lambda n: n.number("attention.value_length", n["own head"])),
+    "sliding":  Size("sliding_window",                    lambda n: n.number("attention.sliding_window") and n.slides),
+    "head":     Size("key_length",
+                     lambda n: n.number("attention.key_length_swa", n["key"]) if n["sliding"] else n["key"]),
+    "column":   Size("value_length",
+                     lambda n: n.number("attention.value_length_swa", n["value"]) if n["sliding"] else n["value"]),
     "q":        Size("head_count * key_length",           lambda n: n["heads"] * n["head"]),
     "k":        Size("head_count_kv * key_length",        lambda n: n["groups"] * n["head"]),
     "v":        Size("head_count_kv * value_length",      lambda n: n["groups"] * n["column"]),
-    "rot":      Size("rope.dimension_count",              lambda n: n("rope.dimension_count", n["key"])),
+    "rot":      Size("rope.dimension_count",              lambda n: n.number("rope.dimension_count", n["key"])),
     "pairs":    Size("rope.dimension_count / 2",          lambda n: n["rot"] // 2),
     "longrope": Size("longrope scaling",                  lambda n: n.value("rope.scaling.type") == "longrope"),
-    "experts":  Size("expert_count",                      lambda n: n("expert_count")),
-    "used":     Size("expert_used_count",                 lambda n: n("expert_used_count")),
-    "expert groups": Size("expert_group_count",           lambda n: n("expert_group_count")),
+    "experts":  Size("expert_count",                      lambda n: n.number("expert_count")),
+    "used":     Size("expert_used_count",                 lambda n: n.number("expert_used_count")),
+    "expert groups": Size("expert_group_count",           lambda n: n.number("expert_group_count")),
     "ff_exp":   Size("expert_feed_forward_length",
-                     lambda n: n("expert_feed_forward_length") or (n["ff"] // n["used"] if n["used"] else 0)),
+                     lambda n: n.number("expert_feed_forward_length") or (n["ff"] // n["used"] if n["used"] else 0)),
     "labels":   Size("classifier.output_labels",          lambda n: n.count("classifier.output_labels") or 1),
     "vocab":    Size("tokens",                            lambda n: n.tokens),
-    "types":    Size("token_type_count",                  lambda n: n("tokenizer.ggml.token_type_count")),
+    "types":    Size("token_type_count",                  lambda n: n.number("tokenizer.ggml.token_type_count")),
     "NVFP4":    Size("an output matrix in NVFP4",         lambda n: n.has_nvfp4_output),
 }
 LIMITS = (  # of values that the loader accepts
-    Limit("block_count",              "1 to 512",                           lambda n: 1 <= n("block_count") <= MOST_BLOCKS),
+    Limit("block_count",              f"1 to {MOST_BLOCKS}",
+          lambda n: 1 <= n.number("block_count") <= MOST_BLOCKS),
     Limit("nextn_predict_layers",     "at most the block_count",            lambda n: n["layers"] >= 0),
-    Limit("expert_count",             "at most 1024",                       lambda n: n["experts"] <= MOST_EXPERTS),
+    Limit("expert_count",             f"at most {MOST_EXPERTS}",            lambda n: n["experts"] <= MOST_EXPERTS),
     Limit("expert_used_count",        "1 to the expert_count, or 0 of 0",
           lambda n: min(n["experts"], 1) <= n.largest("expert_used_count") <= n["experts"]),
     Limit("expert_group_count",       "fewer than the expert_count, a divisor of it",
           lambda n: not n["expert groups"] or n["experts"] % n["expert groups"] == 0 < n["experts"] - n["expert groups"]),
     Limit("expert_group_used_count",  "1 to below the expert_group_count",
-          lambda n: n["expert groups"] <= 1 or 1 <= n("expert_group_used_count") < n["expert groups"]),
+          lambda n: n["expert groups"] <= 1 or 1 <= n.number("expert_group_used_count") < n["expert groups"]),
     Limit("rope.scaling.type",        "none, linear, yarn or longrope",
           lambda n: n.value("rope.scaling.type") in (None, "none", "linear", "yarn", "longrope")),
 )
@@ -183,7 +186,6 @@ VOCABULARIES = {
     "gpt2":     Vocabulary("tokens merges", pre=True),
 }
 OTHER_VOCABULARIES = ("hybriddna", "whitespace", "t5", "rwkv", "test", "plamo2", "gemma4")  # that the loader reads, too
-WITHOUT_TOKENS = ("none", "no_vocab")
 WITHOUT_MERGES = ("kimi-k2",)  # values of tokenizer.ggml.pre
 ALWAYS = "pre token_type_count"  # read if the file has them, even without tokens
 OF_TOKENS = (

@@ -263,6 +263,13 @@ VARIANTS: dict[str, Variant] = {
     "text as window": ("gemma3", {"gemma3.attention.sliding_window": text("x")}, {}, "", "expected uint32 for gemma3.atten"),
     "numbers as pre": ("qwen3", {"tokenizer.ggml.pre": u32(1, 2)}, {}, "", "expected string for tokenizer.ggml.pre, found "),
     "long number": ("llama", {}, {f"blk.{'9' * 40}.attn_q.bias": [64]}, "", "expected a tensor that llama.cpp loads, found '"),
+    "pattern of 3": ("gemma3", {"gemma3.attention.sliding_window_pattern": flags(1, 0, 1)}, {}, "", ""),
+    "ignored text": ("llama", {"llama.attention.sliding_window": text("x"),
+        "llama.attention.sliding_window_pattern": text("x")}, {}, "", ""),
+    "ignored NaN": ("llama", {"llama.attention.sliding_window": (KINDS["f32"], struct.pack(">f", math.nan))}, {}, "", ""),
+    "ignored texts": ("llama", {"llama.attention.sliding_window": texts("x")}, {}, "", ""),
+    "ignored pattern": ("phi3", {"phi3.attention.sliding_window": u32(8), "phi3.attention.sliding_window_pattern": text("x")},
+        {}, "", ""),
     "wide windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32)}, {}, "", "[64, 128] (embedding_length, head"),
     "no windows": ("gemma3", {"gemma3.attention.key_length_swa": u32(32), "gemma3.attention.sliding_window": u32(0),
         "gemma3.rope.freq_base_swa": text("ignored")}, {}, "", ""),
@@ -275,6 +282,11 @@ VARIANTS: dict[str, Variant] = {
     "token types": ("bert", {"tokenizer.ggml.token_type_count": u32(0)}, {}, r"token_types\.weight", "expected at least 1"),
     "no vocabulary": ("llama", {"tokenizer.ggml.model": text("none")}, {}, PIECES, ""),
     "sizes of none": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": u32(9)}, {}, PIECES, "dims [64, 9]"),
+    "text as size of none": ("qwen2", {"tokenizer.ggml.model": text("none"), "qwen2.vocab_size": text("9")}, {}, PIECES,
+        "expected uint32 for qwen2.vocab_size, found string"),
+    "text as size of llama": ("llama", {"tokenizer.ggml.model": text("none"), "llama.vocab_size": text("9")}, {}, PIECES,
+        "expected uint32 for llama.vocab_size, found string"),
+    "ignored size": ("qwen2", {"qwen2.vocab_size": text("9")}, {}, "", ""),
     "another vocabulary": ("llama", {"tokenizer.ggml.model": text("words")}, {}, "", "expected none, no_vocab, llama, "),
     "pre-tokenizer": ("qwen3", {"tokenizer.ggml.pre": text("mine")}, {}, "", "expected a pre-tokenizer of llama.cpp for"),
     "ignored pre-tokenizer": ("llama", {"tokenizer.ggml.pre": text("mine")}, {}, "", ""),
@@ -360,6 +372,34 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
         pytest.raises(glft.OptionError, match=r"a rule set of GLFT, found 'llama\.cpp'"),
     ):
         glft.check_rules(file, "llama.cpp")
+    glft.save_file({}, tmp_path / "other.safetensors")
+    for name in ("other.glft", "other.safetensors"):
+        done = in_this_process("verify", tmp_path / name, "--rules", "llama.cpp")
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "found 'llama.cpp'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({}, "expected the first of 3 files, and the others beside it, found one file"),
+        ({"split.no": text("x")}, "expected the first of 3 files, and the others beside it, found one file"),
+        ({"split.count": text("x")}, "expected uint16 for split.count, found string"),
+        ({"split.count": (KINDS["u16"], struct.pack(">H", 0))}, ""),
+    ],
+)
+def test_a_file_without_its_set(
+    keys: dict[str, tuple[int, Any]], problem: str, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    entries, infos = contents_of(tiny("tiny-llama"))
+    added = {"split.count": (KINDS["u16"], struct.pack(">H", 3)), **keys}
+    stored = gguf_reference.File(entries=[*entries, *((key.encode(), *value) for key, value in added.items())], infos=infos)
+    path = tmp_path / "model.gguf"
+    path.write_bytes(stored.bytes())
+    with Loader() as loader:
+        assert bool(loader.refusal(path)) == bool(problem)
+    found = glft.check_rules(glft.Container.parse(path.read_bytes()), "llama.cpp")
+    assert [finding.problem for finding in found] == [problem] * bool(problem)
 
 
 def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
