@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 import glft_schema as glft
+from glft_schema.errors import safe
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -119,7 +120,7 @@ def test_quantizes_as_the_converters_file(script: Path, tmp_path: Path) -> None:
     for source, more in ((folder, ("--converter", script)), (tmp_path / "expected.gguf", ())):
         done = in_this_process("quantize", source, tmp_path / f"{source.name}.q4", "Q4_0", *options, *more)
         assert done.returncode == 0, done.stderr
-        said = f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {script}\n"
+        said = f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {safe(str(script))}\n"
         assert done.stdout.startswith(said) == (source == folder)
     assert (tmp_path / "model.q4").read_bytes() == (tmp_path / "expected.gguf.q4").read_bytes()
 
@@ -229,7 +230,7 @@ def test_plan(script: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path)
     done = in_this_process("plan", folder, "--converter", script, "--allow-requantize")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {script}\n")
+    assert done.stdout.startswith(f"{folder}: a Hugging Face folder, converted by llama.cpp's converter, {safe(str(script))}\n")
 
 
 def test_the_installed_converter(
