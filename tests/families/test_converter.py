@@ -196,10 +196,15 @@ def test_the_process_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def heed() -> None:
+    """Undoes that a shell's job in the background ignores interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted(script: Path, tmp_path: Path) -> None:
     folder = model_folder(tmp_path, "waits")
     command = [sys.executable, "-m", "glft_schema", "convert", folder, tmp_path / "out.gguf", "--converter", script]
-    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True, preexec_fn=heed) as process:
         while not (folder / "started").exists():
             assert process.poll() is None
             time.sleep(0.01)
