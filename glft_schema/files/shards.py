@@ -210,9 +210,12 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
             if tensor not in shards[number].tensors:
                 problem = f"expected this tensor in {safe(names[number])}, found none"
                 raise FormatError(problem, "weight_map", tensor=tensor, file=str(index))
-    except BaseException:
+    except BaseException as error:
         for shard in shards:
             shard.close()
+        if isinstance(error, FileNotFoundError):
+            problem = f"{safe(index.name)} lists this file, which is missing: download it, too"
+            raise FileNotFoundError(errno.ENOENT, problem, error.filename) from None
         raise
     return ShardedFile(tuple(shards), numbers, str(index))
 

@@ -304,7 +304,9 @@ def test_missing_shard(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "tiny-llama", shards=2)
     (folder / "model-00002-of-00002.safetensors").unlink()
     done = in_this_process("convert", folder, tmp_path / "out.gguf")
-    assert_refused(done, "model-00002-of-00002.safetensors: No such file or directory")
+    assert_refused(
+        done, "model-00002-of-00002.safetensors: model.safetensors.index.json lists this file, which is missing: download"
+    )
 
 
 def test_unknown_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
