@@ -20,7 +20,7 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
-from glft_schema.weights.checkpoints import Checkpoint, Weights, open_pair
+from glft_schema.weights.checkpoints import Checkpoint, Weights, mapped_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
@@ -192,7 +192,8 @@ def compare(one: Weights, other: Weights, *, exclude: Iterable[str] = (), progre
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches no tensor of either.
     """
-    before, after = open_pair(one, other)
+    before, after = open_entries(one), open_entries(other)
+    before, after = mapped_beside(before, one, after.file), mapped_beside(after, other, before.file)
     kept = leave_out({**before.tensors, **after.tensors}, exclude)
     first, second = (
         in_memory({name: tensor for name, tensor in side.tensors.items() if name in kept}) for side in (before, after)

@@ -15,7 +15,7 @@ from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.tensor import Place, Tensor
-from glft_schema.weights.checkpoints import Weights, open_beside
+from glft_schema.weights.checkpoints import Weights, mapped_beside, open_entries
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload
@@ -84,7 +84,7 @@ def check_derivation(
         SchemeError: if a pattern matches no tensor of either.
         FormatError, OSError: if a file cannot be read.
     """
-    entries = open_beside(base, file).tensors
+    entries = mapped_beside(open_entries(base), base, file).tensors
     kept = leave_out({**entries, **file.tensors}, exclude)
     tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})
     weighted = with_importance(tensors, {} if importance is None else importance)

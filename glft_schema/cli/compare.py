@@ -20,7 +20,7 @@ from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
 from glft_schema.storage.file_source import read_text
 from glft_schema.tensor_types.engine.differences import NumberErrors
-from glft_schema.weights.checkpoints import Checkpoint, open_beside, open_entries
+from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entries
 
 VALUE = 50  # characters shown of a value
 FIRST = 8  # elements in JSON of a long array
@@ -64,9 +64,10 @@ def compare(
             raise OptionError("--chunks and --tokenizer run the models: add --run or --text FILE")
         before = open_entries(one)
     with file_errors(other):
-        after = open_beside(other, before.file)
+        opened = open_entries(other)
+        after = mapped_beside(opened, other, before.file)
     with file_errors(one):
-        before = open_beside(one, after.file)
+        before = mapped_beside(before, one, opened.file)
     with file_errors(other), progress_bar("comparing") as bar:
         comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
     predictions = None

@@ -30,7 +30,7 @@ from glft_schema.files.file import File
 from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.tensor_types.engine.differences import NumberErrors
-from glft_schema.weights.checkpoints import open_beside
+from glft_schema.weights.checkpoints import mapped_beside, open_entries
 from glft_schema.weights.importance import is_old_matrix, read_importance
 
 
@@ -226,7 +226,7 @@ def values_outcome(file: File, exclude: list[str]) -> Outcome:
 def _derivations(
     file: File, base: Path, importance: dict[str, torch.Tensor] | None, exclude: list[str] | None
 ) -> list[Derivation]:
-    found, entries = list[Derivation](), open_beside(base, file)
+    found, entries = list[Derivation](), mapped_beside(open_entries(base), base, file)
     with progress_bar("comparing") as bar:
         for derivation in check_derivation(file, entries, importance=importance, exclude=exclude or []):
             found.append(derivation)

@@ -1,6 +1,6 @@
 """Hugging Face folders as GGUF files by llama.cpp's own converter, in a process of its own.
 
-The process is a file that is computed when it is read: see `families/facade.py`.
+The result is a file whose bytes are computed when they are read: see `families/facade.py`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ SIXTEEN_BITS = {"BF16": "bf16", "F16": "f16"}
 
 
 class Converter(NamedTuple):
-    """How folders are converted that no declared family maps.
+    """llama.cpp's converter, and the options of its run.
 
     Attributes:
         path: convert_hf_to_gguf.py or its folder, or ``installed`` for the package; by default the
             package, and only for architectures that are not declared.
         trust_remote_code: accept folders with code of their own.
-        outtype: the converter's type of matrices; by default that of all matrices in the folder if
-            it has 16 bits, and otherwise f32.
+        outtype: the converter's type of matrices; by default bf16 or f16 if all matrices of
+            the folder have that type, and otherwise f32.
     """
 
     path: StrPath | None = None
@@ -81,7 +81,8 @@ class Converter(NamedTuple):
         """Opens a folder as a GGUF file, whose payloads are computed when they are read.
 
         Raises:
-            OptionError: if there is no converter, or the folder has code and is not trusted.
+            OptionError: if there is no converter, or the folder has code and `trust_remote_code` is
+                not set.
             FormatError: if the converter fails.
             OSError: from the system.
         """

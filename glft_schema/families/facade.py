@@ -84,7 +84,7 @@ def facade(gguf: Any, requests: BinaryIO, results: BinaryIO) -> type:
             """Does nothing."""
 
         def write_tensors_to_file(self, *, progress: bool = False) -> None:
-            """Sends the head, and then bytes on request until there are no more requests."""
+            """Sends the head, then the bytes of each request, until the requests end."""
             head = self.head()
             payloads = Payloads(self, len(head))
             results.write(PAIR.pack(len(head), payloads.end) + head)

@@ -1,4 +1,4 @@
-"""What llama.cpp's loader requires of a model of each family: metadata keys, tensors, and dims.
+"""Requirements of llama.cpp's loader for each family: metadata keys, tensors, and dims.
 
 `COMMON` and a family's `Requirements` name the keys that the loader reads. It ignores others. A key
 has the type of `gguf_keys`, or one of `TYPES`. The loader reads each tensor by name, with its dims
@@ -61,7 +61,7 @@ class Loaded(NamedTuple):
 
 
 class Requirements(NamedTuple):
-    """What the loader requires of models of an architecture.
+    """Requirements of the loader for the models of an architecture.
 
     Attributes:
         required: keys without the architecture's name, separated by spaces.

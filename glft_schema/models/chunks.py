@@ -33,7 +33,8 @@ def cut(
         limit: the number of chunks, or None for all.
 
     Raises:
-        OptionError: if a number is below 1, there is no tokenizer, or the text is too short.
+        OptionError: if `context` or `limit` is below 1, there is no tokenizer, or the text is
+            too short.
         FormatError, OSError: see `load_vocabulary`.
     """
     if context < 1 or (limit is not None and limit < 1):

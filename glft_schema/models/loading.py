@@ -17,13 +17,12 @@ from glft_schema.families.config import refusing
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
-from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import open_entries
-from glft_schema.weights.stored_tensors import in_memory
+from glft_schema.weights.stored_tensors import as_lazy, in_memory
 
 ADD_BOS, VOCABULARY = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.model"
 WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
@@ -66,8 +65,7 @@ def load_model(path: StrPath) -> Any:
         checkpoint = open_entries(path)
         if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
             raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
-        lazy = {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in in_memory(checkpoint.tensors).items()}
-        tensors, fields = hf_model(lazy, checkpoint.metadata)
+        tensors, fields = hf_model(as_lazy(in_memory(checkpoint.tensors)), checkpoint.metadata)
         config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
         kind = getattr(transformers, fields["architectures"][0])
         state = {name: tensor.load().float() for name, tensor in tensors.items()}

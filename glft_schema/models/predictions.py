@@ -16,7 +16,7 @@ DEFAULT_TEXT = Path(__file__).with_name("default_text.txt")
 
 
 class Perplexity(NamedTuple):
-    """How well a model predicts a text.
+    """The perplexity of a model on a text.
 
     Attributes:
         value: the exponential of the mean negative log-likelihood.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.errors import OptionError
@@ -21,7 +21,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.stored_tensors import StoredTensor, in_file, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, in_memory
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 
@@ -84,7 +84,7 @@ def open_with_metadata(
 
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
-            if there is no such converter, or nothing for it to convert.
+            if the converter is missing, or the source is not a folder that it can convert.
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
@@ -123,8 +123,7 @@ def _open_like(
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
     stored = in_memory(leave_out(source.tensors, exclude))
-    lazy = {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in stored.items()}
-    tensors, family = donor.tensors_of(lazy, folder)
+    tensors, family = donor.tensors_of(as_lazy(stored), folder)
     mapped = {name: _mapped(tensor) for name, tensor in tensors.items()}
     return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
 
@@ -144,29 +143,23 @@ def open_entries(source: Weights) -> Checkpoint:
     return _of_file(source) if isinstance(source, File) else _open_path(source)
 
 
-def open_beside(source: Weights, other: File | None) -> Checkpoint:
-    """Opens a checkpoint to be compared with a file.
+def mapped_beside(opened: Checkpoint, source: Weights, other: File | None) -> Checkpoint:
+    """Returns a checkpoint to be compared with a file.
 
-    If the file is GGUF, a Hugging Face folder of a declared family is mapped to GGUF. Raises as
-    `open_with_metadata`.
+    If the file is GGUF, a Hugging Face folder of a declared family is mapped to GGUF.
+
+    Args:
+        opened: the checkpoint.
+        source: what it was opened from.
+        other: the file, or None if it is compared with something else.
+
+    Raises as `open_with_metadata`.
     """
-    if other is not None and other.format is WITH_TYPES and is_mappable(source):
-        return _open_mapped(Path(source), BY_FAMILY)
-    return open_entries(source)
-
-
-def is_mappable(source: Weights) -> TypeGuard[StrPath]:
-    """Returns whether a checkpoint is a Hugging Face folder of a declared family."""
-    is_folder = isinstance(source, (str, os.PathLike)) and is_model_folder(source)
-    return is_folder and declared_family(Path(source)) is not None  # type: ignore[arg-type]
-
-
-def open_pair(one: Weights, other: Weights) -> tuple[Checkpoint, Checkpoint]:
-    """Opens two checkpoints to be compared, each as by `open_beside`."""
-    first, second = open_entries(one), open_entries(other)
-    if is_mappable(one):
-        return open_beside(one, second.file), second
-    return first, open_beside(other, first.file) if is_mappable(other) else second
+    if other is not None and other.format is WITH_TYPES and isinstance(source, (str, os.PathLike)):
+        folder = Path(source)
+        if is_model_folder(folder) and declared_family(folder):
+            return _open_mapped(folder, BY_FAMILY)
+    return opened
 
 
 def _open_path(path: StrPath) -> Checkpoint:

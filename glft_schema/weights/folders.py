@@ -14,12 +14,11 @@ from pathlib import Path
 from glft_schema.errors import MetadataWarning, OptionError, one_line
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
-from glft_schema.families.operations import LazyTensor
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy
 
 WEIGHTS = "model.safetensors"
 
@@ -51,9 +50,8 @@ def write_folder(
     """
     if source.file is None or source.file.format is not WITH_TYPES:
         raise OptionError(f"expected a {WITH_TYPES.name} file to write a Hugging Face folder of, found another source")
-    lazy = {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in source.tensors.items()}
     with refusing(source.file.name, "valid metadata"):
-        tensors, config = hf_model(lazy, source.metadata)
+        tensors, config = hf_model(as_lazy(source.tensors), source.metadata)
     stored = {name: StoredTensor(t.shape, t.dtype, t.load, None, t.file_tensor) for name, t in tensors.items()}
     with _new_folder(Path(out)) as folder:
         written = save(stored, folder / WEIGHTS)

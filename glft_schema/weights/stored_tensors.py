@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.errors import TensorError, shown
+from glft_schema.families.operations import LazyTensor
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import Rows
 from glft_schema.tensors.tensor import Tensor
@@ -59,6 +60,11 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     check_dense(name, tensor)
     identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
     return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, identity if tensor.numel() else None)
+
+
+def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
+    """Returns tensors for the operations of a family."""
+    return {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in tensors.items()}
 
 
 def check_dense(name: str, tensor: Any) -> None:
