@@ -47,7 +47,7 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
     "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
-SUBPACKAGES = ("types", "codec", "formats", "describe", "manifests", "testing", "lab")
+SUBPACKAGES = ("types", "codec", "formats", "describe", "kernels", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer

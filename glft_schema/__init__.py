@@ -8,6 +8,7 @@ and documentation follow from the declaration.
     glft.codec         constructs for declaring formats
     glft.formats       the formats, and how to declare one
     glft.describe      declarations as data, pages and code in other languages
+    glft.kernels       formulas compiled for this machine
     glft.manifests     SHA-256 of files and tensors
     glft.testing       declarations as test data; requires hypothesis
     glft.lab           functions of the quantization lab
@@ -47,7 +48,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from glft_schema import describe, lab, manifests
+    from glft_schema import describe, kernels, lab, manifests
     from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
     from glft_schema.checks.derivation import Derivation, check_derivation
     from glft_schema.checks.manifests import hash_file
@@ -132,6 +133,7 @@ __all__ = [
     "fake_quantize",
     "formats",
     "hash_file",
+    "kernels",
     "lab",
     "load_file",
     "manifests",
@@ -154,7 +156,7 @@ __all__ = [
 ]
 
 
-PARTS = ("describe", "lab", "manifests", "testing")  # testing requires hypothesis, an optional dependency
+PARTS = ("describe", "kernels", "lab", "manifests", "testing")  # testing requires hypothesis, an optional dependency
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
     "checks.derivation": "Derivation check_derivation",

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from glft_schema.errors import safe, shown
 
@@ -57,8 +55,7 @@ class HasFile(Protocol):
     def nbytes(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """A table of text."""
 
     title: str
@@ -69,7 +66,7 @@ class Listing:
 
     def html(self) -> str:
         """Returns the table as HTML."""
-        lines = ["<table>", f'<caption style="text-align:left">{escape(self.title)}</caption>']
+        lines = ["<table>", f'<caption style="text-align:left">{escaped(self.title)}</caption>']
         if any(self.head):
             lines.append(f"<thead>{self._row(self.head, 'th')}</thead>")
         lines += ["<tbody>", *(self._row(row, "td") for row in self.rows)]
@@ -80,7 +77,7 @@ class Listing:
     def _row(self, row: tuple[str, ...], tag: str) -> str:
         opening = f'{tag} scope="col"' if tag == "th" else tag
         sides = ["left"] * (len(row) - self.right) + ["right"] * self.right
-        cells = (f'<{opening} style="text-align:{side}">{escape(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
+        cells = (f'<{opening} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
     def text(self) -> str:
@@ -183,8 +180,8 @@ def file_text(file: HasFile) -> str:
 def file_html(file: HasFile) -> str:
     """Returns a file as HTML."""
     if file.source.closed:
-        return f"<pre>{escape(repr(file))}</pre>"
-    return "\n".join([f"<p>{escape(title(file))}</p>", *(table.html() for table in file_tables(file))])
+        return f"<pre>{escaped(repr(file))}</pre>"
+    return "\n".join([f"<p>{escaped(title(file))}</p>", *(table.html() for table in file_tables(file))])
 
 
 def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str = "") -> str:
@@ -192,3 +189,10 @@ def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align
     dashes = tuple("---:" if letter == "-" else "---" for letter in align or ":" * len(head))
     lines = (" | ".join(cell.replace("|", chr(92) + "|") for cell in row) for row in (head, dashes, *rows))
     return "\n".join(f"| {line} |" for line in lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Returns a text as HTML."""
+    from html import escape  # slow to import
+
+    return escape(text)

@@ -17,6 +17,7 @@ from tests.golden import golden
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of torch yield the core
+os.environ["GLFT_KERNELS"] = "off"  # tests do not depend on the kernels of who runs them
 default = settings(max_examples=300, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
 settings.register_profile("thorough", default, max_examples=20_000)
@@ -36,6 +37,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     named = [Path(argument.partition("::")[0]).resolve() for argument in config.args]
     return None if any(FOREIGN in (path, *path.parents) for path in named) else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips tests that build all kernels unless selected by mark."""
+    if "kernels" not in config.getoption("markexpr"):
+        for item in items:
+            if item.get_closest_marker("kernels"):
+                item.add_marker(pytest.mark.skip(reason="builds for minutes; -m kernels selects it"))
 
 
 @pytest.hookimpl(optionalhook=True)

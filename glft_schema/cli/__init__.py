@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import re
 import signal
 import sys
 import warnings
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
-from glft_schema.cli.compare import compare
-from glft_schema.cli.convert import convert
-from glft_schema.cli.edit import edit
-from glft_schema.cli.explain import explain
-from glft_schema.cli.fuzz import fuzz
-from glft_schema.cli.get_tensor import get_tensor
-from glft_schema.cli.hash import hash
-from glft_schema.cli.imatrix import imatrix
-from glft_schema.cli.inspect import inspect
-from glft_schema.cli.lab import lab
-from glft_schema.cli.plan import plan
-from glft_schema.cli.quantize import quantize
-from glft_schema.cli.schema import schema
-from glft_schema.cli.split import merge, split
+from glft_schema.cli.commands import PLAIN, Group
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
-from glft_schema.cli.verify import verify
-from glft_schema.cli.view import view
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
 
-app = typer.Typer(
-    no_args_is_help=True,
-    invoke_without_command=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help, wrapped at the terminal's width
-)
-for command in (
-    compare,
-    convert,
-    edit,
-    explain,
-    fuzz,
-    get_tensor,
-    hash,
-    imatrix,
-    inspect,
-    lab,
-    merge,
-    plan,
-    quantize,
-    schema,
-    split,
-    verify,
-    view,
-):
-    app.command()(command)
+app = typer.Typer(cls=Group, no_args_is_help=True, invoke_without_command=True, **PLAIN)
 
 
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
@@ -73,6 +32,8 @@ def options(
 ) -> None:
     """Inspects, verifies, compares, converts, edits and writes files of model weights."""
     if version:
+        from importlib import metadata
+
         print(f"glft_schema {metadata.version('glft_schema')}")
         raise typer.Exit
     with option_errors():
@@ -92,6 +53,7 @@ def limits_in(texts: list[str]) -> Limits:
 
 def main() -> None:
     """Runs the command line."""
+    gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
@@ -14,13 +14,16 @@ import typer
 from glft_schema.cli.terminal import echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.display import aligned
 from glft_schema.errors import FormatError, safe, shown
+from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.format import ShardIndex
-from glft_schema.weights.importance import KIND, ImportanceMatrix, is_old_matrix
+from glft_schema.formats.imatrix import KIND, is_old_matrix
+
+if TYPE_CHECKING:  # imported when a file is one
+    from glft_schema.weights.importance import ImportanceMatrix
 
 OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
@@ -43,7 +46,7 @@ def inspect(
     """
     with file_errors(file):
         if is_old_matrix(file):
-            matrix = ImportanceMatrix.open(file)
+            matrix = _importance_matrix().open(file)
             found: dict[str, Any] | list[str] = (
                 _old_matrix_as_data(file, matrix) if as_json else _old_matrix_in_lines(file, matrix)
             )
@@ -147,12 +150,18 @@ def in_lines(file: File) -> list[str]:
     return lines
 
 
+def _importance_matrix() -> type[ImportanceMatrix]:
+    from glft_schema.weights.importance import ImportanceMatrix
+
+    return ImportanceMatrix
+
+
 def _importance_in(file: File) -> ImportanceMatrix | str | None:
     """Returns the importance matrix in a GGUF file, or how it is invalid; None for other files."""
     if file.metadata.get("general.type") != KIND:
         return None
     try:
-        return ImportanceMatrix.of_file(file)
+        return _importance_matrix().of_file(file)
     except FormatError as error:
         return str(error)
 

@@ -27,11 +27,12 @@ from glft_schema.display import aligned
 from glft_schema.errors import Finding, OptionError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.formats.imatrix import is_old_matrix
 from glft_schema.lazy import torch
 from glft_schema.limits import current
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import mapped_beside, open_entries
-from glft_schema.weights.importance import is_old_matrix, read_importance
+from glft_schema.weights.importance import read_importance
 
 
 @dataclass

@@ -12,9 +12,8 @@ import operator
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass, replace
 from keyword import iskeyword
-from typing import Any
+from typing import Any, NamedTuple
 
 from construct.expr import BinExpr, ExprMixin, FuncPath, Path, UniExpr, opnames
 
@@ -71,8 +70,7 @@ def matches(pattern: str) -> FuncPath:
     return FuncPath(re.compile(pattern).fullmatch)
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """The path of a field, from the expression's Struct, from `up` levels above, or from the file.
 
     Parameters of a container or payload, such as ``out``, have neither `of_root` nor `up`.
@@ -86,8 +84,7 @@ class Reference:
         return ".".join((*((ROOT,) if self.of_root else ()), *(PARENT,) * self.up, *self.names))
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(NamedTuple):
     """A number or bytes."""
 
     value: int | bytes
@@ -96,8 +93,7 @@ class Constant:
         return str(self.value) if isinstance(self.value, int) else f"[{', '.join(map(str, self.value))}]"
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """``left sign right``; the sign is Python's, ``//`` rounds down."""
 
     sign: str
@@ -108,8 +104,7 @@ class Operation:
         return f"({self.left} {self.sign} {self.right})"
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(NamedTuple):
     """The number of elements of a list, or of characters or bytes of a text."""
 
     of: Expression
@@ -119,8 +114,7 @@ class Length:
         return f"{'nbytes' if self.in_bytes else 'len'}({self.of})"
 
 
-@dataclass(frozen=True)
-class Reversed:
+class Reversed(NamedTuple):
     """A list in reverse order."""
 
     of: Expression
@@ -129,8 +123,7 @@ class Reversed:
         return f"reversed({self.of})"
 
 
-@dataclass(frozen=True)
-class Matches:
+class Matches(NamedTuple):
     """Whether one of Python's regular expressions matches a text as a whole."""
 
     of: Expression
@@ -140,8 +133,7 @@ class Matches:
         return f"matches({self.of}, {json.dumps(self.pattern)})"
 
 
-@dataclass(frozen=True)
-class ValueOfKey:
+class ValueOfKey(NamedTuple):
     """The value of a key in a mapping, or a default."""
 
     mapping: Expression
@@ -244,10 +236,8 @@ def in_python(expression: Expression) -> str:
 
     def renamed(part: Any) -> Any:
         if isinstance(part, Reference):
-            return replace(part, names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
-        if not is_dataclass(part) or isinstance(part, type):
-            return part
-        return replace(part, **{field.name: renamed(getattr(part, field.name)) for field in fields(part)})
+            return part._replace(names=tuple(f"{name}_" if iskeyword(name) else name for name in part.names))
+        return type(part)._make(map(renamed, part)) if isinstance(part, Expression) else part
 
     return str(renamed(expression))
 

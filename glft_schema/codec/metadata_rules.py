@@ -30,7 +30,7 @@ from glft_schema.codec.rules import Check, Predicate
 from glft_schema.codec.typed_values import ARRAY, Array, StoredValue, ValueType, values_within
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class HasKey(Predicate):
     """The predicate of metadata with a key."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import construct
@@ -239,9 +239,13 @@ class Picked(construct.Construct):
         super().__init__()
         self.condition = condition
         self.can_be_read = read(condition) is not None
-        self._holds = compiled(condition)
         self.then = then
         self.otherwise = otherwise
+
+    @cached_property
+    def _holds(self) -> Callable[[Context], Any]:
+        holds: Callable[[Context], Any] = compiled(self.condition)
+        return holds
 
     def pick(self, context: Context) -> Number:
         """Returns one of the two numbers."""
@@ -304,6 +308,11 @@ class Sizes(construct.Construct):
             return list(unpack[n](stored, first)), first + n * width
 
         return read
+
+    def _fast_end(self, context: Context) -> Callable[[bytes, int], int]:
+        count, width = self.count, self.size.pick(context).itemsize
+        unpack, start = count.unpacker(byte_order(context)), count.itemsize
+        return lambda stored, at: at + start + width * unpack(stored, at)[0]
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         limits_of(context).check(self.limit, len(obj), path)

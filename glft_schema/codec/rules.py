@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import construct
@@ -106,7 +106,7 @@ class Check(construct.Construct):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Predicate:
     """What a value must be; see `glft_schema.codec.predicates`.
 
@@ -159,8 +159,14 @@ class Rule(Check):
         self.when = when
         self.condition = must.on(of)
         self.expected = must.text + _in_words(when)
-        self._holds = compiled(self.condition)
-        self._applies = compiled(when)
+
+    @cached_property
+    def _holds(self) -> Any:
+        return compiled(self.condition)
+
+    @cached_property
+    def _applies(self) -> Any:
+        return compiled(self.when)
 
     @property
     def holds(self) -> Any:
@@ -200,13 +206,13 @@ class Limit(Rule):
         self.limit = limit
         self.unit = (f" {unit}" if unit else "") + _in_words(when)
         self._most = Allowed(limit)
-        self._amount = compiled(of)
+        self._of = of
         text = f"at most {DEFAULTS[limit]}{self.unit}, {A_LIMIT}"
         super().__init__(id, of, Predicate(text, lambda of: of <= self._most, (DEFAULTS[limit] + 1,)), when=when)
         self.expected = text
 
     def refuse(self, context: Context, path: str) -> None:
-        most, found = f"{self._most(context)}{self.unit}", str(self._amount(context))
+        most, found = f"{self._most(context)}{self.unit}", str(compiled(self._of)(context))
         error = exceeded(self.limit, most, found, f"{path} -> {self.field}")
         error.rule = self.id
         raise error

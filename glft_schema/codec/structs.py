@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import index
 from types import NoneType
 from typing import Any, SupportsIndex
@@ -102,14 +102,11 @@ class Struct(Interpreted, construct.Struct):
         return record
 
     def _fast_reader(self, context: Context) -> Reader:
-        if "_root" not in context:  # each row would be a root of its own
-            raise NotFast
-        entries = dict(self._nested(context, None))
-        del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
+        entries = self.known(context)
         known, record_type, new, nested = Context(entries), self.record, object.__new__, Context
         steps = []
         for name, field, slot in self.needed:
-            make = _check_reader if isinstance(field, Check) else fast_reader
+            make = check_reader if isinstance(field, Check) else fast_reader
             steps.append((name, make(field, known), slot and slot.__set__))
 
         def read(stored: bytes, at: int, context: Context) -> tuple[Record, int]:
@@ -123,6 +120,14 @@ class Struct(Interpreted, construct.Struct):
             return record, at
 
         return read
+
+    def known(self, context: Context) -> dict[str, Any]:
+        """Returns the context of each row of a table before it is read. Raises NotFast."""
+        if "_root" not in context:  # each row would be a root of its own
+            raise NotFast
+        entries = dict(self._nested(context, None))
+        del entries["_io"]  # a field that uses the stream finds none, and the row is parsed in full
+        return entries
 
     def _parse_traced(self, stream: Any, context: Context, path: str) -> Record:
         params = context._params
@@ -196,7 +201,8 @@ def _parse_of(field: construct.Construct) -> Any:
     return field.subcon._parse if isinstance(field, construct.Renamed) and field.parsed is None else field._parsereport
 
 
-def _check_reader(rule: Check, context: Context) -> Reader:
+def check_reader(rule: Check, context: Context) -> Reader:
+    """Returns a function like a reader that only checks a rule. Raises NotFast."""
     if type(rule)._parse is not Check._parse:
         raise NotFast
     check: Callable[[Context, str], object] = rule.check
@@ -247,14 +253,17 @@ class Derived(construct.Construct):
 
     Attributes:
         of: the context -> the value; or a constant.
-        value: `of`, compiled.
     """
 
     def __init__(self, of: Any) -> None:
         super().__init__()
         self.of = of
-        self.value = compiled(of) if callable(of) else lambda context: of
         self.flagbuildnone = True
+
+    @cached_property
+    def value(self) -> Callable[[Context], Any]:
+        """`of`, compiled."""
+        return compiled(self.of) if callable(self.of) else lambda context: self.of
 
     def _parse(self, stream: Any, context: Context, path: str) -> Any:
         return self.value(context)

@@ -18,6 +18,7 @@ from typing import Any
 import construct
 from construct.core import evaluate
 
+from glft_schema.codec.columns import ColumnReader, Rows, column, column_reader
 from glft_schema.codec.context import Context, limits_of
 from glft_schema.codec.fast_rows import read_ahead, row_reader
 from glft_schema.codec.rules import Check
@@ -30,18 +31,20 @@ from glft_schema.storage.cursor import Cursor, bytes_left
 class Table(Interpreted, construct.Array):
     """`count` rows of one Struct, with paths such as ``table -> 3 -> field``.
 
-    Parses into a list, builds from any sequence. Refuses a count before reading if its rows do not
+    Parses into a sequence, builds from any. Refuses a count before reading if its rows do not
     fit into the bytes left, or exceed the limit on objects together with earlier tables. Most rows
-    take a fast path, see `glft_schema.codec.fast_rows`.
+    take a fast path, see `glft_schema.codec.columns` and `glft_schema.codec.fast_rows`.
     """
 
-    def _parse(self, stream: Any, context: Context, path: str) -> list[Any]:
+    def _parse(self, stream: Any, context: Context, path: str) -> Sequence[Any]:
         count, params = evaluate(self.count, context), context["_params"]
         check_count(self.count, count, self._least, bytes_left(stream), path)
         count_objects(context, count, path)
         trace: Trace | None = params.get("trace")
         starts = params["starts"].setdefault(path, array("Q")) if "starts" in params and path.count(" -> ") == 1 else None
         if trace is None:
+            if count and isinstance(stream, Cursor) and (columns := column_reader(self.subcon, context)):
+                return self._parse_columns(columns, count, stream, context, path, starts)
             return self._parse_rows([], count, stream, context, path, starts)
         if starts and (wanted := trace.row_in(without_root(path))) is not None and wanted < len(starts):
             stream.seek(starts[wanted])
@@ -57,6 +60,18 @@ class Table(Interpreted, construct.Array):
             if traced < count:
                 rows.append(self.subcon._parse(stream, context, f"{path} -> {traced}"))
         return rows
+
+    def _parse_columns(
+        self, columns: ColumnReader, count: int, stream: Cursor, context: Context, path: str, starts: array[int] | None
+    ) -> Rows:
+        rows = columns.rows
+        while True:
+            columns.read_ahead(stream, count, starts)
+            if len(rows) >= count:
+                return rows
+            if starts is not None:
+                starts.append(stream.tell())
+            rows.add(self.subcon._parse(stream, context, f"{path} -> {len(rows)}"))
 
     def _parse_rows(
         self, rows: list[Any], until: int, stream: Any, context: Context, path: str, starts: array[int] | None = None
@@ -159,8 +174,11 @@ class NamesOnce(Check):
 
     def check_rows(self, rows: Sequence[Any], context: Context, path: str) -> None:
         """Checks that the keys of the rows at `path` are unique."""
+        keys = column(rows, self.key)
+        if len(set(keys)) == len(keys):
+            return
         seen: dict[str, int] = {}
-        for i, row in enumerate(rows):
-            if (first := seen.setdefault(row[self.key], i)) != i:
+        for i, key in enumerate(keys):
+            if (first := seen.setdefault(key, i)) != i:
                 where = f"{path} -> {i} -> {self.key}"
                 self.broken(context, f"expected {self.expected}, found the {self.key} of row {first} again", where)

@@ -173,6 +173,10 @@ class TypeCode(construct.Adapter):
 
         return read
 
+    def _fast_end(self, context: Context) -> Callable[[bytes, int], int]:
+        nbytes = self.subcon._sizeof(context, "")
+        return lambda stored, at: at + nbytes
+
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
         type_ = self._known(obj, path, self.table.__getitem__)
         self.subcon._build(self.table.code_of(type_), stream, context, path)

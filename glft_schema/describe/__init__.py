@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from glft_schema.describe import nodes
 from glft_schema.describe.as_json import as_data
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
 from glft_schema.describe.languages import write
 from glft_schema.describe.nodes import Field, Schema, StructOf, TypeOf
 from glft_schema.describe.page.render import page
 from glft_schema.describe.schema import node_of, schema_of
+from glft_schema.files.byte_counts import byte_counts
 
 __all__ = [
     "ByteMap",

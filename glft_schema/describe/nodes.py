@@ -442,7 +442,7 @@ def table_name(table: TypeTable[Any]) -> str:
 def within(node: Any) -> Iterator[Any]:
     """Yields a node, and the nodes and expressions in it."""
     yield node
-    if isinstance(node, tuple):
+    if type(node) is tuple:
         for part in node:
             yield from within(part)
     elif is_dataclass(node) and not isinstance(node, Expression):

@@ -122,9 +122,9 @@ class File:
         return self.tensors[name]
 
     @outside_graphs
-    def get_tensor(self, name: str, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def get_tensor(self, name: str, dtype: torch.dtype | None = None, *, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns a tensor's values, see `Tensor.dequantize`. Raises KeyError."""
-        return self.tensors[name].dequantize(dtype)
+        return self.tensors[name].dequantize(dtype, out=out)
 
     @outside_graphs
     def get_slice(self, name: str) -> Tensor:

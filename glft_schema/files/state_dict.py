@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 
+from glft_schema.errors import TensorError
 from glft_schema.files.container import open
+from glft_schema.files.file import File
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.tensor import Tensor
 
 
 @outside_graphs
 def load_file(
-    path: StrPath, device: str | torch.device = "cpu", *, dtype: torch.dtype | None = None, mmap: bool = True
+    path: StrPath,
+    device: str | torch.device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    mmap: bool = True,
+    out: Mapping[str, torch.Tensor] | Callable[[Tensor], torch.Tensor | None] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Returns all tensors of a weights file by name.
 
     Args:
         path: the file.
-        device: device of the tensors.
+        device: device of new tensors.
         dtype: a float dtype for all tensors; by default as `Tensor.dequantize`.
         mmap: map the file. Floats that keep their dtype are then copy-on-write views of it.
+        out: where the values go: a tensor for each name, such as a model's state dict, or a
+            function that returns a tensor for a `Tensor` of the file, or None for a new one. All
+            are checked before any value is written. Memory that has been used before is several
+            times as fast as new memory.
 
     Returns:
-        The tensors in file order. Names that share a payload share a tensor.
+        The tensors in file order. Names that share a payload share a tensor, unless `out` has
+        others.
 
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
+        TensorError: if a tensor of `out` is missing, left over, or of another shape, dtype or
+            device.
     """
     with open(path, device, mmap=mmap) as file:
+        given = _destinations(file, out, dtype, device)
         by_payload: dict[Hashable, torch.Tensor] = {}
-        for tensor in file.tensors.values():
-            if tensor.identity not in by_payload:
-                by_payload[tensor.identity] = tensor.dequantize(dtype)
-        return {name: by_payload[tensor.identity] for name, tensor in file.tensors.items()}
+        result = {}
+        for name, tensor in file.tensors.items():
+            if name in given:
+                result[name] = tensor.dequantize(dtype, out=given[name])
+            else:
+                if tensor.identity not in by_payload:
+                    by_payload[tensor.identity] = tensor.dequantize(dtype)
+                result[name] = by_payload[tensor.identity]
+        return result
+
+
+def _destinations(
+    file: File,
+    out: Mapping[str, torch.Tensor] | Callable[[Tensor], torch.Tensor | None] | None,
+    dtype: torch.dtype | None,
+    device: str | torch.device,
+) -> dict[str, torch.Tensor]:
+    """Returns the tensors to write into, by name, after checking all of them."""
+    if out is None:
+        return {}
+    if callable(out):
+        made = ((name, out(tensor)) for name, tensor in file.tensors.items())
+        given = {name: tensor for name, tensor in made if tensor is not None}
+    else:
+        given = dict(out)
+        for name in file.tensors:
+            if name not in given:
+                raise TensorError("out has no tensor for it", name)
+        for name in given:
+            if name not in file.tensors:
+                raise TensorError("out has a tensor for it, but the file has none", name)
+    for name, tensor in given.items():
+        file.tensors[name].check_out(tensor, file.tensors[name].shape, dtype, None if device == "cpu" else device)
+    return given

@@ -10,6 +10,8 @@ uses, whatever the size of a chunk. `llama-imatrix` writes GGUF files by default
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Callable
 
 import construct
@@ -23,7 +25,12 @@ from glft_schema.codec.rules import Rule
 from glft_schema.codec.structs import Count, Struct
 from glft_schema.codec.tables import NamesOnce, Table
 from glft_schema.codec.text import Text
+from glft_schema.formats.registry import find_format
 from glft_schema.storage.cursor import bytes_left
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import StrPath
+
+KIND = "imatrix"  # general.type of the GGUF form
 
 
 def given(field: str) -> Callable[[Context], bool]:
@@ -61,3 +68,23 @@ OldImatrix = Struct(
     title="old importance matrix",
 )
 # fmt: on
+
+
+def is_old_matrix(path: StrPath) -> bool:
+    """Tells whether a file looks like ``imatrix.dat``, which has no magic: counts that the file
+    could hold, and a printable name.
+
+    Raises OSError from the system.
+    """
+    if os.path.isdir(path):
+        return False
+    source = open_source(path, mmap=False)
+    try:
+        if source.size < 8 or find_format(source):
+            return False
+        entries, length = struct.unpack("<2I", source.read(0, 8))
+        if not 0 < entries * 12 <= source.size or not 0 < length <= source.size - 8:
+            return False
+        return bytes(source.read(8, min(length, 64))).decode("utf-8", "replace").isprintable()
+    finally:
+        source.close()

@@ -9,7 +9,8 @@ from glft_schema.errors import OptionError, SchemeError, TensorError, shown
 from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes
-from glft_schema.tensor_types.engine.chunks import dequantize_chunks, matrix, quantize_chunks
+from glft_schema.tensor_types.engine.chunks import matrix, quantize_chunks
+from glft_schema.tensor_types.engine.decoding import dequantize_chunks
 from glft_schema.tensor_types.engine.scaled import Encoder
 from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL, symmetric_weights
 from glft_schema.tensor_types.tensor_type import is_float

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.display import Progress
+from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.container import Container
 from glft_schema.formats.registry import format_named
 from glft_schema.lab.gguf_lite import read_gguf_lite, write_gguf_lite

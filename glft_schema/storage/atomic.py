@@ -7,7 +7,6 @@ import fcntl
 import io
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -160,10 +159,10 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
     start = f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}."
     _remove_abandoned(folder, start)
     while True:
-        path = os.path.join(folder, f"{start}{secrets.token_hex(4)}.tmp")
+        path = os.path.join(folder, f"{start}{os.urandom(4).hex()}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            if _lock(fd) and os.path.lexists(path):
+            if lock(fd) and os.path.lexists(path):
                 return path, io.FileIO(fd, "w")
         except BaseException:
             _attempt(os.close, fd)
@@ -173,7 +172,7 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
         _attempt(os.unlink, path)
 
 
-def _lock(fd: int) -> bool:
+def lock(fd: int) -> bool:
     """Locks a file until it is closed; returns False if another process holds the lock."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

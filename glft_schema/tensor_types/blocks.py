@@ -8,7 +8,7 @@ as one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from inspect import signature
 from typing import Any
 
@@ -80,15 +80,22 @@ class Blocks(TensorField):
     def __init__(self, block: Struct, weights: int) -> None:
         self.block = block
         self.weights = weights
-        self.size = int(block.sizeof())
-        super().__init__(u8, (OUT, IN // weights, self.size))
         self._spans: list[tuple[str, slice, Number]] = []  # of each field: its name, bytes and kind of number
-        self._swap: list[int] = []  # the source of each byte of a block when the byte order changes
+        start = 0
         for field in block.subcons:
-            number, start = field.subcon.number, len(self._swap)
-            for first in range(start, start + field.sizeof(), number.itemsize):
-                self._swap.extend(reversed(range(first, first + number.itemsize)))
-            self._spans.append((field.name, slice(start, len(self._swap)), number))
+            end = start + field.sizeof()
+            self._spans.append((field.name, slice(start, end), field.subcon.number))
+            start = end
+        self.size = start
+        super().__init__(u8, (OUT, IN // weights, self.size))
+
+    @cached_property
+    def _swap(self) -> list[int]:
+        """The source of each byte of a block when the byte order changes."""
+        firsts = [
+            (at, number.itemsize) for _, span, number in self._spans for at in range(span.start, span.stop, number.itemsize)
+        ]
+        return [at for first, size in firsts for at in reversed(range(first, first + size))]
 
     def encoder(self, quantize: Encoder) -> Encoder:
         """Returns an encoder of rows, with the parameters of an encoder of blocks."""

@@ -10,7 +10,7 @@ Source: ggml-common.h of llama.cpp; checked against gguf-py's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 
 from glft_schema.codec.numbers import u8
 from glft_schema.codec.records import Record
@@ -38,6 +38,8 @@ VALUES = {
 }
 # fmt: on
 
+GRIDS = Path(__file__).with_name("ggml_grids.bin")
+NOT_IN_FINGERPRINTS = ("_CACHE", "Grids")  # of kernels; the file counts, which `Grids` only reads
 _CACHE: dict[tuple[str, str], torch.Tensor] = {}
 
 
@@ -63,6 +65,6 @@ def grid(name: str, device: torch.device) -> torch.Tensor:
 
 def levels(name: str) -> torch.Tensor:
     """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
-    grids = Grids.parse(files("glft_schema.tensor_types").joinpath("ggml_grids.bin").read_bytes())
+    grids = Grids.parse(GRIDS.read_bytes())
     assert isinstance(grids, Record)
     return unpack(grids[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)

@@ -14,7 +14,7 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.k_quants import to_q2_k, to_q3_k, to_q4_k, to_q5_k, to_q6_k, to_q8_k
 from glft_schema.tensor_types.engine.arithmetic import product
-from glft_schema.tensor_types.engine.bits import as_bytes, stack, unpack, words
+from glft_schema.tensor_types.engine.bits import stack, unpack
 from glft_schema.tensor_types.engine.packing import less, planes
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.tensor_type import formula_of
@@ -136,7 +136,7 @@ def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         byte g + 4  mmMMMMMM  MMMMMM is minimum g, mm the high bits of minimum g + 4
         byte g + 8  mmmmssss  the low bits of scale and minimum g + 4
     """
-    low, middle, high = words(scales, 4).unbind(1)  # four groups at once
-    scale = stack((low & 0x3F3F3F3F, high & 0x0F0F0F0F | low >> 2 & 0x30303030), 1)
-    minimum = stack((middle & 0x3F3F3F3F, high >> 4 & 0x0F0F0F0F | middle >> 2 & 0x30303030), 1)
-    return as_bytes(scale, 4), as_bytes(minimum, 4)
+    low, middle, high = scales.view(-1, 3, 4).unbind(1)
+    scale = stack((low & 63, high & 15 | low >> 6 << 4), 1)
+    minimum = stack((middle & 63, high >> 4 | middle >> 6 << 4), 1)
+    return scale.flatten(1), minimum.flatten(1)

@@ -23,7 +23,9 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
-from glft_schema.tensor_types.engine.chunks import Fault, Rows, dequantize_chunks, matrix, quantize_chunks, spread_importance
+from glft_schema.tensor_types.engine.chunks import Fault, Rows, matrix, quantize_chunks, spread_importance
+from glft_schema.tensor_types.engine.decoding import dequantize_chunks
+from glft_schema.tensor_types.engine.memory import new_memory
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
@@ -39,6 +41,7 @@ FLOATS = (
 )
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
+CELL = 64  # numbers in a row of a kernel's arguments, for types with a number per row
 _NAMES: set[str] = set()  # of all types: types with equal names are equal
 
 
@@ -312,14 +315,49 @@ class TensorType:
             return numbers if numbers.dtype == dtype else numbers.to(dtype)
         if out is None:
             first = next(iter(fields.values()))
-            out = torch.empty(first.shape[0], columns, dtype=dtype or self.dtype, device=first.device)
+            out = new_memory([first.shape[0], columns], dtype or self.dtype, first.device)
         if self.exact:
             out.copy_(self.dequantize(**fields))
-        elif out.numel():
-            cell = columns if any(_per_row(part) for _, part in self.fields()) else self.unit([1, columns])
-            cells = {name: part.reshape(-1, part.shape[1] * cell // columns) for name, part in fields.items()}
-            dequantize_chunks(self.formula, self.columns(cells), out.view(-1, cell))
+        elif out.numel() and not self._decode_by_kernel(fields, out):
+            cell = columns if self._has_numbers_of_rows else self.unit([1, columns])
+            dequantize_chunks(self.formula, self.columns(self._cells(fields, columns, cell)), out.view(-1, cell))
         return out
+
+    def _decode_by_kernel(self, fields: Mapping[str, torch.Tensor], out: torch.Tensor) -> bool:
+        """Writes numbers into `out` [rows, columns] by a kernel; returns False if none can be
+        used."""
+        from glft_schema.tensor_types.engine.decoders import decode_by_kernel, decoder  # slow to import
+        from glft_schema.tensor_types.kernels.in_use import find
+
+        columns = out.shape[1]
+        cell = self.kernel_cell(columns)
+        if out.device.type != "cpu" or columns % cell:
+            return False
+        kernel = find(decoder(self.scheme, self.formula, cell))
+        if kernel is None:
+            return False
+        return decode_by_kernel(kernel, self.columns(self._cells(fields, columns, cell)), out.view(-1, cell))
+
+    def kernel_cell(self, columns: int) -> int:
+        """Returns the numbers in a row of a kernel's arguments: a block, a group, or some of a
+        row."""
+        unit = self.unit([1, columns])
+        return math.lcm(unit, CELL) if self._has_numbers_of_rows else unit
+
+    @property
+    def _has_numbers_of_rows(self) -> bool:
+        return any(_per_row(part) for _, part in self.fields())
+
+    def _cells(self, fields: Mapping[str, torch.Tensor], columns: int, cell: int) -> dict[str, torch.Tensor]:
+        """Returns fields of rows split into cells; the numbers of a whole row are repeated."""
+        cells = {}
+        for name, part in self.fields():
+            numbers, per_row = fields[name], _per_row(part)
+            if not per_row:
+                cells[name] = numbers.reshape(-1, numbers.shape[1] * cell // columns)
+            else:
+                cells[name] = numbers.repeat_interleave(columns // cell, 0) if cell < columns else numbers
+        return cells
 
     def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
         """Returns the numbers [rows, in] of fields [rows, numbers per row], in plain torch."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import construct
 from construct.core import evaluate
 
+from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import Check
 from glft_schema.display import tensors_table
@@ -74,44 +75,100 @@ class Tensors(Mapping[str, Tensor]):
         return tensors_table(self).html()
 
 
+class Payloads(NamedTuple):
+    """The positions of payloads in a region that holds them."""
+
+    extents: Sequence[int]  # bytes of each row's payload
+    gaps: Sequence[tuple[int, int]]  # offset and bytes of each gap, in order
+
+
+def apart(rows: Sequence[Any], size: int) -> Payloads | None:
+    """Returns the positions of payloads if none share bytes and all are in the region.
+
+    Otherwise, and for unknown types, returns None: the rows are then checked one by one.
+    """
+    kind, of_kinds = kinds(rows, "dtype", "shape")
+    if not all(dtype.is_known for dtype, _ in of_kinds):
+        return None
+    nbytes = [dtype.nbytes(shape) for dtype, shape in of_kinds]
+    offsets, extents = column(rows, "offset"), [nbytes[number] for number in kind]
+    spans = list(zip(offsets, extents, strict=True))
+    gaps = gaps_between(spans, size)
+    if gaps is None:
+        gaps = gaps_between(sorted(spans), size)
+    if gaps is None or max(offsets, default=0) > size:
+        return None
+    return Payloads(extents, gaps)
+
+
+def gaps_between(spans: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:
+    """Returns the gaps between spans of (offset, bytes), and from the last one to `size`.
+
+    Returns None if a span that has bytes begins before the end of the previous one, or ends after
+    `size`.
+    """
+    gaps, end = [], 0
+    for offset, nbytes in spans:
+        if nbytes:
+            if offset != end:
+                if offset < end:
+                    return None
+                gaps.append((end, offset - end))
+            end = offset + nbytes
+    if end < size:
+        gaps.append((end, size - end))
+    return gaps if end <= size else None
+
+
 class TensorMap(Tensors):
     """The tensors of a file by name, in table order. Rebuilding the same table copies the gaps."""
 
     def __init__(
         self,
         rows: Sequence[Any],
-        places: Mapping[int, Place],
+        payloads: Payloads,
         source: Source,
         start: int,
-        gaps: Sequence[Gap],
         order: ByteOrder,
     ) -> None:
-        self._rows = {row.name: (row, places[i]) for i, row in enumerate(rows)}
+        names = column(rows, "name")
+        self._numbers = dict(zip(names, range(len(names)), strict=True))
+        self._kind, of_kinds = kinds(rows, "dims", "dtype", "shape")
+        self._kinds = [(tuple(dims), dtype, tuple(shape)) for dims, dtype, shape in of_kinds]
+        self._offsets = column(rows, "offset")
+        self._payloads = payloads
         self._source = source
         self.start = start  # of the region, in bytes from the start of the container
         self.order = order
         self.size = source.size - start  # of the region, in bytes
-        self.gaps = tuple(gaps)
-        last = self.gaps[-1] if self.gaps else Gap(0, 0)
-        self.trailing = last.nbytes if sum(last) == self.size else 0
+        self.trailing = payloads.gaps[-1][1] if payloads.gaps and sum(payloads.gaps[-1]) == self.size else 0
         self.device: str | torch.device = "cpu"
 
+    @cached_property
+    def gaps(self) -> tuple[Gap, ...]:  # type: ignore[override]
+        """The spans of bytes that belong to no tensor, in order."""
+        return tuple(map(Gap._make, self._payloads.gaps))
+
     def __getitem__(self, name: str) -> Tensor:
-        row, place = self._rows[name]
-        return Tensor(name, row.dims, place, self._source, self.start, self.order, self.device)
+        dims, place = self._place(self._numbers[name])
+        return Tensor(name, dims, place, self._source, self.start, self.order, self.device)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
+        return iter(self._numbers)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._numbers)
+
+    def _place(self, number: int) -> tuple[tuple[int, ...], Place]:
+        dims, dtype, shape = self._kinds[self._kind[number]]
+        return dims, Place(self._offsets[number], self._payloads.extents[number], dtype, shape)
 
     def __repr__(self) -> str:
         return f"TensorMap({len(self)} tensors, {self.size} bytes at {self.start})"
 
     def places(self) -> dict[str, Place]:
         """Returns the place of each payload."""
-        return {name: place for name, (_, place) in self._rows.items()}
+        return {name: self._place(number)[1] for name, number in self._numbers.items()}
 
     def gap_pieces(self, gap: Gap) -> Iterator[memoryview]:
         """Yields the bytes of a gap in chunks."""
@@ -148,19 +205,24 @@ class TensorData(construct.Construct):
         if not isinstance(stream, Cursor):
             stream = Cursor(BytesSource(stream.read()))
         source, start, rows = stream.source, stream.tell(), context[self.table]
-        size, end, gaps = source.size - start, 0, []
-        places = self._in_order(rows, self._extents(rows, size), path)
-        for i, place in places:
+        size = source.size - start
+        payloads = apart(rows, size) or self._payloads(rows, start, size, path)
+        stream.seek(source.size)
+        return TensorMap(rows, payloads, source, start, byte_order(context))
+
+    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str) -> Payloads:
+        """Checks the positions of all payloads."""
+        gaps: list[tuple[int, int]] = []
+        end, extents = 0, self._extents(rows, size)
+        for i, place in self._in_order(rows, extents, path):
             payload_end = place.offset + place.nbytes
             if payload_end > size:
                 raise self._past_end(i, rows[i].name, place, start, size, path)
             if place.nbytes:
                 if place.offset > end:
-                    gaps.append(Gap(end, place.offset - end))
+                    gaps.append((end, place.offset - end))
                 end = max(end, payload_end)
-        stream.seek(source.size)
-        gaps = [*gaps, Gap(end, size - end)] if size > end else gaps
-        return TensorMap(rows, dict(places), source, start, gaps, byte_order(context))
+        return Payloads(extents, [*gaps, (end, size - end)] if size > end else gaps)
 
     def _extents(self, rows: Sequence[Any], size: int) -> list[int]:
         """Returns the bytes of each payload. An unknown type extends to the next offset."""

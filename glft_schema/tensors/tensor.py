@@ -15,9 +15,10 @@ from glft_schema.errors import TensorError, shown
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
-from glft_schema.storage.tensor_bytes import PIECE, copy_all
+from glft_schema.storage.tensor_bytes import PIECE, copy_all, tensor_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
+from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensors.upload import to_device
 
 Index = int | slice | EllipsisType
@@ -142,29 +143,71 @@ class Tensor:
         return copy_all(stream, self._source, self.position, self.nbytes)
 
     @outside_graphs
-    def dequantize(self, dtype: torch.dtype | None = None, device: str | torch.device | None = None) -> torch.Tensor:
+    def dequantize(
+        self,
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Returns the tensor's values.
 
         Args:
             dtype: a float dtype; by default float32 for quantized tensors and the stored dtype for
-                others.
-            device: by default the file's device.
+                others, or the dtype of `out`.
+            device: by default the file's device, or the device of `out`.
+            out: the destination, contiguous and of `shape`, which is returned. Memory that has been
+                used before is several times as fast as new memory.
 
         Returns:
-            A tensor of `shape`. An unquantized tensor in its own dtype on the CPU is a view of a
-            mapped little-endian file. Writing to it changes other views of the open file, but
-            neither the file nor files built from it.
+            A tensor of `shape`. Without `out`, an unquantized tensor in its own dtype on the CPU is
+            a view of a mapped little-endian file. Writing to it changes other views of the open
+            file, but neither the file nor files built from it.
 
         Raises:
             ClosedError: if the file is closed.
             TruncatedError: if the file was truncated after opening.
-            TensorError: if the type is unknown.
+            TensorError: if the type is unknown, or `out` has another shape, dtype or device.
             ValueError: if `dtype` is not a float dtype.
         """
         self._source.check_open()
         self._check_known()
-        out, columns = matrix(self.shape)
-        return self._numbers(range(out), range(columns), dtype, device).reshape(self.shape)
+        rows, columns = matrix(self.shape)
+        if out is None:
+            stored = self._as_mapped(dtype, device)
+            return self._numbers(range(rows), range(columns), dtype, device).reshape(self.shape) if stored is None else stored
+        self.check_out(out, self.shape, dtype, device)
+        self._numbers(range(rows), range(columns), dtype, device, out.detach().view(rows, columns))
+        return out
+
+    def _as_mapped(self, dtype: torch.dtype | None, device: str | torch.device | None) -> torch.Tensor | None:
+        """Returns the values if they are the numbers in a mapped file, otherwise None."""
+        own = self.dtype.dtype
+        if self.dtype.formula is not as_stored or not self._source.mapped or self.order != LITTLE:
+            return None
+        if (dtype is not None and dtype != own) or str(device or self.device) != "cpu":
+            return None
+        return tensor_over(self._source.private(self.position, self.nbytes), own, self.shape)
+
+    def check_out(
+        self,
+        out: torch.Tensor,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        """Raises TensorError if `out` cannot take values of the tensor in `shape`."""
+        if not isinstance(out, torch.Tensor) or tuple(out.shape) != tuple(shape):
+            found = list(out.shape) if isinstance(out, torch.Tensor) else shown(out)
+            raise TensorError(f"expected out as a torch.Tensor of {list(shape)}, found {found}", self.name)
+        own = self.dtype.dtype
+        if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
+            possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
+            raise TensorError(f"expected out of {dtype or possible}, found {out.dtype}", self.name)
+        if device is not None and out.device != torch.empty(0, device=device).device:
+            raise TensorError(f"expected out on {device}, found {out.device}", self.name)
+        if not out.is_contiguous():
+            raise TensorError(f"expected a contiguous out, found strides {list(out.stride())}", self.name)
 
     def chunks(self, numbers: int = CHUNK) -> Iterator[torch.Tensor]:
         """Yields the values in C order as flat tensors, to process tensors larger than memory.
@@ -190,23 +233,37 @@ class Tensor:
             return 0, 0, 1, 1
         return out, columns, max(numbers // columns, 1), columns if columns <= numbers else max(numbers // unit, 1) * unit
 
-    @outside_graphs
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
+        """Returns a part of the tensor, see `read`."""
+        return self.read(index)
+
+    @outside_graphs
+    def read(
+        self, index: Index | tuple[Index, ...], *, dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Returns a part of the tensor. Indices are integers, slices and ``...``, as in torch.
 
         Reads, in each selected row, the bytes from the first to the last element, rounded to whole
         blocks.
 
+        Args:
+            index: as in ``tensor[index]``.
+            dtype: as `dequantize`.
+            out: the destination, as `dequantize`, of the part's shape.
+
         Raises:
             IndexError: as torch does; also for a step below 1 and other kinds of index.
-            ClosedError, TruncatedError, TensorError: as `dequantize`.
+            ClosedError, TruncatedError, TensorError, ValueError: as `dequantize`.
         """
         self._source.check_open()
         self._check_known()
         ranges, dropped = self._ranges(index)
         shape = [len(part) for part, drop in zip(ranges, dropped, strict=True) if not drop]
+        if out is not None:
+            self.check_out(out, shape, dtype)
+            dtype = out.dtype
         if 0 in shape:
-            return torch.empty(shape, dtype=self.dtype.dtype, device=self.device)
+            return torch.empty(shape, dtype=dtype or self.dtype.dtype, device=self.device) if out is None else out
         has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]
@@ -214,11 +271,17 @@ class Tensor:
         last = sum(part[-1] * stride for part, stride in zip(inner, strides, strict=True))
         unit = self.dtype.unit(self.shape)
         columns = range(first // unit * unit, -(-(last + 1) // unit) * unit)
-        block = self._numbers(rows, columns, None, None)
+        if out is not None and math.prod(shape) == len(rows) * len(columns):  # then the block has no other numbers
+            self._numbers(rows, columns, dtype, None, out.detach().view(len(rows), len(columns)))
+            return out
+        block = self._numbers(rows, columns, dtype, None if out is None else out.device)
         down, across = block.stride()
         steps = [down] * has_rows + [across * stride * part.step for part, stride in zip(inner, strides, strict=True)]
         steps = [step for step, drop in zip(steps, dropped, strict=True) if not drop]
         part = block.as_strided(shape, steps, block.storage_offset() + (first - columns.start) * across)
+        if out is not None:
+            out.detach().copy_(part)
+            return out
         is_view = self._source.mapped and self.dtype.exact and self.order == LITTLE and block.device.type == "cpu"
         return part if is_view or part.numel() == block.numel() else part.clone()
 
@@ -257,9 +320,16 @@ class Tensor:
 
     @outside_graphs
     def _numbers(
-        self, rows: range, columns: range, dtype: torch.dtype | None, device: str | torch.device | None
+        self,
+        rows: range,
+        columns: range,
+        dtype: torch.dtype | None,
+        device: str | torch.device | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns part of the matrix [out, in]; `columns` is aligned to the type's unit."""
+        if out is not None:
+            dtype, device = out.dtype, out.device
         dtype, device = dtype or self.dtype.dtype, device or self.device
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"expected a torch dtype, found {shown(dtype)}")
@@ -267,4 +337,4 @@ class Tensor:
             raise ValueError(f"expected a float dtype, found {dtype}")
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
         fields = {name: to_device(field, device) for name, field in fields.items()}
-        return self.dtype.decode(fields, len(columns), dtype=dtype)
+        return self.dtype.decode(fields, len(columns), dtype=dtype, out=out)

@@ -12,7 +12,6 @@ b6000 to b7000.
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
-from glft_schema.formats.imatrix import OldImatrix
+from glft_schema.formats.imatrix import KIND, OldImatrix
 from glft_schema.formats.registry import find_format
 from glft_schema.lazy import torch
 from glft_schema.limits import current
@@ -39,7 +38,6 @@ from glft_schema.tensor_types.engine.chunks import spread_importance
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
 from glft_schema.weights.stored_tensors import StoredTensor
 
-KIND = "imatrix"  # general.type of the GGUF form
 SUMS, COUNTS = ".in_sum2", ".counts"  # suffixes of the two tensors of a matrix
 DATASETS, CHUNK_COUNT, CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
 TOKENS = 512  # in a chunk, by default as for llama-imatrix
@@ -243,26 +241,6 @@ def read_importance(path: StrPath) -> dict[str, torch.Tensor]:
         OSError: from the system.
     """
     return ImportanceMatrix.open(path).importance()
-
-
-def is_old_matrix(path: StrPath) -> bool:
-    """Tells whether a file looks like ``imatrix.dat``, which has no magic: counts that the file
-    could hold, and a printable name.
-
-    Raises OSError from the system.
-    """
-    if os.path.isdir(path):
-        return False
-    source = open_source(path, mmap=False)
-    try:
-        if source.size < 8 or find_format(source):
-            return False
-        entries, length = struct.unpack("<2I", source.read(0, 8))
-        if not 0 < entries * 12 <= source.size or not 0 < length <= source.size - 8:
-            return False
-        return bytes(source.read(8, min(length, 64))).decode("utf-8", "replace").isprintable()
-    finally:
-        source.close()
 
 
 def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:

@@ -58,6 +58,6 @@ def rows() -> Iterator[Row]:
             "read": lambda: [float(tensor.sum()) for tensor in load_safetensors(source).values()],
         }
         theirs = sum(in_turn(parts, 3).values())
-        yield Row("export 2 GiB to q4", seconds, "copying the result, torch reading the source", theirs, "s", at_most=2.0)
+        yield Row("export 2 GiB to q4", seconds, "copying the result, torch reading the source", theirs, "s", at_most=3.0)
         allowed = 2 * weights.nbytes + 300e6
         yield Row("its memory", memory / 1e6, "two of the largest tensor and 300 MB", allowed / 1e6, "MB", at_most=1.0)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import torch
-from safetensors.torch import load_file as load_safetensors
-from safetensors.torch import save_file as save_safetensors
 
 import glft_schema
 from glft_schema import load_file, save_file
@@ -18,11 +15,6 @@ from tests.bench import files
 from tests.bench.measure import Row, in_turn, once
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-def by_gguf_py(path: Path) -> dict[str, torch.Tensor]:
-    reader = gguf.GGUFReader(path)
-    return {tensor.name: torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type)) for tensor in reader.tensors}
 
 
 def by_transformers(path: Path) -> dict[str, torch.Tensor]:
@@ -34,11 +26,6 @@ def by_transformers(path: Path) -> dict[str, torch.Tensor]:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
     tensors: dict[str, torch.Tensor] = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     return tensors
-
-
-def touched(tensors: Mapping[str, torch.Tensor]) -> float:
-    """Reads one number of each page, which loads a mapped file."""
-    return sum(float(tensor.view(-1)[:: PAGE // tensor.itemsize].sum()) for tensor in tensors.values() if tensor.numel())
 
 
 def bytes_of_a_row(folder: Path) -> Iterator[Row]:
@@ -64,21 +51,7 @@ def _bytes_read() -> int:
 
 def rows() -> Iterator[Row]:
     model = files.smollm2()
-    what, ours = "load SmolLM2 as a state dict", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
-    yield Row(what, ours, "gguf-py, tensor by tensor", once(lambda: by_gguf_py(model)), "s", at_most=1 / 20)
+    what, ours = "load SmolLM2 as a state dict, again", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
     yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_transformers(model)), "s", at_most=1 / 50)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tensors = {name: tensor for name, tensor in load_safetensors(files.minilm()).items() if tensor.is_floating_point()}
-        for dtype in (torch.float32, torch.float16):
-            converted = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-            save_file(converted, folder / "m.glft", alignment=64)
-            save_safetensors(converted, folder / "m.safetensors")
-            runs = {
-                "ours": lambda: touched(load_file(folder / "m.glft")),
-                "theirs": lambda: touched(load_safetensors(folder / "m.safetensors")),
-            }
-            times = in_turn(runs, 10)
-            what = f"load MiniLM from GLFT, {str(dtype).removeprefix('torch.')}, a number of each page read"
-            yield Row(what, times["ours"], "safetensors.load_file", times["theirs"], "s", at_most=1.2)
-        yield from bytes_of_a_row(folder)
+        yield from bytes_of_a_row(Path(name))

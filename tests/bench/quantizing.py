@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 
 from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn
 from tests.oracles import llama_cpp
 
 ROWS, COLUMNS = 1024, 4096
 SEARCHED_ROWS = 512  # a search takes a hundred times longer
+
+
+def in_threads(calls: list[Callable[[], object]]) -> Callable[[], None]:
+    """Returns a call that runs calls which release Python's lock, each in a thread."""
+    pool = ThreadPoolExecutor(len(calls))
+    return lambda: list(pool.map(lambda call: call(), calls)) and None
+
+
+def peers(type_: TensorType, weights: np.ndarray, importance: np.ndarray | None) -> dict[str, Callable[[], object]]:
+    """Returns the calls of llama.cpp's C and of libgguf, if it is installed, in as many threads as
+    torch uses."""
+    parts = np.array_split(weights, torch.get_num_threads())
+    outs = [np.zeros((len(part), type_.nbytes([1, COLUMNS])), np.uint8) for part in parts]
+    pairs = list(zip(parts, outs, strict=True))
+    found = {"llama.cpp's C": in_threads([llama_cpp.quantizing(type_.code, part, out, importance) for part, out in pairs])}
+    if find_spec("libgguf"):
+        import libgguf
+
+        def call(part: np.ndarray, out: np.ndarray) -> object:
+            return libgguf.quantize_rows_into_raw(int(type_.code), part, out, len(part), COLUMNS, importance)
+
+        try:
+            call(np.zeros((1, COLUMNS), np.float32), np.zeros((1, type_.nbytes([1, COLUMNS])), np.uint8))
+        except Exception:  # its own errors for types that it lacks
+            return found
+        found["libgguf"] = in_threads([partial(call, *pair) for pair in pairs])
+    return found
 
 
 def rows() -> Iterator[Row]:
@@ -24,22 +54,20 @@ def rows() -> Iterator[Row]:
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
-        what = f"quantize {type_}, {threads} threads"
         for importance in [None] * (not type_.needs_importance) + [columns] * type_.takes_importance:
             searches = importance is not None or (type_.takes_importance and type_ not in legacy)
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
-            runs: dict[str, Callable[[], object]] = {"ours": partial(type_.encode, weights, "w", importance=importance)}
+            ours: dict[str, Callable[[], object]] = {"ours": partial(type_.encode, weights, "w", importance=importance)}
+            what = f"quantize {type_}, {threads} threads" + ", by importance" * (importance is not None)
             if type_.block:
-                out = np.zeros(type_.nbytes(weights.shape), np.uint8)
-                matters = None if importance is None else importance.numpy()
-                runs["C"] = llama_cpp.quantizing(type_.code, weights.numpy(), out, matters)
+                theirs = peers(type_, weights.numpy(), None if importance is None else importance.numpy())
+                times = in_turn(ours | theirs, 2 if searches else 5)
+                for peer in theirs:
+                    yield Row(
+                        what, size / times["ours"], f"{peer}, {threads} threads", size / times[peer], "GB/s", at_least=1.0
+                    )
             else:
-                runs["fill"] = lambda: memory.fill_(1.0)
-            times, more = in_turn(runs, 2 if searches else 5), ", by importance" * (importance is not None)
-            if "C" in times:
-                c = size / times["C"]
-                yield Row(what + more, size / times["ours"], "llama.cpp's C, 1 thread", c, "GB/s", at_least=1.0)
-            else:
+                times = in_turn({**ours, "fill": lambda: memory.fill_(1.0)}, 5)
                 moved = size + type_.nbytes(weights.shape) * 1e-9
                 yield Row(what, moved / times["ours"], "torch.fill_", size / times["fill"], "GB/s")

@@ -23,11 +23,11 @@ from glft_schema.codec.numbers import bf16, u8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.tables import Table
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap, Stretch, byte_map, byte_map_of
 from glft_schema.describe.hex_view import HexView
 from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
+from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.parsing import parse_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT

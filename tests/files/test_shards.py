@@ -12,9 +12,9 @@ import torch
 
 import glft_schema
 from glft_schema import ClosedError, Container, FormatError, TruncatedError, Typed, load_file, save_file
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.errors import OptionError
 from glft_schema.files import splitting
+from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.parsing import check_rules
 from glft_schema.files.shards import shard_info
 from glft_schema.files.splitting import merge, split

@@ -9,10 +9,10 @@ from itertools import islice
 from glft_schema.cli.inspect import as_data, in_lines
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_text import to_text
-from glft_schema.describe.byte_counts import byte_counts
 from glft_schema.describe.byte_map import ByteMap
 from glft_schema.describe.hex_view import STYLES, HexView
 from glft_schema.describe.page.render import page
+from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.tensor_types.tensor_type import OpaqueType

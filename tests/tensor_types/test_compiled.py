@@ -15,9 +15,9 @@ from glft_schema import QuantizationWarning, TensorError, save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.lab.quantizing import quantize_symmetric_per_group
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine import chunks, compiled
-from glft_schema.tensor_types.engine.chunks import decode, encode
-from glft_schema.tensor_types.engine.compiled import compile_formulas
+from glft_schema.tensor_types.engine import chunks, compiled, decoding
+from glft_schema.tensor_types.engine.chunks import encode
+from glft_schema.tensor_types.engine.decoding import decode
 from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
@@ -72,12 +72,11 @@ def test_decodes_in_a_graph_for_each_size(
     fields = fields_of(type_, 40, 256)
     expected = type_.decode(fields, 256, dtype=dtype)
     assert not backend
-    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [False])
-    compile_formulas()
+    monkeypatch.setattr(decoding, "compiles", lambda out: True)
     for _ in range(2):  # the second time nothing is compiled
         assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
     assert len(backend) == 2
-    compile_formulas(False)
+    monkeypatch.setattr(decoding, "compiles", lambda out: False)
     assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16])
     assert len(backend) == 2
 
@@ -88,7 +87,7 @@ def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pyt
     """Two weights can be written as one word only where words may begin."""
     fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
     expected = Q4_PER_GROUP_64.decode(fields, 256)
-    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
+    monkeypatch.setattr(decoding, "compiles", lambda out: True)
     Q4_PER_GROUP_64.decode(fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
     assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
     assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
@@ -110,8 +109,8 @@ def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int
 @pytest.mark.slow
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk begins at any row, with another alignment; faults are counted once."""
-    for name in ("compiles_decoding", "compiles_encoding"):
-        monkeypatch.setattr(chunks, name, lambda tensor: True)
+    for module in (chunks, decoding):
+        monkeypatch.setattr(module, "compiles", lambda out: True)
     weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
     expected = Q8_PER_CHANNEL.encode(weights, "w")
     assert torch.equal(Q8_PER_CHANNEL.decode(expected, 256), expected["codes"] * expected["scales"].float())
@@ -139,7 +138,7 @@ def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatc
     weights, importance = torch.randn(43, 256, generator=torch.Generator().manual_seed(0)), torch.rand(256)
     cases = [*((GGML_TYPES[name], None) for name in SEARCHING), *((GGML_TYPES[name], importance) for name in ("Q4_0", "Q6_K"))]
     expected = [type_.encode(weights, "w", importance=counts)["blocks"] for type_, counts in cases]
-    monkeypatch.setattr(chunks, "compiles_encoding", lambda tensor: True)
+    monkeypatch.setattr(chunks, "compiles", lambda out: True)
     for (type_, counts), blocks in zip(cases, expected, strict=True):
         assert torch.equal(type_.encode(weights, "w", importance=counts)["blocks"], blocks)
     assert not backend
@@ -220,13 +219,5 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
 def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
     fields, out = {"scales": torch.ones(64, 1), "codes": torch.ones(64, 64, dtype=torch.int8)}, torch.empty(64, 64)
-    parts = list(chunks.in_chunks(decode, Q8_PER_CHANNEL.formula, fields, {"weights": out}, 64, 64, compiles=True))
+    parts = list(chunks.in_chunks(decode, Q8_PER_CHANNEL.formula, fields, {"weights": out}, 64, 64, compiled=True))
     assert [len(made["weights"]) for _, _, made in parts] == [16] * 4
-    monkeypatch.setattr(compiled, "_ON_PROCESSORS", [True])
-    assert compiled.compiles_decoding(out)
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
-    assert not compiled.compiles_decoding(out)
-    monkeypatch.delenv("TORCH_COMPILE_DISABLE")
-    monkeypatch.setattr(compiled, "_FAILED", {"cpu": RuntimeError("no compiler")})
-    assert not compiled.compiles_decoding(out)
-    assert not compiled.compiles_decoding(torch.empty(1, device="meta"))

@@ -23,8 +23,8 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.engine import compiled
-from glft_schema.tensor_types.engine.chunks import decode
+from glft_schema.tensor_types.engine import compiled, decoding
+from glft_schema.tensor_types.engine.decoding import decode
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.grids import VALUES, grid
 from glft_schema.tensor_types.tensor_type import formula_of
@@ -165,7 +165,7 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
     expected = type_.decode(fields, columns, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "glft_schema"):
         patch.setattr(compiled, "SIZES", (2048 * columns,))
-        patch.setattr(compiled, "_ON_PROCESSORS", [True])
+        patch.setattr(decoding, "compiles", lambda out: True)
         patch.setattr(compiled, "_COMPILED", {})
         found = type_.decode(fields, columns, dtype=dtype)
     assert_bit_equal(found.float(), expected.float().numpy())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from glft_schema import load_file
-from glft_schema.tensor_types.encoders.grid_neighbours import best_entries, neighbours
+from glft_schema.tensor_types.encoders.grid_neighbours import best_entries, neighbours, points
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.grids import VALUES, levels
 from tests.oracles import llama_cpp
@@ -108,7 +108,7 @@ def test_entries_are_the_best_of_the_nearest(name: str, shells: int) -> None:
     digits = torch.randint(0, base, (grid.shape[1], 500), generator=made, dtype=torch.int32)
     weights = 2 * digits + 1 + 2 * torch.rand(digits.shape, generator=made) - 1
     counts = torch.rand(digits.shape, generator=made)
-    found = known.entries(best_entries(known, digits, weights, counts, torch.ones(500)))
+    found = known.entries(best_entries(known, points(digits, base), weights, counts, torch.ones(500)))
 
     distances = (digits.T.unsqueeze(1) - grid).square().sum(2)
     shell = distances.amin(1, keepdim=True)

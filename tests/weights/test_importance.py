@@ -15,10 +15,9 @@ import torch
 import glft_schema
 from glft_schema import FormatError, ImportanceMatrix, TensorError, TiedWarning, convert, read_importance, save_file
 from glft_schema.errors import OptionError
-from glft_schema.formats.imatrix import OldImatrix
+from glft_schema.formats.imatrix import OldImatrix, is_old_matrix
 from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.weights.importance import is_old_matrix
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
 from tests.tools.command_line import assert_refused

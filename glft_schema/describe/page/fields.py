@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 import glft_schema.describe.nodes as s
-from glft_schema.describe.byte_counts import PAYLOADS
 from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
 from glft_schema.errors import shown
+from glft_schema.files.byte_counts import PAYLOADS
 
 MAX_OPENED = 1 << 12  # stretches of a file: with more, none is opened into its parts
 MAX_STRETCHES = 10_000  # of a region; the rest is one row

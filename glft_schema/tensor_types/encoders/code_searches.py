@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import TINY, Signed, above_zero, peaks
-from glft_schema.tensor_types.encoders.trials import by_error, keep_better, tries
+from glft_schema.tensor_types.encoders.trials import by_error, fit_and_size, keep_better, tries
 from glft_schema.tensor_types.engine.arithmetic import divided, exceeds, nearest, total
+from glft_schema.tensor_types.engine.steps import step
 
 
 def scale_by_single_codes(x: torch.Tensor, top: int) -> Signed:
@@ -23,8 +24,8 @@ def scale_by_single_codes(x: torch.Tensor, top: int) -> Signed:
     Source: make_q3_quants.
     """
     peak, zeros = peaks(x)
-    codes = (x * divided(-top, peak)).round_().clamp_(-top, top - 1)
-    scale = improve(x, x * x, codes, -top, top - 1)
+    counts, codes, fit, size = _rounded(x, peak, top=top)
+    scale = improve(x, counts, codes, fit, size, -top, top - 1)
     return Signed(scale.masked_fill_(zeros, 0), lambda: above_zero(codes, top, zeros))
 
 
@@ -50,7 +51,7 @@ def scale_of_positives(x: torch.Tensor, counts: torch.Tensor, top: int) -> tuple
         return (x * inverse).round_().clamp_(0, top)
 
     codes = encode(_best_of_nine(x, counts, peak, top, encode))
-    scale = improve(x, counts, codes, 0, top)
+    scale = improve(x, counts, codes, *fit_and_size(x, counts, codes), 0, top)
     return scale.masked_fill_(zeros, 0), codes.to(torch.int32).masked_fill_(zeros, 0)
 
 
@@ -97,35 +98,45 @@ def _best_of_nine(
         wrong = x - encode(inverse, first) * (1 / inverse)
         return total((counts * wrong).mul_(wrong))
 
-    best, *others = (divided(number, peak) for number in tries(0, 0.1, (0, -4, -3, -2, -1, 1, 2, 3, 4), top))
+    inverses = tries(0, 0.1, (0, -4, -3, -2, -1, 1, 2, 3, 4), top).unsqueeze(1) / peak
+    best, others = inverses[0], inverses[1:]
     least = error(best, first=True)
     keep_better((least, best), (by_error(least, error(inverse), inverse) for inverse in others))
     return best
 
 
-def improve(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, least: int, top: int) -> torch.Tensor:
+def improve(
+    x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, least: int, top: int
+) -> torch.Tensor:
     """Improves the codes of each group in place, one by one, and returns the scales that fit them.
 
     Each code is recomputed from its x and the scale that fits all other codes, and changed if that
     leaves less error. A code enters two sums, `fit` and `size` of `by_fit`, from which the scale
-    and the error follow. At most five passes are made over all codes, fewer if none changes. Codes
-    are integers from `least` to `top`, in float32, 0 or of the sign of their x.
+    and the error follow; they are updated, too. At most five passes are made over all codes, fewer
+    if none changes. Codes are integers from `least` to `top`, in float32, 0 or of the sign of their
+    x.
     """
-    fit = total(torch.mul(counts, x).mul_(codes))
-    size = total(torch.mul(counts, codes).mul_(codes))
     groups = (fit > 0).nonzero().squeeze(1)  # no term of the sum is negative, so that no other group can change
     for _ in range(5):
         parts = [rows.index_select(-1, groups) for rows in (x, counts, codes, fit, size)]
-        changed = _change(least, top, *parts)
+        (changed,) = _change(*parts[:2], *parts[3:], *parts[2], least=least, top=top)
         for rows, new in zip((codes, fit, size), parts[2:], strict=True):
             rows.index_copy_(-1, groups, new)
         groups = groups[changed != 0]
     return (fit / size).masked_fill_(~(size > 0), 0)
 
 
+@step
+def _rounded(x: torch.Tensor, peak: torch.Tensor, *, top: int) -> tuple[torch.Tensor, ...]:
+    """Returns the counts x^2, the codes for which the peak is -top, and their fit and size."""
+    counts, codes = x * x, (x * divided(-top, peak)).round_().clamp_(-top, top - 1)
+    return counts, codes, *fit_and_size(x, counts, codes)
+
+
+@step
 def _change(
-    least: int, top: int, x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, fit: torch.Tensor, size: torch.Tensor
-) -> torch.Tensor:
+    x: torch.Tensor, counts: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, *codes: torch.Tensor, least: int, top: int
+) -> tuple[torch.Tensor]:
     """Tries to change each code once, in place, with fit and size. Returns the mask of changes."""
     changed = torch.zeros_like(fit, dtype=torch.int32)
     for number, count, product, code in zip(x, counts, counts * x, codes, strict=True):
@@ -138,4 +149,4 @@ def _change(
         better = exceeds(gain, 0)
         changed |= better
         keep_better((fit, size, code), [(better, (new_fit, new_size, new))])
-    return changed
+    return (changed,)

@@ -12,9 +12,10 @@ from itertools import pairwise
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import by_block, by_importance, columns, scale_of_table
 from glft_schema.tensor_types.engine.arithmetic import farthest, float16, nearest, reciprocal
-from glft_schema.tensor_types.engine.bits import pack
+from glft_schema.tensor_types.engine.bits import once, ones, pack
 from glft_schema.tensor_types.engine.packing import pack_halves
 from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.steps import row_step
 from glft_schema.tensor_types.small_floats import IQ4_VALUES, half_of_power, to_ue4m3, ue4m3
 
 HALF_WAY = (0.5, 1.5, 2.5, 3.5, 5, 7, 10)  # between the numbers of E2M1_DOUBLED; ties go to the smaller one
@@ -48,10 +49,17 @@ def to_iq4_xs(weights: torch.Tensor, importance: torch.Tensor | None = None) -> 
 
 def to_mxfp4(weights: torch.Tensor) -> Fields:
     """The scale is the power of two at max |w|, divided by 4."""
+    e, codes = _by_power(weights)
+    return {"e": e, "qs": pack_halves(codes)}
+
+
+@row_step
+def _by_power(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns e of MXFP4, u8 [blocks, 1], and the codes of weights [blocks, 32]."""
     peak = weights.abs().amax(1, keepdim=True)
     exponent = torch.where(peak > 0, peak.log2().floor() - 2 + 127, 0.0)
     e = exponent.to(torch.int32).to(torch.uint8)
-    return {"e": e, "qs": pack_halves(nearest_e2m1(weights, half_of_power(e)))}
+    return e, nearest_e2m1(weights, half_of_power(e))
 
 
 def to_nvfp4(weights: torch.Tensor) -> Fields:
@@ -90,7 +98,8 @@ def nearest_e2m1(weights: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     rounding makes all errors equal.
     """
     scale = torch.where(scale == 0, float("inf"), scale)
-    sizes, codes = weights.abs(), torch.zeros_like(weights, dtype=torch.uint8)
-    for border in HALF_WAY:
-        codes += (sizes > border * scale).view(torch.uint8)
-    return codes.bitwise_or_((weights < -HALF_WAY[0] * scale).view(torch.uint8) << 3)  # zero has no sign
+    borders, sizes = [once(border * scale) for border in HALF_WAY], weights.abs()
+    codes = ones(weights < -borders[0]) << 3  # zero has no sign
+    for border in borders:
+        codes += ones(sizes > border)
+    return codes.to(torch.uint8)

@@ -14,24 +14,26 @@ Source: the tables and searches of ggml-quants.c of llama.cpp; checked against t
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import is_less, pick, total
+from glft_schema.tensor_types.engine.arithmetic import is_less, pick
+from glft_schema.tensor_types.engine.bits import along, is_fused, looked_up_word, once
 from glft_schema.tensor_types.engine.chunks import cache_slices
+from glft_schema.tensor_types.engine.steps import step
 from glft_schema.tensor_types.grids import VALUES, levels
 
-TILE = 1 << 16  # entries tried at once
+TILE = 1 << 18  # entries tried at once
 OFF_GRID = 1 << 30  # the bit of a word whose entry was chosen for a point off the grid
 
 
 class Candidates(NamedTuple):
     """The candidates of some consecutive ranks, say the seventh to the ninth of each point."""
 
-    ranks: int
     points: int  # that have at least the first of these ranks
-    rows: torch.Tensor  # int32 [ranks, 1], the index of each rank's first word
+    rows: torch.Tensor  # int32 [ranks], the index of each rank's first word
     words: torch.Tensor  # int32 [ranks * points]; a missing candidate is replaced by the point's first one
 
 
@@ -47,23 +49,15 @@ class Neighbours(NamedTuple):
     values: int  # per entry
     width: int  # bits of a word's field
     odd: bool  # whether a field is 2 * digit + 1
-    shifts: torch.Tensor  # int32 [values], the first bit of each field
     place: torch.Tensor  # int16 [base ** values], of each point
     first: torch.Tensor  # int32 [base ** values], the first candidate of the point in each place
     others: list[Candidates]  # the next candidates, in steps of increasing size
     ends: torch.Tensor  # int16 [steps], the number of points in each step
     entry: torch.Tensor  # int16 [base ** values], the index of each entry in the grid; undefined for other points
 
-    def points(self, digits: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers of points: digits [values, ...] -> [...]."""
-        *others, number = digits.unbind()
-        for digit in reversed(others):
-            number = torch.add(digit, number, alpha=self.base)
-        return number
-
     def fields(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the fields of words of any shape, int32 [values, ...]."""
-        return (words >> self.shifts.view(-1, *[1] * words.dim())).bitwise_and_((1 << self.width) - 1)
+        return fields_of(words, self.values, self.width)
 
     def lowest(self) -> torch.Tensor:
         """Returns the word of the entry whose digits are all 0: int32 []."""
@@ -73,7 +67,21 @@ class Neighbours(NamedTuple):
         """Returns the indices of entries in the grid, int32, for words of any shape."""
         digits = self.fields(words)
         digits = digits >> 1 if self.odd else digits
-        return self.entry.index_select(0, self.points(digits).flatten()).reshape(words.shape).to(torch.int32)
+        return self.entry.index_select(0, points(digits, self.base).flatten()).reshape(words.shape).to(torch.int32)
+
+
+def fields_of(words: torch.Tensor, values: int, width: int) -> torch.Tensor:
+    """Returns the fields of words of any shape, int32 [values, ...]."""
+    shifts = torch.arange(0, width * values, width, dtype=torch.int32, device=words.device)
+    return (words >> along(0, shifts, words.dim() + 1)).bitwise_and_((1 << width) - 1)
+
+
+def points(digits: torch.Tensor, base: int) -> torch.Tensor:
+    """Returns the numbers of points: digits [values, ...] -> [...]."""
+    *others, number = digits.unbind()
+    for digit in reversed(others):
+        number = torch.add(digit, number, alpha=base)
+    return number
 
 
 @cache
@@ -88,8 +96,7 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
         base, values = len(VALUES[name]), grid.shape[1]
         width = 4 if values == 4 else 3
         numbers = (grid * base ** torch.arange(values, dtype=torch.int32)).sum(1)
-        shifts = width * torch.arange(values, dtype=torch.int32)
-        words = ((2 * grid + 1 if odd else grid) << shifts).sum(1, dtype=torch.int32)
+        words = ((2 * grid + 1 if odd else grid) << width * torch.arange(values, dtype=torch.int32)).sum(1, dtype=torch.int32)
         point, near, distance = _pairs(grid, base, shells)
 
         counts = point.bincount(minlength=base**values)
@@ -104,21 +111,22 @@ def neighbours(name: str, shells: int, device: torch.device, odd: bool = True) -
         rank = torch.arange(len(order)) - starts[at]
 
         closest = listed[starts]
-        others, begin = [], 1
-        while points := int((counts > begin).sum()):
-            rows = torch.arange(0, points * ((begin + 2) // 3), points, dtype=torch.int32).unsqueeze(1)
-            step = Candidates(len(rows), points, rows, closest[:points].repeat(len(rows)))
-            among = (rank >= begin) & (rank < begin + step.ranks)
+        others, begin = [], 0
+        while points := int((counts > max(begin, 1)).sum()):
+            ranks = max((begin + 2) // 3, 2 - begin)
+            rows = torch.arange(0, points * ranks, points, dtype=torch.int32)
+            step = Candidates(points, rows, closest[:points].repeat(ranks))
+            among = (rank >= begin) & (rank < begin + ranks) & (at < points)
             step.words[(rank[among] - begin) * points + at[among]] = listed[among]
             step.words.bitwise_or_(OFF_GRID)
             others.append(step._replace(rows=rows.to(device), words=step.words.to(device)))
-            begin += step.ranks
+            begin += ranks
         first = closest | OFF_GRID * (1 - on_grid[by_place]).to(torch.int32)
         ends = torch.tensor([step.points for step in others], dtype=torch.int16)
         entry = torch.zeros(len(counts), dtype=torch.int16)
         entry[numbers] = torch.arange(len(grid), dtype=torch.int16)
-    shifts, place, first, ends, entry = (part.to(device) for part in (shifts, place.to(torch.int16), first, ends, entry))
-    return Neighbours(base, values, width, odd, shifts, place, first, others, ends, entry)
+    place, first, ends, entry = (part.to(device) for part in (place.to(torch.int16), first, ends, entry))
+    return Neighbours(base, values, width, odd, place, first, others, ends, entry)
 
 
 def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -143,7 +151,7 @@ def _pairs(grid: torch.Tensor, base: int, shells: int) -> tuple[torch.Tensor, to
 
 def best_entries(
     known: Neighbours,
-    digits: torch.Tensor,
+    points: torch.Tensor,
     weights: torch.Tensor,
     counts: torch.Tensor,
     scales: torch.Tensor,
@@ -152,53 +160,64 @@ def best_entries(
     """Returns the best entry for each of n vectors, as words, int32 [n].
 
     The best entry is the candidate whose values q minimize the sum of ``count * (scale * q -
-    weight) ** 2``, the first one of several. A point on the grid is its own entry. The digits of
-    points, int32, and the weights and counts, float32, are [values, n]; scales, and shifts, which
-    are added to the values, are float32 [n].
+    weight) ** 2``, the first one of several. A point on the grid is its own entry. Points are int32
+    [n], weights and counts float32 [values, n]; scales, and shifts, which are added to the values,
+    are float32 [n].
     """
-    place, order = known.place.index_select(0, known.points(digits)).sort()
+    place, order = known.place.index_select(0, points).sort()
     words = known.first.index_select(0, place.to(torch.int32))
     ends = torch.searchsorted(place, known.ends).tolist()  # the number of vectors in each step
     if ends and ends[0]:
-        chosen = order[: ends[0]]
-        vectors = _Vectors(
-            known,
-            torch.stack([row.index_select(0, chosen) for row in weights]),
-            torch.stack([row.index_select(0, chosen) for row in counts]),
-            scales.index_select(0, chosen),
-            None if shifts is None else shifts.index_select(0, chosen),
-        )
-        _choose(vectors, words[: ends[0]], place[: ends[0]].to(torch.int32), ends)
+        chosen, place = order[: ends[0]], place[: ends[0]].to(torch.int32)
+        sums = [scales, *weights, *counts, *([] if shifts is None else [shifts])]
+        vectors = [row.index_select(0, chosen) for row in sums]
+        least = torch.full_like(vectors[0], math.inf)
+        for step_, n in zip(known.others, ends, strict=True):
+            for part in cache_slices(n, TILE // len(step_.rows), words.device, n):
+                tried = (row[part] for row in (place, words, least, *vectors))
+                _try_candidates(step_.words, step_.rows, *tried, width=known.width, values=known.values)
     return torch.empty_like(words).scatter_(0, order, words)
 
 
-class _Vectors(NamedTuple):
-    """Vectors sorted by place: [values, n]."""
+@step
+def _try_candidates(
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    place: torch.Tensor,
+    words: torch.Tensor,
+    least: torch.Tensor,
+    scales: torch.Tensor,
+    *vectors: torch.Tensor,
+    width: int,
+    values: int,
+) -> None:
+    """Replaces the words of n vectors, and their least distances, by those of nearer candidates.
 
-    known: Neighbours
-    weights: torch.Tensor
-    counts: torch.Tensor
-    scales: torch.Tensor
-    shifts: torch.Tensor | None
-
-    def distances(self, words: torch.Tensor, part: slice) -> torch.Tensor:
-        """Returns the errors of entries [ranks, n] for n of the vectors."""
-        values = self.known.fields(words).to(torch.float32)
-        if self.shifts is not None:
-            values.add_(self.shifts[part])
-        values.mul_(self.scales[part]).sub_(self.weights[:, part].unsqueeze(1))
-        return total((values * self.counts[:, part].unsqueeze(1)).mul_(values))
-
-
-def _choose(vectors: _Vectors, words: torch.Tensor, place: torch.Tensor, ends: list[int]) -> None:
-    """Replaces words, which are the first candidates, by better ones."""
-    least = torch.empty(len(words), device=words.device)
-    for part in cache_slices(len(words), TILE, words.device, len(words)):
-        least[part] = vectors.distances(words[part].unsqueeze(0), part).squeeze(0)
-    for step, n in zip(vectors.known.others, ends, strict=True):
-        for part in cache_slices(n, TILE // step.ranks, words.device, n):
-            every = step.words.index_select(0, (step.rows + place[part]).flatten()).view(step.ranks, -1)
-            keep_less(least[part], words[part], *least_of(vectors.distances(every, part), every))
+    Args:
+        table: the words of candidates.
+        rows: for each rank, the index of the word for place 0.
+        place: the places of the points.
+        words: the best entry of each vector so far.
+        least: its distance, the sum of ``count * (scale * value - weight) ** 2``.
+        scales: of the vectors.
+        vectors: weights and counts, one tensor [n] per value, and perhaps shifts of all values.
+        width: bits of a word's field.
+        values: per vector.
+    """
+    every = looked_up_word(table, rows.unsqueeze(1) + place)
+    distances = torch.zeros_like(every, dtype=torch.float32)
+    shifts = vectors[2 * values :]
+    for number, (weight, count) in enumerate(zip(vectors[:values], vectors[values : 2 * values], strict=True)):
+        wrong = (every >> width * number).bitwise_and_((1 << width) - 1).to(torch.float32)
+        for shift in shifts:
+            wrong.add_(shift)
+        wrong.mul_(scales).sub_(weight)
+        distances.add_((wrong * count).mul_(wrong))
+    if is_fused(distances):
+        nearest, rank = once(distances).min(0)
+        keep_less(least, words, nearest, looked_up_word(table, looked_up_word(rows, rank) + place))
+    else:
+        keep_less(least, words, *least_of(distances, every))
 
 
 def least_of(numbers: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.code_searches import scale_of_bytes
-from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
+from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, fields_of, neighbours, points
 from glft_schema.tensor_types.encoders.scale_searches import by_importance
-from glft_schema.tensor_types.encoders.trials import Trial, by_fit, keep_better, tries
-from glft_schema.tensor_types.engine.arithmetic import divided, is_less, nearest, pick, root, total
+from glft_schema.tensor_types.encoders.trials import by_fit, keep_better, tries
+from glft_schema.tensor_types.engine.arithmetic import is_less, nearest, pick, root, total
 from glft_schema.tensor_types.engine.chunks import cache_slices
+from glft_schema.tensor_types.engine.steps import step
 
 BLOCK = 256  # weights in a block
 NO_GOOD = 1 << 29  # the bit of a word that marks a group for which no trial was any good
@@ -82,18 +83,15 @@ def flip_least(numbers: torch.Tensor, negative: torch.Tensor, counts: torch.Tens
         number *= (1 - 2 * flip).to(torch.float32)
 
 
-def sums(known: Neighbours, words: torch.Tensor, counts: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
-    """Returns the sums of count * weight * value and of count * value ** 2 of each group: [2,
-    groups].
+def sums(numbers: torch.Tensor, counts: torch.Tensor, words: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the sums of count * number * value and of count * value ** 2 of each group.
 
-    The words are int32 [vectors, groups]. The products are the counts [values, vectors, groups]
-    times the weights.
+    The words are int32 [vectors, groups], numbers and counts [values, vectors, groups].
     """
-    parts = torch.empty((*counts.shape[:2], 2, counts.shape[2]), dtype=torch.float32, device=words.device)
-    values = known.fields(words).to(torch.float32)
-    torch.mul(products, values, out=parts[:, :, 0])
-    torch.mul(counts, values, out=parts[:, :, 1]).mul_(values)
-    return total(parts.transpose(0, 1).flatten(0, 1))
+    values = fields_of(words, len(numbers), width).to(torch.float32)
+    parts = (counts * numbers).mul_(values), (counts * values).mul_(values)
+    fit, size = (total(part.transpose(0, 1).flatten(0, 1)) for part in parts)
+    return fit, size
 
 
 class BestEntries(NamedTuple):
@@ -190,7 +188,7 @@ class GridSearch:
         Returns words [vectors, groups], scales [groups], and the mask of groups that become zeros.
         """
         top = 2 * known.base - 1
-        products, roots = counts * numbers, root(counts)
+        roots = root(counts)
         largest = numbers.amax((0, 1))
         scale, reach = largest / top, largest  # the first trial maps a number as large as `reach` to the largest value
         if self.fits:
@@ -202,18 +200,43 @@ class GridSearch:
         best = torch.zeros_like(scale)
 
         def entries(inverse: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-            points = digits(numbers, inverse, known.base - 1).flatten(1)
+            (points,) = _points(numbers, inverse, base=known.base)
             scales = scale.expand(numbers.shape[1:]).flatten()
-            return best_entries(known, points, numbers.flatten(1), roots.flatten(1), scales).view(words.shape)
+            return best_entries(known, points.flatten(), numbers.flatten(1), roots.flatten(1), scales).view(words.shape)
 
-        def trial(number: float) -> Trial:
-            inverse = divided(number, reach)
+        for number in tries(0, self.step, range(-self.tries, self.tries + 1), top):
+            inverse = number / reach
             tried = entries(inverse, 1 / inverse)
-            return by_fit(best, *sums(known, tried, counts, products), tried)
-
-        keep_better((best, scale, words), map(trial, tries(0, self.step, range(-self.tries, self.tries + 1), top)))
+            _keep_better(numbers, counts, tried, best, scale, words, width=known.width)
 
         again = self.again(words) & (scale > 0)
         pick(-again.to(torch.int32), entries(1 / scale, scale), words)
-        fit, size = sums(known, words, counts, products)
+        fit, size = _sums(numbers, counts, words, width=known.width)
         return words, torch.where(again.any(0) & (size > 0), fit / size, scale), zeros
+
+
+@step
+def _points(numbers: torch.Tensor, inverse: torch.Tensor, *, base: int) -> tuple[torch.Tensor]:
+    """Returns the points, see `Neighbours.points`, of numbers [values, vectors, groups]."""
+    return (points(digits(numbers, inverse, base - 1), base),)
+
+
+@step
+def _keep_better(
+    numbers: torch.Tensor,
+    counts: torch.Tensor,
+    tried: torch.Tensor,
+    best: torch.Tensor,
+    scale: torch.Tensor,
+    words: torch.Tensor,
+    *,
+    width: int,
+) -> None:
+    """Replaces the last three if the words tried are better."""
+    keep_better((best, scale, words), [by_fit(best, *sums(numbers, counts, tried, width), tried)])
+
+
+@step
+def _sums(numbers: torch.Tensor, counts: torch.Tensor, words: torch.Tensor, *, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `sums`."""
+    return sums(numbers, counts, words, width)

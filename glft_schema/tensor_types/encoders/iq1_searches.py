@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours
+from glft_schema.tensor_types.encoders.grid_neighbours import OFF_GRID, Neighbours, best_entries, neighbours, points
 from glft_schema.tensor_types.encoders.grid_searches import counted, cut, overflows
 from glft_schema.tensor_types.encoders.trials import by_fit, keep_better
 from glft_schema.tensor_types.engine.arithmetic import is_less, total
@@ -246,9 +246,9 @@ def on_grid(known: Neighbours, weights: torch.Tensor, counts: torch.Tensor, spli
         The words of the entries, int32 [vectors, groups], and the scales [groups].
     """
     vectors, groups = split.down.shape
-    points = split.digits.view(vectors, 8, groups).transpose(0, 1).flatten(1)
+    numbers = points(split.digits.view(vectors, 8, groups).transpose(0, 1).flatten(1), known.base)
     scales, shifts = split.scales.expand(vectors, groups).flatten(), least_values(split.down).flatten()
-    words = best_entries(known, points, weights.flatten(1), counts.flatten(1), scales, shifts).view(vectors, groups)
+    words = best_entries(known, numbers, weights.flatten(1), counts.flatten(1), scales, shifts).view(vectors, groups)
     values = shifted(known, words, split.down)
     parts = counts * values
     fit, size = (total((parts * other).transpose(0, 1).flatten(0, 1)) for other in (weights, values))

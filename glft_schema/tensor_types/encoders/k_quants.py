@@ -37,9 +37,10 @@ from glft_schema.tensor_types.engine.arithmetic import (
     root,
     total,
 )
-from glft_schema.tensor_types.engine.bits import pack
+from glft_schema.tensor_types.engine.bits import once, pack
 from glft_schema.tensor_types.engine.packing import pack_planes
 from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.steps import row_step, step
 
 
 def to_q2_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fields:
@@ -88,7 +89,7 @@ def to_q5_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
 
 
 def _to_q4_k(
-    weights: torch.Tensor, importance: torch.Tensor | None, top: int, parts: list[float]
+    weights: torch.Tensor, importance: torch.Tensor | None, top: int, parts: torch.Tensor
 ) -> tuple[Fields, torch.Tensor]:
     """Returns all other fields, and the codes. By default, errors count |w| + sqrt(mean w^2)."""
     x = columns(weights, 32)
@@ -115,11 +116,18 @@ def to_q6_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
 
 def to_q8_k(weights: torch.Tensor) -> Fields:
     """d gives the weight farthest from zero code -127."""
+    d, codes, sums = _in_eight_bits(weights)
+    return {"d": d, "qs": codes, "bsums": sums.to(torch.int16)}
+
+
+@row_step
+def _in_eight_bits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns d, codes, and their sums of 16, float32."""
     peak = farthest(weights, 1)
     inverse = divided(-127, peak)
     d = (1 / inverse).masked_fill_(peak == 0, 0)
-    codes = (weights * inverse.masked_fill(inverse.isinf(), 0)).round_().clamp_(max=127)  # 0 if 127 / w overflows
-    return {"d": d, "qs": codes.to(torch.int8), "bsums": codes.view(-1, 16, 16).sum(2).to(torch.int16)}
+    codes = (weights * once(inverse.masked_fill(inverse.isinf(), 0))).round_().clamp_(max=127)  # 0 if 127 / w overflows
+    return d, codes.to(torch.int8), codes.view(-1, 16, 16).sum(2)
 
 
 class StoredScales(NamedTuple):
@@ -177,14 +185,21 @@ def in_signed_steps(scale: torch.Tensor, last: int, tiny: float) -> tuple[torch.
 def codes_above(x: torch.Tensor, best: Affine, stored: StoredScales, top: int) -> torch.Tensor:
     """Returns codes, u8 [blocks, 256], for scales and minima as stored."""
     scale, minimum = (product(d, codes.t()).flatten() for d, codes in ((stored.d, stored.scales), (stored.dmin, stored.minima)))
-    codes = nearest((x + minimum).div_(scale)).clamp_(0, top)
+    (codes,) = _stored_codes(x, scale, minimum, least=0, top=top)
     return of_columns(codes_unless_zero(scale, codes, best.codes), 256)
 
 
 def signed_codes(x: torch.Tensor, best: Signed, scale: torch.Tensor, top: int) -> torch.Tensor:
     """Returns codes + top, u8 [blocks, 256], for scales [blocks, 16] as stored."""
-    codes = nearest(x / scale.flatten()).clamp_(-top, top - 1).add_(top)
+    (codes,) = _stored_codes(x, scale.flatten(), least=-top, top=top - 1)
     return of_columns(codes_unless_zero(scale.flatten(), codes, best.codes), 256)
+
+
+@step
+def _stored_codes(x: torch.Tensor, scale: torch.Tensor, *minimum: torch.Tensor, least: int, top: int) -> tuple[torch.Tensor]:
+    """Returns the codes from `least` to `top` for scales, and minima if any, as int8 from 0 on."""
+    quotient = sum(minimum, x) / scale
+    return (nearest(quotient).clamp_(least, top).sub_(least).to(torch.int8),)
 
 
 def in_six_bits(scales: torch.Tensor, minima: torch.Tensor) -> torch.Tensor:

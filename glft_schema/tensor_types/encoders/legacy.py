@@ -16,9 +16,11 @@ from __future__ import annotations
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import by_importance, columns, of_columns, scale_alone, scale_and_minimum
 from glft_schema.tensor_types.encoders.trials import tries
-from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, reciprocal, total
+from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, reciprocal, total, truncated
+from glft_schema.tensor_types.engine.bits import once
 from glft_schema.tensor_types.engine.packing import pack_halves, pack_neighbours
 from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.steps import row_step
 
 
 def to_q1_0(weights: torch.Tensor) -> Fields:
@@ -78,8 +80,16 @@ def _with_scale(weights: torch.Tensor, importance: torch.Tensor | None, top: int
         counts = by_importance(weights, importance, 32, importance.shape[1])
         best = scale_alone(columns(weights, 32), counts, top)
         return best.scale.unsqueeze(1), of_columns(best.codes(), 32)
+    return _from_farthest(weights, top=top)
+
+
+@row_step
+def _from_farthest(weights: torch.Tensor, *, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns float32 d [blocks, 1], which gives the weight farthest from zero the code -top, and
+    codes + `top`.
+    """
     d = farthest(weights, 1) / -top
-    return d, (weights * reciprocal(d)).add_(top + 0.5).to(torch.int8).clamp_(max=2 * top - 1)
+    return d, truncated((weights * once(reciprocal(d))).add_(top + 0.5)).clamp_(max=2 * top - 1)
 
 
 def _with_minimum(
@@ -90,12 +100,19 @@ def _with_minimum(
         counts = by_importance(weights, importance, 32, importance.shape[1])
         best = scale_and_minimum(columns(weights, 32), counts, top, tries(-0.9, 0.05, range(37), top))
         return best.scale.unsqueeze(1), best.minimum.unsqueeze(1), of_columns(best.codes(), 32)
+    return _above_least(weights, top=top)
+
+
+@row_step
+def _above_least(weights: torch.Tensor, *, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`."""
     low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
     d = (high - low) / top
-    return d, low, (weights - low).mul_(reciprocal(d)).add_(0.5).to(torch.int8).clamp_(max=top)
+    return d, low, truncated((weights - low).mul_(once(reciprocal(d))).add_(0.5)).clamp_(max=top)
 
 
+@row_step
 def _in_eight_bits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns float32 d [blocks, 1] and codes."""
     d = weights.abs().amax(1, keepdim=True) / 127
-    return d, away_from_zero(weights * reciprocal(d))
+    return d, away_from_zero(weights * once(reciprocal(d)))

@@ -16,14 +16,14 @@ operation by operation; the encoders that use the searches are checked against i
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.encoders.trials import Trial, by_error, by_fit, keep_better, tries
+from glft_schema.tensor_types.encoders.trials import by_error, by_fit, first_fit, fit_and_size, keep_better, tries
 from glft_schema.tensor_types.engine.arithmetic import divided, exceeds, farthest, over, pick, root, total
+from glft_schema.tensor_types.engine.steps import step
 
 TINY = 1e-15  # groups whose weights are all smaller are stored as zeros, in searches without a minimum
 
@@ -67,7 +67,7 @@ class Affine(NamedTuple):
     codes: Callable[[], torch.Tensor]
 
 
-def scale_and_minimum(x: torch.Tensor, counts: torch.Tensor, top: int, parts: list[float], absolute: bool = False) -> Affine:
+def scale_and_minimum(x: torch.Tensor, counts: torch.Tensor, top: int, parts: torch.Tensor, absolute: bool = False) -> Affine:
     """Searches for the scale and the minimum of each group.
 
     Minimizes the sum over a group of ``count * error ** 2``, or of ``count * |error|`` if
@@ -80,36 +80,71 @@ def scale_and_minimum(x: torch.Tensor, counts: torch.Tensor, top: int, parts: li
     """
     minimum, high = x.amin(0).clamp_(max=0), x.amax(0)
     sum_w, sum_x = total(counts), total(counts * x)
-    codes, product = torch.empty_like(x), torch.empty_like(x)
+    least, scale, origin, inverse = _first_range(x, counts, minimum, high, top=top, absolute=absolute)
+    best = least, scale, origin, inverse, minimum
+    for part in parts:
+        _try_range(x, counts, sum_w, sum_x, high, part, *best, top=top, absolute=absolute)
+    return Affine(scale, minimum, lambda: _codes_from(x, origin, inverse, top).to(torch.int32))
 
-    def encode(origin: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        return torch.sub(x, origin, out=codes).mul_(inverse).round_().clamp_(0, top)
 
-    def error(scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
-        wrong = torch.mul(codes, scale, out=product).add_(minimum).sub_(x)
-        return total((wrong.abs_() if absolute else wrong.square_()).mul_(counts))
+def _codes_from(x: torch.Tensor, origin: torch.Tensor, inverse: torch.Tensor, top: int) -> torch.Tensor:
+    """Returns float32 codes from 0 to `top`."""
+    return (x - origin).mul_(inverse).round_().clamp_(0, top)
 
-    def trial(part: float) -> Trial:
-        inverse = divided(part, high - minimum)
-        encode(minimum, inverse)
-        counted = torch.mul(counts, codes, out=product)
-        sum_l = total(counted)
-        sum_xl, sum_l2 = total(counted * x), total(counted.mul_(codes))
-        determinant = sum_w * sum_l2 - sum_l * sum_l
-        new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
-        new_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
-        pick(exceeds(new_minimum, 0), sum_xl / sum_l2, new_scale)
-        new_minimum.clamp_(max=0)
-        better, values = by_error(least, error(new_scale, new_minimum), new_scale, minimum, inverse, new_minimum)
-        return better.bitwise_and_(exceeds(determinant, 0)), values
 
-    origin, best_inverse = minimum.clone(), divided(top, high - minimum)
-    scale = 1 / best_inverse
-    best_inverse.masked_fill_(best_inverse == math.inf, 0)  # a range too small to divide by: all codes are 0
-    encode(origin, best_inverse)
-    least = error(scale, minimum)
-    keep_better((least, scale, origin, best_inverse, minimum), map(trial, parts))
-    return Affine(scale, minimum, lambda: encode(origin, best_inverse).to(torch.int32))
+def _error(
+    x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor, absolute: bool
+) -> torch.Tensor:
+    """Returns the error of each group, overwriting the codes."""
+    wrong = codes.mul_(scale).add_(minimum).sub_(x)
+    return total((wrong.abs_() if absolute else wrong.square_()).mul_(counts))
+
+
+@step
+def _first_range(
+    x: torch.Tensor, counts: torch.Tensor, minimum: torch.Tensor, high: torch.Tensor, *, top: int, absolute: bool
+) -> tuple[torch.Tensor, ...]:
+    """Tries the range from the minimum to the greatest weight. Returns the error, the scale, the
+    origin, and the inverse that gives codes.
+    """
+    inverse = divided(top, high - minimum)
+    scale = 1 / inverse
+    inverse = inverse.masked_fill_(inverse == math.inf, 0)  # a range too small to divide by: all codes are 0
+    least = _error(x, counts, _codes_from(x, minimum, inverse, top), scale, minimum, absolute)
+    return least, scale, minimum.clone(), inverse
+
+
+@step
+def _try_range(
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    sum_w: torch.Tensor,
+    sum_x: torch.Tensor,
+    high: torch.Tensor,
+    part: torch.Tensor,
+    least: torch.Tensor,
+    scale: torch.Tensor,
+    origin: torch.Tensor,
+    inverse: torch.Tensor,
+    minimum: torch.Tensor,
+    *,
+    top: int,
+    absolute: bool,
+) -> None:
+    """Tries the range divided into `part` parts. A better trial replaces the last five tensors."""
+    new_inverse = part / (high - minimum)
+    codes = _codes_from(x, minimum, new_inverse, top)
+    counted = counts * codes
+    sum_l = total(counted)
+    sum_xl, sum_l2 = total(counted * x), total(counted.mul_(codes))
+    determinant = sum_w * sum_l2 - sum_l * sum_l
+    new_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant
+    new_minimum = (sum_l2 * sum_x - sum_l * sum_xl) / determinant
+    new_scale = pick(exceeds(new_minimum, 0), sum_xl / sum_l2, new_scale)
+    new_minimum = new_minimum.clamp_(max=0)
+    error = _error(x, counts, codes, new_scale, new_minimum, absolute)
+    better, values = by_error(least, error, new_scale, minimum, new_inverse, new_minimum)
+    keep_better((least, scale, origin, inverse, minimum), [(better & exceeds(determinant, 0), values)])
 
 
 class Signed(NamedTuple):
@@ -131,19 +166,45 @@ def scale_alone(x: torch.Tensor, counts: torch.Tensor, top: int) -> Signed:
     Source: make_qx_quants.
     """
     peak, zeros = peaks(x)
-    products, codes, product = counts * x, torch.empty_like(x), torch.empty_like(x)
+    first, *tenths = -tries(0, 0.1, (0, *range(-9, 0), *range(1, 10)), top)
+    best = _first_scale(x, counts, first, peak, top=top)
+    for number in tenths:
+        _try_scale(x, counts, number, peak, *best, top=top)
+    _, scale, inverse = best
+    return Signed(scale.masked_fill_(zeros, 0), lambda: above_zero(_signed_codes(x, inverse, top), top, zeros))
 
-    def encode(inverse: torch.Tensor) -> torch.Tensor:
-        return torch.mul(x, inverse, out=codes).round_().clamp_(-top, top - 1)
 
-    def sums(inverse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        encode(inverse)
-        fit = total(torch.mul(products, codes, out=product))
-        return fit, total(torch.mul(counts, codes, out=product).mul_(codes))
+def _signed_codes(x: torch.Tensor, inverse: torch.Tensor, top: int) -> torch.Tensor:
+    """Returns float32 codes from -top to top - 1."""
+    return (x * inverse).round_().clamp_(-top, top - 1)
 
-    tenths = tries(0, 0.1, (0, *range(-9, 0), *range(1, 10)), top)
-    scale, inverse = _best_scale(sums, (divided(-number, peak) for number in tenths))
-    return Signed(scale.masked_fill_(zeros, 0), lambda: above_zero(encode(inverse), top, zeros))
+
+@step
+def _first_scale(
+    x: torch.Tensor, counts: torch.Tensor, number: torch.Tensor, peak: torch.Tensor, *, top: int
+) -> tuple[torch.Tensor, ...]:
+    """Tries the scale that gives the peak the code `number`. Returns what it reduces the error by,
+    the best scale for its codes, and its inverse.
+    """
+    inverse = number / peak
+    return (*first_fit(*fit_and_size(x, counts, _signed_codes(x, inverse, top))), inverse)
+
+
+@step
+def _try_scale(
+    x: torch.Tensor,
+    counts: torch.Tensor,
+    number: torch.Tensor,
+    peak: torch.Tensor,
+    best: torch.Tensor,
+    scale: torch.Tensor,
+    inverse: torch.Tensor,
+    *,
+    top: int,
+) -> None:
+    """Tries another number. A better trial replaces the last three tensors."""
+    tried = number / peak
+    keep_better((best, scale, inverse), [by_fit(best, *fit_and_size(x, counts, _signed_codes(x, tried, top)), tried)])
 
 
 def scale_of_table(
@@ -169,7 +230,8 @@ def scale_of_table(
         return total(torch.mul(counted, x, out=scaled)), total(counted.mul_(value))
 
     inverses = (divided(extreme + number, peak) for number in range(-7, 8))
-    scale, _ = _best_scale(sums, itertools.chain([1 / over(peak, -extreme)], inverses))
+    best, scale = first_fit(*sums(1 / over(peak, -extreme)))
+    keep_better((best, scale), (by_fit(best, *sums(inverse)) for inverse in inverses))
     return scale.masked_fill_(zeros, 0)
 
 
@@ -183,18 +245,3 @@ def peaks(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def above_zero(codes: torch.Tensor, top: int, zeros: torch.Tensor) -> torch.Tensor:
     """Returns codes from -top on, [n, groups], as `Signed.codes`."""
     return codes.to(torch.int32).add_(top).masked_fill_(zeros, 0)
-
-
-# The inverse of a scale -> the sums of count * x * code and of count * code ** 2 for its codes:
-# [groups] each.
-Sums = Callable[["torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
-
-
-def _best_scale(sums: Sums, inverses: Iterable[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tries scales by their inverses. Returns the best scale, and the inverse of its trial."""
-    first, *others = inverses
-    fit, size = sums(first)
-    scale = (fit / size).masked_fill_(size == 0, 0)
-    best = scale * fit
-    keep_better((best, scale, first), (by_fit(best, *sums(inverse), inverse) for inverse in others))
-    return scale, first

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import away_from_zero, reciprocal
-from glft_schema.tensor_types.engine.bits import pack
+from glft_schema.tensor_types.engine.bits import once, pack
 from glft_schema.tensor_types.engine.packing import pack_trits
 from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.steps import row_step
 
 
 def to_tq1_0(weights: torch.Tensor) -> Fields:
@@ -29,7 +30,8 @@ def to_tq2_0(weights: torch.Tensor) -> Fields:
     return {"qs": qs.flatten(1), "d": d.to(torch.float16)}
 
 
+@row_step
 def to_digits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns d = max |w| and the digits round(w / d) + 1 as u8."""
     d = weights.abs().amax(1, keepdim=True)
-    return d, (away_from_zero(weights * reciprocal(d)) + 1).view(torch.uint8)
+    return d, (away_from_zero(weights * once(reciprocal(d))) + 1).view(torch.uint8)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.arithmetic import exceeds, pick
+from glft_schema.tensor_types.engine.arithmetic import exceeds, pick, total
 
 # A trial: the mask of the groups in which it is the best so far, and the values to keep there.
 Trial = tuple["torch.Tensor", Sequence["torch.Tensor"]]
@@ -47,7 +47,17 @@ def by_fit(best: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, *values: t
     return exceeds(torch.minimum(gain, size, out=gain), 0), (scale * fit, scale, *values)  # one comparison instead of two
 
 
-def tries(first: float, delta: float, numbers: Iterable[int], top: float) -> list[float]:
+def fit_and_size(x: torch.Tensor, counts: torch.Tensor, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the sums of count * x * code and of count * code ** 2."""
+    return total((counts * x).mul_(codes)), total((counts * codes).mul_(codes))
+
+
+def first_fit(fit: torch.Tensor, size: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what `by_fit` compares later trials with, and the scale, of the first trial."""
+    scale = (fit / size).masked_fill_(size == 0, 0)
+    return scale * fit, scale
+
+
+def tries(first: float, delta: float, numbers: Iterable[int], top: float) -> torch.Tensor:
     """Returns first + delta * number + top for each number, rounded to float32 at each step."""
-    rounded: list[float] = (torch.tensor([*numbers], dtype=torch.float32, device="cpu") * delta + first + top).tolist()
-    return rounded
+    return torch.tensor([*numbers], dtype=torch.float32, device="cpu") * delta + first + top

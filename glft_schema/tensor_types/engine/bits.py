@@ -20,6 +20,11 @@ def by_words(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def is_fused(tensor: torch.Tensor) -> bool:
+    """Tells whether operations are compiled into loops for a CPU."""
+    return tensor.device.type == "cpu" and torch.compiler.is_compiling()
+
+
 def unpack(packed: torch.Tensor, width: int, axis: int) -> torch.Tensor:
     """Unpacks bytes into their 8 / `width` fields of `width` bits, along a new `axis`: u8, or int32
     if compiled.
@@ -83,6 +88,11 @@ def once(numbers: torch.Tensor) -> torch.Tensor:
     return numbers.as_strided(numbers.shape, numbers.stride())
 
 
+def ones(mask: torch.Tensor) -> torch.Tensor:
+    """Returns 1 for each true element, else 0: u8, or int32 if compiled."""
+    return mask.view(torch.uint8) if by_words(mask) else mask.to(torch.int32)
+
+
 def along(axis: int, numbers: torch.Tensor, dims: int) -> torch.Tensor:
     """Returns a vector as a tensor of `dims` dims that lies along `axis`."""
     return numbers.view([-1 if dim == axis else 1 for dim in range(dims)])
@@ -95,6 +105,13 @@ def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     word = getattr(torch, f"int{8 * table.shape[1]}")  # a row is one word
     rows = table.view(word).squeeze(1).expand(len(index), -1).gather(1, index.flatten(1).to(torch.int64))
     return rows.view(*index.shape, 1).view(table.dtype)
+
+
+def looked_up_word(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers of a vector at indices of any shape, none negative."""
+    if by_words(index):
+        return table.index_select(0, index.flatten()).view(index.shape)
+    return torch.nn.functional.embedding(index, table.unsqueeze(1)).squeeze(-1)  # without support for negative indices
 
 
 def looked_up_pairs(table: torch.Tensor, words: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.bits import by_words
-from glft_schema.tensor_types.engine.compiled import Step, compiles_decoding, compiles_encoding, fixed_chunks, run_compiled
-from glft_schema.tensor_types.engine.scaled import Encoder, Fields, Formula, Scaled
+from glft_schema.tensor_types.engine.compiled import Step, compiles, fixed_chunks, run_compiled
+from glft_schema.tensor_types.engine.memory import keep_freed_memory
+from glft_schema.tensor_types.engine.scaled import Encoder, Fields
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
 # the chunk [rows, in].
 Fault = tuple[bool, str, "torch.Tensor"]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
-LARGEST_KEPT = 31 << 20  # bytes of the largest block that glibc can be made to keep; its own limit is 32 MiB
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -100,58 +98,6 @@ def spread_importance(importance: torch.Tensor, dims: Sequence[int], name: str) 
     return spread.expand(out, width // columns if columns else 0, columns)
 
 
-@lru_cache(maxsize=1)
-def keep_freed_memory() -> None:
-    """Makes the C library keep the memory that a chunk's passes free for the next chunk.
-
-    glibc returns large blocks to the system, which clears their pages before reuse; that takes
-    longer than the passes. glibc raises its threshold for large blocks to the size of any block
-    that is freed, so this frees a large one, untouched.
-    """
-    torch.empty(LARGEST_KEPT, dtype=torch.uint8, device="cpu")
-
-
-def dequantize_chunks(formula: Formula, fields: Fields, out: torch.Tensor) -> None:
-    """Writes the weights of ``formula(**fields)`` into `out` [rows, in], contiguous, of any float
-    dtype.
-
-    `fields` have as many rows as `out`.
-    """
-    compiles, (rows, columns) = compiles_decoding(out), out.shape
-    if compiles and out.numel():  # with the dims of the formula, each of which becomes a loop
-        dims, is_paired = _dims(formula, fields)
-        out = out.view(rows, *dims)
-        if is_paired and not out.is_cuda and out.dtype == torch.float32 and out.storage_offset() % 2 == 0:
-            out = out.view(torch.int64).squeeze(-1)
-    for _ in in_chunks(decode, formula, fields, {"weights": out}, rows, columns, compiles):
-        pass
-
-
-_DIMS: dict[Hashable, tuple[Sequence[int], bool]] = {}
-
-
-def _dims(formula: Formula, fields: Fields) -> tuple[Sequence[int], bool]:
-    """Returns the shape of a formula's weights per row, and whether the weights are paired."""
-    key = formula, *(field.shape[1:] for field in fields.values())
-    if key not in _DIMS:
-        row = formula(**{name: field[:1] for name, field in fields.items()})
-        _DIMS[key] = row.shape[1:], isinstance(row, Scaled) and row.is_paired
-    return _DIMS[key]
-
-
-def decode(formula: Formula, given: Fields, out: Fields) -> None:
-    """Writes the weights of fields."""
-    weights = formula(**given)
-    pairs = out["weights"].dtype == torch.int64  # two weights in an element
-    if by_words(out["weights"]) and not pairs and math.prod(weights.shape) != out["weights"].numel():
-        expected, found = list(out["weights"].shape), list(weights.shape)
-        raise ValueError(f"expected weights {expected} from the formula, found {found}")
-    if isinstance(weights, Scaled):
-        weights.write(out["weights"])
-    else:
-        out["weights"].copy_(weights)
-
-
 def encode(formula: Encoder, given: Fields, out: Fields) -> None:
     """Writes the fields of weights [rows, ...], with their importance if given."""
     importance = {name: field.flatten(0, -2) for name, field in given.items() if name == "importance"}
@@ -170,7 +116,7 @@ def as_matrix(weights: torch.Tensor) -> torch.Tensor:
 
 
 def in_chunks(
-    step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int, compiles: bool
+    step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int, compiled: bool
 ) -> Iterator[tuple[int, Fields, Fields]]:
     """Runs a step over rows of `columns` numbers in chunks: of the cache's size, or of fixed sizes
     if it is compiled.
@@ -183,12 +129,12 @@ def in_chunks(
         return
     keep_freed_memory()
     on_gpu, done = next(iter(out.values())).is_cuda, 0
-    parts = list(fixed_chunks(rows, columns)) if compiles or on_gpu else []
+    parts = list(fixed_chunks(rows, columns)) if compiled or on_gpu else []
     if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
         parts = [(part, False) for part in row_chunks(rows, columns)]
     for part, is_fixed in parts:
         chunk, results = ({name: field[part] for name, field in fields.items()} for fields in (given, out))
-        if is_fixed and compiles:
+        if is_fixed and compiled:
             run_compiled(step, formula, chunk, results)
         else:
             step(formula, chunk, results)
@@ -234,8 +180,8 @@ def quantize_chunks(
     columns = math.prod(weights.shape[1:])
     step = encode_float32 if as_float32 else encode
     given = {"weights": weights} if importance is None else {"weights": weights, "importance": importance}
-    compiles = compiles_encoding(next(iter(out.values())))
-    for start, taken, encoded in in_chunks(step, formula, given, out, len(weights), columns, compiles):
+    compiled = compiles(next(iter(out.values())))
+    for start, taken, encoded in in_chunks(step, formula, given, out, len(weights), columns, compiled):
         chunk = as_matrix(taken["weights"])
         for fatal, problem, mask in faults(chunk.to(torch.float32) if as_float32 else chunk, encoded):
             count = int(mask.sum())

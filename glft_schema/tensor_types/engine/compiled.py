@@ -1,8 +1,7 @@
-"""Compiles formulas with torch.compile: always on a GPU, and on a CPU only if `compile_formulas`
-was called.
+"""Compiles formulas with torch.compile on a GPU. On a CPU, `kernels` are compiled ahead of time.
 
-Uncompiled, each operation of a formula is a pass over a GPU's memory or a CPU's cache. Compiled,
-the formula is one pass.
+Uncompiled, each operation of a formula is a pass over a GPU's memory. Compiled, the formula is one
+pass.
 
 A function compiled for one shape is several times faster than one for any shape. So a matrix is
 processed in chunks of a few fixed sizes; the last chunk may overlap the previous one. Formulas are
@@ -22,8 +21,6 @@ quotient is near half way between two codes, because a GPU divides less exactly.
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 import time
 import warnings
@@ -40,35 +37,14 @@ SIZES = (1 << 26, 1 << 22)  # numbers in a chunk: large ones amortize the call, 
 ALIGNED = 16  # a chunk is a multiple of so many rows, so that vector loads of all its fields are aligned
 OPERATIONS = 500  # the limit for compiling; the formulas of this package have at most 170, searches at least 1,400
 BACKEND = "inductor"
-LOG = logging.getLogger("glft_schema")
 
 _COMPILED: dict[Hashable, Step] = {}
 _FAILED: dict[str, Exception] = {}  # why nothing is compiled in this process, by device type
-_ON_PROCESSORS: list[bool] = [False]
 _LOCK = threading.RLock()  # torch compiles in one thread at a time
 
 
-def compile_formulas(enabled: bool = True) -> None:
-    """Turns compiling of formulas for the CPU on or off, for this process. On a GPU, formulas are
-    always compiled.
-
-    Compiled formulas are several times faster and give bit for bit the same weights if they compute
-    in float32. Compiling requires a C++ compiler. It takes seconds at the first use of torch's code
-    generator and one or two more for each type and dtype; torch caches the result for the next
-    process. Tensors of less than 2^22 weights are not affected.
-    """
-    _ON_PROCESSORS[0] = enabled
-
-
-def compiles_decoding(out: torch.Tensor) -> bool:
-    """Tells whether formulas that write into `out` are compiled."""
-    if out.device.type != "cpu":
-        return out.is_cuda
-    return _ON_PROCESSORS[0] and "cpu" not in _FAILED and os.environ.get("TORCH_COMPILE_DISABLE") != "1"
-
-
-def compiles_encoding(out: torch.Tensor) -> bool:
-    """Tells whether encoders that write into `out` are compiled; on a CPU they are slower."""
+def compiles(out: torch.Tensor) -> bool:
+    """Tells whether formulas and encoders that write into `out` are compiled."""
     return out.is_cuda
 
 
@@ -138,7 +114,9 @@ def _compile(step: Step, formula: Any, given: Fields, out: Fields) -> Step:
         warnings.warn(f"torch.compile failed, so formulas run uncompiled and slower: {reason}", RuntimeWarning, stacklevel=3)
         return step
     shapes = {name: list(tensor.shape) for name, tensor in {**given, **out}.items()}
-    LOG.info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)
+    import logging  # slow to import
+
+    logging.getLogger("glft_schema").info("compiled a formula for %s in %.1f s", shapes, time.perf_counter() - start)
     return compiled
 
 

@@ -1,0 +1,231 @@
+"""Builds kernels: compiles a function with AOTInductor, and compares it with the operations."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from glft_schema.errors import one_line
+from glft_schema.lazy import torch
+from glft_schema.tensor_types.kernels.folder import UNFINISHED, Manifest, write_kernel
+from glft_schema.tensor_types.kernels.in_use import Function, Identity, Kernel
+from glft_schema.tensor_types.kernels.library import Library, Shim
+from glft_schema.tensor_types.kernels.machine import OPTIONS
+
+RUNS = 15  # of which the best counts
+LENGTHS = (8209, 4099, 2053, 1031)  # of a step's example: primes, so that none equals another one or a fixed size
+MARGIN = 64  # numbers before and after the output that must stay unchanged
+
+
+class Example(NamedTuple):
+    """Arguments of a kernel of rows, and what it should do.
+
+    Attributes:
+        arguments: the kernel writes the last one.
+        written: the last argument as numbers.
+        by_operations: writes them operation by operation.
+    """
+
+    arguments: list[torch.Tensor]
+    written: torch.Tensor
+    by_operations: Callable[[], None]
+
+
+def build_kernel(
+    folder: Path, identity: Identity, function: Function, examples: Sequence[Example], *, only_if_faster: bool = True
+) -> Manifest:
+    """Compiles a function of rows into the folder of kernels.
+
+    Args:
+        folder: see `folder`.
+        identity: of the kernel.
+        function: has run before, so that its tables exist.
+        examples: of one layout, with any numbers of rows. The kernel must write the same numbers as
+            the operations; the last example is timed.
+        only_if_faster: keep the kernel only if it is faster than the operations.
+
+    Returns:
+        The kernel's manifest, without a library if the kernel could not be compiled, wrote other
+        bits, or was not faster; `about` says why.
+
+    Raises:
+        ValueError: as `fingerprint`.
+    """
+    arguments, rows = examples[-1].arguments, torch.export.Dim("rows", min=2)
+    layout = [_layout(tensor, list(tensor.shape[1:]), list(tensor.stride())) for tensor in arguments]
+    dynamic = [{0: rows} for _ in arguments]
+    return _built(folder, identity, function, arguments, layout, dynamic, partial(_compared, examples), only_if_faster)
+
+
+def build_step(
+    folder: Path,
+    identity: Identity,
+    step: Callable[..., tuple[torch.Tensor, ...] | None],
+    last: bool,
+    tensors: Sequence[torch.Tensor],
+    constants: Mapping[str, Any],
+) -> Manifest:
+    """Compiles a step of encoders into the folder of kernels, see `engine.steps`.
+
+    Args:
+        folder: see `folder`.
+        identity: of the kernel.
+        step: the function.
+        last: whether the last dims have any length, or else the first.
+        tensors: an example of its arguments.
+        constants: its keywords.
+
+    Returns:
+        The manifest, as `build_kernel`.
+    """
+    axes = [(tensor, (tensor.dim() - 1 if last else 0) if tensor.dim() else None) for tensor in tensors]
+    found = list(dict.fromkeys(tensor.shape[axis] for tensor, axis in axes if axis is not None))
+
+    def example(*lengths: int) -> list[torch.Tensor]:
+        """Returns the tensors with other lengths, in the order of `found`."""
+        sizes = dict(zip(found, lengths, strict=True))
+        return [
+            tensor.clone() if axis is None else _stretched(tensor, axis, sizes[tensor.shape[axis]]) for tensor, axis in axes
+        ]
+
+    lengths = LENGTHS[: len(found)]
+    given = example(*lengths)
+    made = step(*[tensor.clone() for tensor in given], **constants) or ()
+    arguments = [*given, *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in made)]
+    names = {length: -1 - number for number, length in enumerate(lengths)}
+    dims = {size: torch.export.Dim(f"n{-1 - name}", min=2) for size, name in names.items()}
+    layout = [_layout(tensor, [names.get(size, size) for size in tensor.shape], []) for tensor in arguments]
+    dynamic = [{axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims} for tensor in arguments]
+
+    def function(arguments: Sequence[torch.Tensor]) -> None:
+        results = step(*arguments[: len(tensors)], **constants) or ()
+        for out, result in zip(arguments[len(tensors) :], results, strict=True):
+            out.copy_(result)
+
+    def compared(kernel: Kernel) -> dict[str, Any]:
+        examples = [example(*(size + number for number in range(len(found)))) for size in (2, 3, 17, 1000, LENGTHS[0])]
+        for arguments in examples:
+            expected, actual = ([tensor.clone() for tensor in arguments] for _ in range(2))
+            results, made = step(*expected, **constants) or (), kernel.run(actual)
+            if made is None:
+                return {"problem": "it was compiled for another layout"}
+            if not all(map(_equal, (*expected, *results), (*actual, *made))):
+                return {"problem": f"it writes other numbers, for lengths of {len(arguments[0])}"}
+        return _timed(
+            lambda: kernel.run(arguments), lambda: step(*arguments, **constants), sum(map(torch.Tensor.numel, tensors))
+        )
+
+    return _built(folder, identity, function, arguments, layout, dynamic, compared, True)
+
+
+def _stretched(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
+    """Returns a tensor with another length of an axis, repeated or cut."""
+    repeats = [-(-length // tensor.shape[axis]) if axis == dim else 1 for dim in range(tensor.dim())]
+    return tensor.repeat(repeats).narrow(axis, 0, length).contiguous()
+
+
+def _layout(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "sizes": sizes, "strides": strides}
+
+
+def _built(
+    folder: Path,
+    identity: Identity,
+    function: Function,
+    arguments: list[torch.Tensor],
+    layout: list[dict[str, Any]],
+    dynamic: list[dict[int, Any]],
+    compared: Callable[[Kernel], dict[str, Any]],
+    only_if_faster: bool,
+) -> Manifest:
+    """Compiles, compares and writes a kernel."""
+    key, about, library = identity.key(), dict[str, Any](), None
+    try:
+        library = _compiled(function, arguments, dynamic, dict(identity.options), folder)
+        with tempfile.NamedTemporaryFile(prefix=UNFINISHED, suffix=".so", dir=folder) as file:
+            file.write(library)
+            file.flush()
+            about = compared(Kernel(layout, Library(Path(file.name), Shim())))
+    except Exception as error:  # from torch, the code generator, or the compilers that it starts
+        about = {"problem": one_line(f"{type(error).__name__}: {error}"), "retry": True}
+    if only_if_faster and about.get("times_as_fast", 1) < 1:
+        about["problem"] = f"it takes {1 / about['times_as_fast']:.2f} times as long as the operations"
+    if "problem" in about:
+        library = None
+    manifest = Manifest(identity.name, key, sha256(library).hexdigest() if library else None, layout, about)
+    write_kernel(folder, manifest, library)
+    return manifest
+
+
+def _compiled(
+    function: Function,
+    arguments: list[torch.Tensor],
+    dynamic: list[dict[int, Any]],
+    options: Mapping[str, Any],
+    folder: Path,
+) -> bytes:
+    """Returns a library, the bytes of an ELF or Mach-O file."""
+
+    class Module(torch.nn.Module):
+        def forward(self, arguments: list[torch.Tensor]) -> tuple[()]:
+            function(arguments)
+            return ()
+
+    from torch._inductor import aot_compile
+
+    with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as temporary, warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the code generator's own
+        program = torch.export.export(Module(), (arguments,), dynamic_shapes=(dynamic,), strict=True)
+        path = os.path.join(temporary, "kernel.so")
+        aot_compile(program.module(), (arguments,), options={**OPTIONS, **options, "aot_inductor.output_path": path})
+        return Path(path).read_bytes()
+
+
+def _compared(examples: Iterable[Example], kernel: Kernel) -> dict[str, Any]:
+    """Times a kernel of rows against the operations, or returns why it cannot be used."""
+    for arguments, written, by_operations in examples:
+        by_operations()
+        memory = torch.ones(written.numel() + 2 * MARGIN, dtype=written.dtype)
+        found = memory[MARGIN:-MARGIN].view(written.shape)
+        run = kernel.bound([*arguments[:-1], found])
+        if run is None:
+            return {"problem": "it was compiled for another layout"}
+        run(0, len(found))
+        outside = torch.cat((memory[:MARGIN], memory[-MARGIN:]))
+        if not _equal(written, found) or bool((outside != 1).any()):
+            return {"problem": f"it writes other numbers, for {len(found)} rows"}
+        timed = partial(_timed, partial(run, 0, len(found)), by_operations, written.numel())
+    return timed()
+
+
+def _timed(ours: Callable[[], object], theirs: Callable[[], object], numbers: int) -> dict[str, Any]:
+    """Times a kernel against the operations, in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others may be building on this machine
+    try:
+        times = [(_seconds(ours), _seconds(theirs)) for _ in range(RUNS)]
+    finally:
+        torch.set_num_threads(threads)
+    kernel, operations = map(min, zip(*times, strict=True))
+    return {"numbers_per_second": round(numbers / kernel), "times_as_fast": round(operations / kernel, 2)}
+
+
+def _equal(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Tells whether numbers are equal bit for bit; a NaN equals any NaN."""
+    if not expected.is_floating_point():
+        return torch.equal(expected, found)
+    bits = getattr(torch, f"int{8 * expected.itemsize}")
+    return bool(((expected.contiguous().view(bits) == found.view(bits)) | expected.isnan() & found.isnan()).all())
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = perf_counter()
+    run()
+    return perf_counter() - start

@@ -1,0 +1,89 @@
+"""Kernels of the steps of encoders write the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from glft_schema import kernels
+from glft_schema.tensor_types.engine.steps import STEPS, row_step, step
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.kernels import building, in_use
+from glft_schema.tensor_types.kernels.building import build_step
+from glft_schema.tensor_types.kernels.folder import Manifest, manifests
+from glft_schema.tensor_types.kernels.in_use import MODE, Kernel
+
+pytestmark = pytest.mark.slow
+
+
+@step
+def scaled_sum(x: torch.Tensor, scale: torch.Tensor, least: torch.Tensor, *, factor: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns two tensors and replaces the third: sums of [rows, groups]."""
+    total = (x * scale * factor).sum(0)
+    least.copy_(torch.minimum(least, total))
+    return total, (total > 0).to(torch.int8)
+
+
+@row_step
+def wrong_later(x: torch.Tensor) -> tuple[torch.Tensor]:
+    """Depends on the number of rows, which a kernel does not."""
+    return (x + (1 if len(x) > 4000 else 0),)
+
+
+def test_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_timed", lambda *_: {"numbers_per_second": 1, "times_as_fast": 2.0})  # of few numbers
+    tensors = torch.randn(4, 9), torch.rand(9), torch.zeros(9)
+    declared = STEPS["scaled_sum"]
+    identity = declared.identity("factor 3, float32[4 n0], float32[n0], float32[n0]")
+    manifest = build_step(folder, identity, declared.function, declared.last, tensors, {"factor": 3})
+    assert manifest.library is not None, manifest.about
+    used: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        run = Kernel.run
+        patch.setattr(Kernel, "run", lambda self, given: used.append(given[0].shape[1]) or run(self, given))
+        for groups in (2, 3, 1000):
+            x, scale, least = torch.randn(4, groups), torch.rand(groups), torch.zeros(groups)
+            expected = least.clone()
+            results = declared.function(x, scale, expected, factor=3)
+            found = scaled_sum(x, scale, least, factor=3)
+            assert all(torch.equal(one, other) for one, other in zip((*results, expected), (*found, least), strict=True))
+    assert used == [2, 3, 1000]
+    kernel = in_use.find(identity)
+    assert kernel
+    x, scale, least = torch.randn(4, 9), torch.rand(9), torch.zeros(9)
+    assert kernel.run([x, scale, least]) is not None
+    for given in (
+        [x[:, :1].contiguous(), scale[:1], least[:1]],
+        [x.t().contiguous().t(), scale, least],
+        [x, scale, scale],
+        [x, scale[:8], least],
+        [x.double(), scale, least],
+        [x[:3].contiguous(), scale, least],
+        [x, scale, least.clone().requires_grad_()],
+        [x[0], scale, least],
+        [x.to("meta"), scale, least],
+    ):
+        assert kernel.run(given) is None
+
+
+def test_a_step_that_a_kernel_does_not_follow(folder: Path) -> None:
+    declared = STEPS["wrong_later"]
+    identity = declared.identity("float32[n0 4]")
+    manifest = build_step(folder, identity, declared.function, declared.last, (torch.ones(9, 4),), {})
+    assert manifest.library is None
+    assert manifest.about["problem"]
+
+
+def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = [kernel for kernel in kernels.build(["q8_0"], encoders=True) if kernel.name in STEPS]
+    assert [(kernel.name, kernel.problem) for kernel in built] == [("in_eight_bits", None)]
+    found = [manifest for _, manifest in manifests(folder) if isinstance(manifest, Manifest)]
+    assert [manifest.key["variant"] for manifest in found if manifest.kernel == "in_eight_bits"] == ["float32[n0 32]"]
+    weights = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
+    weights[3, :64], weights[4, :32] = 0, 1e-30
+    blocks = GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"]
+    assert isinstance(in_use._LOADED[kernels._identity("in_eight_bits float32[n0 32]")], Kernel)
+    monkeypatch.setenv(MODE, "off")
+    assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)
