@@ -24,6 +24,7 @@ from glft_schema.tensor_types.engine.scaled import Encoder, Fields
 Fault = tuple[bool, str, "torch.Tensor"]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
+LEAST_CHUNK = 1 << 16  # numbers that are worth a thread
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -131,20 +132,38 @@ def in_chunks(
     on_gpu, done = next(iter(out.values())).is_cuda, 0
     parts = list(fixed_chunks(rows, columns)) if compiled or on_gpu else []
     if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
-        parts = [(part, False) for part in row_chunks(rows, columns)]
+        yield from _in_threads(step, formula, given, out, rows, columns)
+        return
     for part, is_fixed in parts:
-        chunk, results = ({name: field[part] for name, field in fields.items()} for fields in (given, out))
+        chunk, results = _taken(given, part), _taken(out, part)
         if is_fixed and compiled:
             run_compiled(step, formula, chunk, results)
         else:
             step(formula, chunk, results)
         overlap = done - part.start
-        yield (
-            done,
-            {name: field[overlap:] for name, field in chunk.items()},
-            {name: field[overlap:] for name, field in results.items()},
-        )
+        yield done, _taken(chunk, slice(overlap, None)), _taken(results, slice(overlap, None))
         done = part.stop
+
+
+def _in_threads(
+    step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int
+) -> Iterator[tuple[int, Fields, Fields]]:
+    """Runs a step over rows in chunks of the cache's size, in several threads if there are many."""
+    threads = torch.get_num_threads()
+    size = min(max(-(-rows * columns // threads), LEAST_CHUNK), CHUNK)
+    chunks = ((part.start, _taken(given, part), _taken(out, part)) for part in slices(rows, max(size // columns, 1)))
+    if rows * columns <= size:
+        for start, chunk, results in chunks:
+            step(formula, chunk, results)
+            yield start, chunk, results
+    else:
+        from glft_schema.tensor_types.kernels.workers import in_order  # slow to import
+
+        yield from in_order(lambda taken: step(formula, *taken[1:]), chunks)
+
+
+def _taken(fields: Mapping[str, torch.Tensor | Rows], rows: slice) -> Fields:
+    return {name: field[rows] for name, field in fields.items()}
 
 
 def quantize_chunks(

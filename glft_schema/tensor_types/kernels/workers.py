@@ -1,35 +1,82 @@
-"""Runs a function on parts of a range in as many threads as torch uses.
+"""Runs work in as many threads as torch uses: Python threads, each with one thread of torch's.
 
-Each thread takes the next part as soon as it is free, so that no thread waits for one that a busy
-machine has stopped, except for the last part. The function must not hold Python's global lock.
+torch splits an operation into equal parts and waits for all of them, at each operation. Here each
+thread takes the next part of the work as soon as it is free, so that none waits for one that a busy
+machine has stopped, except for the last part.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import Lock
+from functools import partial
+from threading import Event, Lock, Semaphore
+from typing import TypeVar
 
 from glft_schema.lazy import torch
 
-_POOLS: list[ThreadPoolExecutor] = []  # the last one has the most threads
+Item = TypeVar("Item")
+
+_POOLS: dict[int, ThreadPoolExecutor] = {}  # by number of threads
+_STARTING = Lock()
 
 
 def forget_threads() -> None:
     """Called in a forked process, which has none of its parent's threads."""
+    global _STARTING
     _POOLS.clear()
+    _STARTING = Lock()
 
 
 os.register_at_fork(after_in_child=forget_threads)
+
+
+def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Iterator[Item]:
+    """Calls a function with each item, several at once, and yields the items in order.
+
+    Args:
+        function: may run in several threads at once. Its operations of torch release Python's
+            global lock, and record no gradients.
+        items: taken in this thread, a few ahead.
+
+    Raises:
+        Exception: of the function for the first item that it fails for, after all threads have
+            stopped.
+    """
+    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+
+    def call(item: Item) -> None:
+        with torch.inference_mode() if inference else torch.no_grad():
+            function(item)
+
+    running: deque[tuple[Future[None] | None, Item]] = deque()
+    try:
+        for item in items:
+            running.append((_submitted(threads, partial(call, item)) if threads > 1 else None, item))
+            if running[-1][0] is None:
+                call(item)
+            if len(running) > threads:
+                yield _finished(*running.popleft())
+        while running:
+            yield _finished(*running.popleft())
+    finally:
+        wait([future for future, _ in running if future and not future.cancel()])
+
+
+def _finished(future: Future[None] | None, item: Item) -> Item:
+    if future:
+        future.result()
+    return item
 
 
 def run_parts(function: Callable[[int, int], None], count: int, least: int, most: int) -> None:
     """Calls ``function(first, last)`` for parts that cover 0 to `count`, in any order.
 
     Args:
-        function: may run in several threads at once.
+        function: may run in several threads at once. It must not hold Python's global lock.
         count: the end of the range.
         least: the smallest part that is worth a call.
         most: the largest part; the actual ones may be somewhat larger.
@@ -42,7 +89,8 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
     while 1 < size < count and count % size == 1:  # the last part would be one element, which kernels do not take
         size += 1
     parts = _Parts(count, size)
-    helpers = _started(lambda: _run(function, parts), threads - 1)
+    started = [_submitted(threads - 1, lambda: _run(function, parts)) for _ in range(threads - 1)]
+    helpers = [helper for helper in started if helper]
     try:
         _run(function, parts)
     finally:
@@ -80,12 +128,47 @@ def _run(function: Callable[[int, int], None], parts: _Parts) -> None:
         function(first, last)
 
 
-def _started(run: Callable[[], None], threads: int) -> list[Future[None]]:
-    """Starts a function in threads of a pool; in fewer if the system or Python allows no more."""
-    if threads > 0 and (not _POOLS or _POOLS[-1]._max_workers < threads):
-        _POOLS.append(ThreadPoolExecutor(threads, "glft_schema"))
-    helpers: list[Future[None]] = []
+def _submitted(threads: int, run: Callable[[], None]) -> Future[None] | None:
+    """Starts a function in a pool; None if the system or Python allows no thread."""
     with suppress(RuntimeError):
-        for _ in range(threads):
-            helpers.append(_POOLS[-1].submit(run))
-    return helpers
+        if threads not in _POOLS:
+            with _STARTING:
+                if threads not in _POOLS:
+                    _POOLS[threads] = _pool(threads)
+        return _POOLS[threads].submit(run)
+    return None
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Returns a pool of threads in each of which torch uses one thread. Raises RuntimeError if the
+    system allows no thread.
+
+    Setting the number in a thread also sets that of threads to come, until it is restored here. So
+    all threads are started at once.
+    """
+    pool, started, all_started, number = (
+        ThreadPoolExecutor(threads, "glft_schema"),
+        Semaphore(0),
+        Event(),
+        torch.get_num_threads(),
+    )
+
+    def start() -> None:
+        torch.get_num_threads()  # torch's first use in a thread sets its number
+        torch.set_num_threads(1)
+        started.release()
+        all_started.wait()
+
+    try:
+        for count in range(threads):
+            try:
+                pool.submit(start)
+            except RuntimeError:
+                if not count:
+                    raise
+                break
+            started.acquire()
+    finally:
+        all_started.set()
+        torch.set_num_threads(number)
+    return pool
