@@ -18,6 +18,7 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.compiled import Step, compiles, fixed_chunks, run_compiled
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.scaled import Encoder, Fields
+from glft_schema.tensor_types.engine.steps import watched
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
 # the chunk [rows, in].
@@ -53,9 +54,9 @@ class Rows:
         return self.read(rows.start * columns, [rows.stop - rows.start, columns])
 
 
-def slices(n: int, size: int) -> Iterator[slice]:
-    """Yields slices of `size` that cover 0 to `n`; the last one may be smaller."""
-    for first in range(0, n, size):
+def slices(n: int, size: int, start: int = 0) -> Iterator[slice]:
+    """Yields slices of `size` that cover `start` to `n`; the last one may be smaller."""
+    for first in range(start, n, size):
         yield slice(first, min(first + size, n))
 
 
@@ -132,7 +133,7 @@ def in_chunks(
     on_gpu, done = next(iter(out.values())).is_cuda, 0
     parts = list(fixed_chunks(rows, columns)) if compiled or on_gpu else []
     if not on_gpu and not any(is_fixed for _, is_fixed in parts):  # nothing is compiled
-        yield from _in_threads(step, formula, given, out, rows, columns)
+        yield from _on_cpu(step, formula, given, out, rows, columns)
         return
     for part, is_fixed in parts:
         chunk, results = _taken(given, part), _taken(out, part)
@@ -145,21 +146,37 @@ def in_chunks(
         done = part.stop
 
 
-def _in_threads(
+def _on_cpu(
     step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int
 ) -> Iterator[tuple[int, Fields, Fields]]:
-    """Runs a step over rows in chunks of the cache's size, in several threads if there are many."""
-    threads = torch.get_num_threads()
-    size = min(max(-(-rows * columns // threads), LEAST_CHUNK), CHUNK)
-    chunks = ((part.start, _taken(given, part), _taken(out, part)) for part in slices(rows, max(size // columns, 1)))
-    if rows * columns <= size:
-        for start, chunk, results in chunks:
-            step(formula, chunk, results)
-            yield start, chunk, results
-    else:
+    """Runs a step over rows in chunks of the cache's size: after the first one in several threads,
+    if kernels run in it.
+
+    Operations one by one are slower in several threads, since they wait for Python's global lock.
+    """
+
+    def chunks(first: int, last: int, numbers: int) -> Iterator[tuple[int, Fields, Fields]]:
+        for part in slices(last, max(numbers // columns, 1), first):
+            yield part.start, _taken(given, part), _taken(out, part)
+
+    def run(chunk: tuple[int, Fields, Fields]) -> None:
+        step(formula, *chunk[1:])
+
+    threads, done = torch.get_num_threads(), min(max(CHUNK // columns, 1), rows)
+    with watched() as by_kernels:
+        for chunk in chunks(0, done, CHUNK):
+            run(chunk)
+            yield chunk
+    if threads > 1 and any(by_kernels) and done < rows:
         from glft_schema.tensor_types.kernels.workers import in_order  # slow to import
 
-        yield from in_order(lambda taken: step(formula, *taken[1:]), chunks)
+        left = (rows - done) * columns
+        rounds = -(-left // (threads * CHUNK))
+        yield from in_order(run, chunks(done, rows, max(-(-left // (threads * rounds)) + columns - 1, LEAST_CHUNK)))
+        return
+    for chunk in chunks(done, rows, CHUNK):
+        run(chunk)
+        yield chunk
 
 
 def _taken(fields: Mapping[str, torch.Tensor | Rows], rows: slice) -> Fields:

@@ -66,6 +66,7 @@ class Call(NamedTuple):
 STEPS: dict[str, Step] = {}  # by name
 _VARIANTS: dict[Hashable, str] = {}
 _RECORDED: list[dict[str, Call]] = []
+_WATCHED: list[list[bool]] = []
 
 
 def step(function: Declared) -> Declared:
@@ -92,6 +93,17 @@ def recorded() -> Iterator[dict[str, Call]]:
         _RECORDED.remove(calls)
 
 
+@contextmanager
+def watched() -> Iterator[list[bool]]:
+    """Yields a list that gets whether a kernel ran, for each call of a step."""
+    calls: list[bool] = []
+    _WATCHED.append(calls)
+    try:
+        yield calls
+    finally:
+        _WATCHED[:] = [other for other in _WATCHED if other is not calls]
+
+
 def _with_kernels(function: Declared, last: bool) -> Declared:
     name = function.__name__.strip("_")
     step = STEPS[name] = Step(name, function, last)
@@ -106,6 +118,8 @@ def _with_kernels(function: Declared, last: bool) -> Declared:
 
             kernel = find(step.identity(variant_of(last, tensors, constants)), is_required=False)
             made = kernel.run(tensors) if kernel else None
+        for calls in _WATCHED:
+            calls.append(made is not None)
         return cast(Result, function(*tensors, **constants)) if made is None else made or None
 
     return cast(Declared, run)

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from glft_schema import kernels
+from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.engine.steps import STEPS, row_step, step
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.kernels import building, in_use
+from glft_schema.tensor_types.kernels import building, in_use, workers
 from glft_schema.tensor_types.kernels.building import build_step
 from glft_schema.tensor_types.kernels.folder import Manifest, manifests
 from glft_schema.tensor_types.kernels.in_use import MODE, Kernel
@@ -50,6 +51,7 @@ def test_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             found = scaled_sum(x, scale, least, factor=3)
             assert all(torch.equal(one, other) for one, other in zip((*results, expected), (*found, least), strict=True))
     assert used == [2, 3, 1000]
+    assert in_use.find(identity._replace(variant="factor 4")) is None  # without a warning: no other kernel is stale
     kernel = in_use.find(identity)
     assert kernel
     x, scale, least = torch.randn(4, 9), torch.rand(9), torch.zeros(9)
@@ -77,13 +79,25 @@ def test_a_step_that_a_kernel_does_not_follow(folder: Path) -> None:
 
 
 def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunk runs in this thread, the others in two, since kernels ran in the first."""
     built = [kernel for kernel in kernels.build(["q8_0"], encoders=True) if kernel.name in STEPS]
     assert [(kernel.name, kernel.problem) for kernel in built] == [("in_eight_bits", None)]
     found = [manifest for _, manifest in manifests(folder) if isinstance(manifest, Manifest)]
     assert [manifest.key["variant"] for manifest in found if manifest.kernel == "in_eight_bits"] == ["float32[n0 32]"]
+    monkeypatch.setattr(chunks, "CHUNK", 1 << 12)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK", 1 << 10)
     weights = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
     weights[3, :64], weights[4, :32] = 0, 1e-30
-    blocks = GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        workers.forget_threads()
+        blocks = GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"]
+        assert 2 in workers._POOLS
+        workers.forget_threads()
+        monkeypatch.setenv(MODE, "off")
+        assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)
+        assert not workers._POOLS
+    finally:
+        torch.set_num_threads(before)
     assert isinstance(in_use._LOADED[kernels._identity("in_eight_bits float32[n0 32]")], Kernel)
-    monkeypatch.setenv(MODE, "off")
-    assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)

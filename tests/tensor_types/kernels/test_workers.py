@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from glft_schema.errors import TensorError
+from glft_schema.tensor_types.engine import chunks
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.kernels import workers
 
@@ -146,20 +148,29 @@ def test_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not workers._POOLS
 
 
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoders use threads for small chunks, as if kernels ran."""
+    monkeypatch.setattr(chunks, "watched", lambda: nullcontext([True]))
+    monkeypatch.setattr(chunks, "CHUNK", 1 << 15)
+    monkeypatch.setattr(chunks, "LEAST_CHUNK", 1 << 12)
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "IQ4_XS", "MXFP4"])
-def test_encoders_write_the_same_bytes(name: str) -> None:
-    type_, weights = GGML_TYPES[name], torch.randn(512, 512, generator=torch.Generator().manual_seed(0))
+def test_encoders_write_the_same_bytes(name: str, always: None) -> None:
+    type_, weights = GGML_TYPES[name], torch.randn(513, 512, generator=torch.Generator().manual_seed(0))
     weights[3, :64], weights[300] = 0, 1e-30
     seen: list[torch.Tensor] = []
     with torch.inference_mode():
         found = type_.encode(weights, "w", watch=lambda chunk, fields: seen.append(chunk))["blocks"]
-    assert len(seen) > 2
+    assert len(seen) == 10
     assert torch.equal(torch.cat(seen), weights)
+    assert 3 in workers._POOLS
     torch.set_num_threads(1)
     assert torch.equal(found, type_.encode(weights.clone().requires_grad_(), "w")["blocks"])
 
 
-def test_an_encoder_names_the_first_number_that_it_cannot_store() -> None:
+def test_an_encoder_names_the_first_number_that_it_cannot_store(always: None) -> None:
     weights = torch.zeros(1024, 512)
     weights[700, 3] = weights[900, 0] = torch.nan
     with pytest.raises(TensorError, match=r"\[700, 3\]"):
