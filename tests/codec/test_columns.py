@@ -48,7 +48,8 @@ COLUMNS = {
     ),
 }
 ROWS = {
-    "a field without a name": Struct("sizes" / Sizes(u8, u8, "dims"), Const(b"\0")),
+    "a constant without a name": Struct("sizes" / Sizes(u8, u8, "dims"), Const(b"\0")),
+    "a number without a name": Struct("sizes" / Sizes(u8, u8, "dims"), Int16ub),
     "no repeated field": Struct("name" / Text(u8)),
     "a rule on both kinds": Struct("a" / u8, "sizes" / Sizes(u8, u8, "dims"), Rule("x", len_(this.sizes) + this.a, at_most(9))),
     "a value of both kinds": Struct("a" / u8, "sizes" / Sizes(u8, u8, "dims"), "sum" / Derived(len_(this.sizes) + this.a)),
