@@ -26,7 +26,7 @@ def build(
 ) -> None:
     """Compiles the formulas of tensor types, to dequantize several times as fast.
 
-    Takes 5 to 10 seconds per type, needs a C++ compiler, and is done once per machine and version
+    Takes 5 to 25 seconds per type, needs a C++ compiler, and is done once per machine and version
     of torch. All programs of this user then use the kernels unasked. A kernel is kept only if it
     writes the same numbers as torch's operations one by one, in less time.
 

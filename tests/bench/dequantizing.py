@@ -103,11 +103,12 @@ def rows() -> Iterator[Row]:
     kernels.build()
     weights = ROWS * COLUMNS * 4e-9  # GB of output
     threads = torch.get_num_threads()
-    memory = torch.empty(ROWS, COLUMNS)
+    memory_of_all = np.zeros((ROWS, COLUMNS), np.float32)  # numpy asks for large pages, torch does not
+    memory = torch.from_numpy(memory_of_all)
     for type_ in [*GGML_TYPES, *GLFT.types]:
         if type_.exact:
             continue
-        fields, out = payload(type_), np.zeros((ROWS, COLUMNS), np.float32)
+        fields = payload(type_)
         decode = partial(type_.decode, fields, COLUMNS, out=memory)
         runs: dict[str, Callable[[], object]] = {
             "ours": decode,
@@ -117,7 +118,7 @@ def rows() -> Iterator[Row]:
         blocks = fields["blocks"].numpy() if "blocks" in fields else np.empty(0, np.uint8)
         for peer, function in (("C", by_c(type_)), ("libgguf", by_libgguf(type_))):
             if len(blocks) and function:
-                runs[peer] = in_threads(function, blocks, out)
+                runs[peer] = in_threads(function, blocks, memory_of_all)
         times, seconds = in_turn(runs), by_gguf_py(type_, blocks) if len(blocks) else None
         rate = {name: weights / time for name, time in times.items()}
         what = f"dequantize {type_}, {threads} threads"

@@ -10,9 +10,11 @@ from importlib.util import find_spec
 import numpy as np
 import torch
 
+from glft_schema import kernels
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.bench.dequantizing import without_kernels
 from tests.bench.measure import Row, in_turn
 from tests.oracles import llama_cpp
 
@@ -21,9 +23,14 @@ SEARCHED_ROWS = 512  # a search takes a hundred times longer
 
 
 def in_threads(calls: list[Callable[[], object]]) -> Callable[[], None]:
-    """Returns a call that runs calls which release Python's lock, each in a thread."""
-    pool = ThreadPoolExecutor(len(calls))
-    return lambda: list(pool.map(lambda call: call(), calls)) and None
+    """Returns a call that runs calls which release Python's lock, each in a new thread: some use
+    OpenMP, which makes other threads slow as long as theirs exist."""
+
+    def run() -> None:
+        with ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(lambda call: call(), calls))
+
+    return run
 
 
 def peers(type_: TensorType, weights: np.ndarray, importance: np.ndarray | None) -> dict[str, Callable[[], object]]:
@@ -48,6 +55,7 @@ def peers(type_: TensorType, weights: np.ndarray, importance: np.ndarray | None)
 
 
 def rows() -> Iterator[Row]:
+    kernels.build(encoders=True)
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     legacy = [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")]  # which search only by importance
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
@@ -58,7 +66,8 @@ def rows() -> Iterator[Row]:
             searches = importance is not None or (type_.takes_importance and type_ not in legacy)
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
-            ours: dict[str, Callable[[], object]] = {"ours": partial(type_.encode, weights, "w", importance=importance)}
+            encode = partial(type_.encode, weights, "w", importance=importance)
+            ours: dict[str, Callable[[], object]] = {"ours": encode, "operations": without_kernels(encode)}
             what = f"quantize {type_}, {threads} threads" + ", by importance" * (importance is not None)
             if type_.block:
                 theirs = peers(type_, weights.numpy(), None if importance is None else importance.numpy())
@@ -67,6 +76,8 @@ def rows() -> Iterator[Row]:
                     yield Row(
                         what, size / times["ours"], f"{peer}, {threads} threads", size / times[peer], "GB/s", at_least=1.0
                     )
+                c = f"llama.cpp's C, {threads} threads", size / times["llama.cpp's C"], "GB/s"
+                yield Row(f"{what}, without kernels", size / times["operations"], *c)
             else:
                 times = in_turn({**ours, "fill": lambda: memory.fill_(1.0)}, 5)
                 moved = size + type_.nbytes(weights.shape) * 1e-9

@@ -128,6 +128,8 @@ def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monke
 @pytest.mark.parametrize("type_", DIRECT, ids=str)
 def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
     weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    weights[:2] *= 0  # zeros of both signs
+    weights[2:4].clamp_(min=-0.0)
     fields = {name: torch.zeros_like(field) for name, field in type_.encode(weights, "w").items()}
     compiled.run_compiled(encode, type_.quantize, {"weights": weights}, fields)
     assert len(backend) == 1

@@ -245,7 +245,7 @@ LARGEST = {"NVFP4": 1e8} | dict.fromkeys(("Q3_K", "Q6_K", "IQ4_NL", "IQ4_XS"), 1
 
 
 def awkward_weights(length: int) -> np.ndarray:
-    """Returns float32 [rows, length]: ordinary, tiny, huge, few-valued and zero rows."""
+    """Returns float32 [rows, length]: ordinary, tiny, huge, few-valued, pruned and zero rows."""
     random = np.random.default_rng(length)
     parts = [
         random.standard_normal((4000, length)),
@@ -253,6 +253,8 @@ def awkward_weights(length: int) -> np.ndarray:
         random.integers(-3, 4, (1000, length)),
         random.standard_normal((2000, length)) * 10.0 ** random.integers(-30, 20, (2000, 1)),
         random.standard_normal((1000, length)) * 1000,
+        pruned := random.standard_normal((1000, length)) * (random.random((1000, length)) < 0.05),  # zeros of both signs
+        np.where(pruned == 0, pruned, abs(pruned)),
         np.zeros((2, length)),
     ]
     return np.concatenate(parts).astype(np.float32)
@@ -307,7 +309,7 @@ def test_quantizes_by_importance_as_llama_cpp(name: str) -> None:
     odd, awkward = odd_weights(), awkward_weights(512)[::18]
     awkward = np.ascontiguousarray(awkward[np.abs(awkward).max(1) < 1e9])
     random = np.random.default_rng(2)
-    for weights in (odd + 0.0, awkward):  # without -0, which may be the minimum of Q4_1, where 0 is as good
+    for weights in (odd, awkward):
         for importance in (random.random(weights.shape[1]), np.exp(3 * random.standard_normal(weights.shape[1]))):
             counts = importance.astype(np.float32)
             expected = llama_cpp.quantize(type_.code, weights, type_.nbytes([1, weights.shape[1]]), counts)

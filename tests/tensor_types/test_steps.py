@@ -37,6 +37,15 @@ def test_variants_of_a_step() -> None:
     assert steps.variant_of(False, (torch.zeros(7, 32),), {}) == "float32[n0 32]"
 
 
+def test_two_steps_of_one_name() -> None:
+    """They would use each other's kernels."""
+    with pytest.raises(ValueError, match="expected a new name for a step, found halve"):
+
+        @steps.step
+        def _halve(x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (x / 2,)
+
+
 def test_calls_are_recorded() -> None:
     with steps.recorded() as calls:
         for groups in (3, 5, 4):

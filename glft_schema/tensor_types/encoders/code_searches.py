@@ -122,7 +122,7 @@ def improve(
         (changed,) = _change(*parts[:2], *parts[3:], *parts[2], least=least, top=top)
         for rows, new in zip((codes, fit, size), parts[2:], strict=True):
             rows.index_copy_(-1, groups, new)
-        groups = groups[changed != 0]
+        groups = groups[changed]
     return (fit / size).masked_fill_(~(size > 0), 0)
 
 
@@ -137,7 +137,7 @@ def _rounded(x: torch.Tensor, peak: torch.Tensor, *, top: int) -> tuple[torch.Te
 def _change(
     x: torch.Tensor, counts: torch.Tensor, fit: torch.Tensor, size: torch.Tensor, *codes: torch.Tensor, least: int, top: int
 ) -> tuple[torch.Tensor]:
-    """Tries to change each code once, in place, with fit and size. Returns the mask of changes."""
+    """Tries to change each code once, in place, with fit and size. Returns which groups changed."""
     changed = torch.zeros_like(fit, dtype=torch.int32)
     for number, count, product, code in zip(x, counts, counts * x, codes, strict=True):
         other_fit, other_size = fit - product * code, size - (count * code).mul_(code)
@@ -149,4 +149,4 @@ def _change(
         better = exceeds(gain, 0)
         changed |= better
         keep_better((fit, size, code), [(better, (new_fit, new_size, new))])
-    return (changed,)
+    return (changed != 0,)

@@ -116,12 +116,12 @@ def to_q6_k(weights: torch.Tensor, importance: torch.Tensor | None = None) -> Fi
 
 def to_q8_k(weights: torch.Tensor) -> Fields:
     """d gives the weight farthest from zero code -127."""
-    d, codes, sums = _in_eight_bits(weights)
+    d, codes, sums = _in_eight_bits_with_sums(weights)
     return {"d": d, "qs": codes, "bsums": sums.to(torch.int16)}
 
 
 @row_step
-def _in_eight_bits(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _in_eight_bits_with_sums(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Returns d, codes, and their sums of 16, float32."""
     peak = farthest(weights, 1)
     inverse = divided(-127, peak)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import by_importance, columns, of_columns, scale_alone, scale_and_minimum
 from glft_schema.tensor_types.encoders.trials import tries
-from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, reciprocal, total, truncated
+from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, first_of_zeros, reciprocal, total, truncated
 from glft_schema.tensor_types.engine.bits import once
 from glft_schema.tensor_types.engine.packing import pack_halves, pack_neighbours
 from glft_schema.tensor_types.engine.scaled import Fields
@@ -100,14 +100,16 @@ def _with_minimum(
         counts = by_importance(weights, importance, 32, importance.shape[1])
         best = scale_and_minimum(columns(weights, 32), counts, top, tries(-0.9, 0.05, range(37), top))
         return best.scale.unsqueeze(1), best.minimum.unsqueeze(1), of_columns(best.codes(), 32)
-    return _above_least(weights, top=top)
+    d, m, codes = _above_least(weights, top=top)
+    return d, first_of_zeros(m, weights, 1), codes
 
 
 @row_step
 def _above_least(weights: torch.Tensor, *, top: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`."""
+    """Returns float32 d and m, [blocks, 1] each, and codes from 0 to `top`. m is 0, not -0."""
     low, high = weights.amin(1, keepdim=True), weights.amax(1, keepdim=True)
-    d = (high - low) / top
+    low = torch.where(low == 0, 0.0, low)
+    d = (high - low).abs_() / top  # no -0
     return d, low, truncated((weights - low).mul_(once(reciprocal(d))).add_(0.5)).clamp_(max=top)
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.trials import by_error, by_fit, first_fit, fit_and_size, keep_better, tries
-from glft_schema.tensor_types.engine.arithmetic import divided, exceeds, farthest, over, pick, root, total
+from glft_schema.tensor_types.engine.arithmetic import divided, exceeds, farthest, first_of_zeros, over, pick, root, total
 from glft_schema.tensor_types.engine.steps import step
 
 TINY = 1e-15  # groups whose weights are all smaller are stored as zeros, in searches without a minimum
@@ -78,7 +78,8 @@ def scale_and_minimum(x: torch.Tensor, counts: torch.Tensor, top: int, parts: to
 
     Source: make_qkx2_quants and make_qkx3_quants.
     """
-    minimum, high = x.amin(0).clamp_(max=0), x.amax(0)
+    minimum = first_of_zeros(x.amin(0, keepdim=True), x).squeeze(0).clamp_(max=0)
+    high = x.amax(0).add_(0.0)  # 0, not -0, so that a range of zeros is 0, too
     sum_w, sum_x = total(counts), total(counts * x)
     least, scale, origin, inverse = _first_range(x, counts, minimum, high, top=top, absolute=absolute)
     best = least, scale, origin, inverse, minimum

@@ -104,22 +104,46 @@ def over(numbers: torch.Tensor, divisor: float) -> torch.Tensor:
 
 
 def farthest(numbers: torch.Tensor, axis: int = 0) -> torch.Tensor:
-    """Returns the (first) number farthest from zero along an axis, which is kept with length 1."""
+    """Returns the (first) number farthest from zero along an axis, which is kept with length 1.
+
+    It is 0, not -0, if all numbers are zeros.
+    """
     if is_fused(numbers):
-        sizes, places = numbers.abs(), along(axis, torch.arange(numbers.shape[axis], dtype=torch.float32), numbers.dim())
+        sizes = numbers.abs()
         peak = sizes.amax(axis, keepdim=True)
-        keys = 2 * places - torch.copysign(torch.full_like(numbers, 0.5), numbers)
-        first = torch.where(sizes == peak, keys + 0.5, math.inf).amin(axis, keepdim=True)  # odd if that number is negative
-        return torch.where(first.to(torch.int32) & 1 == 1, -peak, peak)
+        return torch.where(_is_first_negative(sizes == peak, numbers, axis), 0 - peak, peak)
     if not by_words(numbers):
-        return numbers.gather(axis, numbers.abs().argmax(axis, keepdim=True))
+        return numbers.gather(axis, numbers.abs().argmax(axis, keepdim=True)) + 0.0  # -0 + 0 is 0
     low, high = numbers.amin(axis, keepdim=True), numbers.amax(axis, keepdim=True)
     peak = torch.maximum(high, -low).copysign_(high + low)
     tied = (high == -low).squeeze(axis)
     if bool(tied.any()):  # the sign of the first one decides
         some = numbers.movedim(axis, 0)[:, tied]
-        peak.movedim(axis, 0)[:, tied] = some.gather(0, some.abs().argmax(0, keepdim=True))
+        peak.movedim(axis, 0)[:, tied] = some.gather(0, some.abs().argmax(0, keepdim=True)) + 0.0
     return peak
+
+
+def _is_first_negative(chosen: torch.Tensor, numbers: torch.Tensor, axis: int) -> torch.Tensor:
+    """Tells whether the first chosen number along an axis is negative or -0."""
+    places = along(axis, torch.arange(numbers.shape[axis], dtype=torch.float32), numbers.dim())
+    keys = 2 * places - torch.copysign(torch.full_like(numbers, 0.5), numbers) + 0.5  # odd if negative
+    return torch.where(chosen, keys, math.inf).amin(axis, keepdim=True).to(torch.int32) & 1 == 1
+
+
+def first_of_zeros(least: torch.Tensor, numbers: torch.Tensor, axis: int = 0) -> torch.Tensor:
+    """Replaces least numbers that are zero by the first zero along the axis, 0 or -0, in place.
+
+    Args:
+        least: of the numbers, with length 1 along the axis.
+    """
+    if is_fused(numbers):
+        zero = torch.where(_is_first_negative(numbers == 0, numbers, axis), -0.0, 0.0)
+        return least.copy_(torch.where(least == 0, zero, least))
+    zero = (least == 0).squeeze(axis)
+    if bool(zero.any()):
+        some = numbers.movedim(axis, 0)[:, zero]
+        least.movedim(axis, 0)[:, zero] = some.gather(0, (some == 0).to(torch.uint8).argmax(0, keepdim=True))
+    return least
 
 
 def codes_unless_zero(scale: torch.Tensor, codes: torch.Tensor, searched: Callable[[], torch.Tensor]) -> torch.Tensor:

@@ -26,6 +26,7 @@ Fault = tuple[bool, str, "torch.Tensor"]
 
 CHUNK = 1 << 20  # numbers in a chunk: 4 MiB as float32
 LEAST_CHUNK = 1 << 16  # numbers that are worth a thread
+_BY_KERNELS: set[int] = set()  # ids of the formulas whose last chunk kernels ran in; only speed depends on it
 
 
 def matrix(dims: Sequence[int]) -> tuple[int, int]:
@@ -149,34 +150,38 @@ def in_chunks(
 def _on_cpu(
     step: Step, formula: Any, given: Mapping[str, torch.Tensor | Rows], out: Fields, rows: int, columns: int
 ) -> Iterator[tuple[int, Fields, Fields]]:
-    """Runs a step over rows in chunks of the cache's size: after the first one in several threads,
-    if kernels run in it.
+    """Runs a step over rows in chunks of the cache's size: in several threads if kernels ran in the
+    chunk before.
 
     Operations one by one are slower in several threads, since they wait for Python's global lock.
     """
+    size, threads = max(CHUNK // columns, 1), torch.get_num_threads()
 
-    def chunks(first: int, last: int, numbers: int) -> Iterator[tuple[int, Fields, Fields]]:
-        for part in slices(last, max(numbers // columns, 1), first):
+    def chunks(first: int, size: int) -> Iterator[tuple[int, Fields, Fields]]:
+        for part in slices(rows, size, first):
             yield part.start, _taken(given, part), _taken(out, part)
 
     def run(chunk: tuple[int, Fields, Fields]) -> None:
-        step(formula, *chunk[1:])
+        with watched() as by_kernels:
+            step(formula, *chunk[1:])
+        (_BY_KERNELS.add if any(by_kernels) else _BY_KERNELS.discard)(id(formula))
 
-    threads, done = torch.get_num_threads(), min(max(CHUNK // columns, 1), rows)
-    with watched() as by_kernels:
-        for chunk in chunks(0, done, CHUNK):
-            run(chunk)
-            yield chunk
-    if threads > 1 and any(by_kernels) and done < rows:
+    done = 0
+    if id(formula) not in _BY_KERNELS:
+        first = next(chunks(0, size))
+        run(first)
+        yield first
+        done = size
+    left = rows - done
+    if threads > 1 and left * columns > LEAST_CHUNK and id(formula) in _BY_KERNELS:
         from glft_schema.tensor_types.kernels.workers import in_order  # slow to import
 
-        left = (rows - done) * columns
-        rounds = -(-left // (threads * CHUNK))
-        yield from in_order(run, chunks(done, rows, max(-(-left // (threads * rounds)) + columns - 1, LEAST_CHUNK)))
-        return
-    for chunk in chunks(done, rows, CHUNK):
-        run(chunk)
-        yield chunk
+        rounds = -(-left // (threads * size))
+        yield from in_order(run, chunks(done, max(-(-left // (threads * rounds)), LEAST_CHUNK // columns)))
+    else:
+        for chunk in chunks(done, size):
+            run(chunk)
+            yield chunk
 
 
 def _taken(fields: Mapping[str, torch.Tensor | Rows], rows: slice) -> Fields:

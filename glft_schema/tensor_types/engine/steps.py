@@ -50,11 +50,11 @@ class Step(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of a step, as an example for its kernel.
+    """A call of a step.
 
     Attributes:
         step: that was called.
-        tensors: copies of the tensors.
+        tensors: its arguments, or copies of them.
         constants: by keyword.
     """
 
@@ -62,11 +62,15 @@ class Call(NamedTuple):
     tensors: tuple[torch.Tensor, ...]
     constants: dict[str, Any]
 
+    @property
+    def size(self) -> int:
+        """The numbers in all tensors."""
+        return sum(map(torch.Tensor.numel, self.tensors))
+
 
 STEPS: dict[str, Step] = {}  # by name
 _VARIANTS: dict[Hashable, str] = {}
-_RECORDED: list[dict[str, Call]] = []
-_WATCHED: list[list[bool]] = []
+_LISTENERS: list[Callable[[Call, bool], None]] = []  # called before a step, with whether there is a kernel
 
 
 def step(function: Declared) -> Declared:
@@ -86,40 +90,50 @@ def row_step(function: Declared) -> Declared:
 def recorded() -> Iterator[dict[str, Call]]:
     """Yields a dict that gets the largest call of each kernel by name and variant."""
     calls: dict[str, Call] = {}
-    _RECORDED.append(calls)
-    try:
+
+    def record(call: Call, _: bool) -> None:
+        key = f"{call.step.name} {variant_of(call.step.last, call.tensors, call.constants)}"
+        if key not in calls or call.size > calls[key].size:
+            copies = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in call.tensors)
+            calls[key] = call._replace(tensors=copies)
+
+    with _heard_by(record):
         yield calls
-    finally:
-        _RECORDED.remove(calls)
 
 
 @contextmanager
 def watched() -> Iterator[list[bool]]:
-    """Yields a list that gets whether a kernel ran, for each call of a step."""
-    calls: list[bool] = []
-    _WATCHED.append(calls)
+    """Yields a list that gets whether there is a kernel, for each call of a step."""
+    found: list[bool] = []
+    with _heard_by(lambda _, has_kernel: found.append(has_kernel)):
+        yield found
+
+
+@contextmanager
+def _heard_by(listener: Callable[[Call, bool], None]) -> Iterator[None]:
+    _LISTENERS.append(listener)
     try:
-        yield calls
+        yield
     finally:
-        _WATCHED[:] = [other for other in _WATCHED if other is not calls]
+        _LISTENERS.remove(listener)
 
 
 def _with_kernels(function: Declared, last: bool) -> Declared:
     name = function.__name__.strip("_")
+    if name in STEPS:
+        raise ValueError(f"expected a new name for a step, found {name}")
     step = STEPS[name] = Step(name, function, last)
 
     @wraps(function)
     def run(*tensors: torch.Tensor, **constants: Any) -> Result:
-        if _RECORDED:
-            _record(step, tensors, constants)
-        made = None
+        kernel = None
         if by_words(tensors[0]):
             from glft_schema.tensor_types.kernels.in_use import find  # slow to import
 
             kernel = find(step.identity(variant_of(last, tensors, constants)), is_required=False)
-            made = kernel.run(tensors) if kernel else None
-        for calls in _WATCHED:
-            calls.append(made is not None)
+        for listener in tuple(_LISTENERS):
+            listener(Call(step, tensors, constants), kernel is not None)
+        made = kernel.run(tensors) if kernel else None
         return cast(Result, function(*tensors, **constants)) if made is None else made or None
 
     return cast(Declared, run)
@@ -138,11 +152,3 @@ def variant_of(last: bool, tensors: tuple[torch.Tensor, ...], constants: dict[st
             texts.append(f"{str(part.dtype).removeprefix('torch.')}[{' '.join(map(str, dims))}]")
         _VARIANTS[key] = ", ".join(texts)
     return _VARIANTS[key]
-
-
-def _record(step: Step, tensors: tuple[torch.Tensor, ...], constants: dict[str, Any]) -> None:
-    key, size = f"{step.name} {variant_of(step.last, tensors, constants)}", sum(map(torch.Tensor.numel, tensors))
-    for calls in _RECORDED:
-        if key not in calls or size > sum(map(torch.Tensor.numel, calls[key].tensors)):
-            copies = tuple(tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors)
-            calls[key] = Call(step, copies, constants)

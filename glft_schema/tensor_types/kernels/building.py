@@ -20,7 +20,7 @@ from glft_schema.tensor_types.kernels.library import Library, Shim
 from glft_schema.tensor_types.kernels.machine import OPTIONS
 
 RUNS = 15  # of which the best counts
-LENGTHS = (8209, 4099, 2053, 1031)  # of a step's example: primes, so that none equals another one or a fixed size
+LENGTH = 8209  # of most tensors of a step's example: a prime, so that it equals no fixed size
 MARGIN = 64  # numbers before and after the output that must stay unchanged
 
 
@@ -86,23 +86,28 @@ def build_step(
         The manifest, as `build_kernel`.
     """
     axes = [(tensor, (tensor.dim() - 1 if last else 0) if tensor.dim() else None) for tensor in tensors]
-    found = list(dict.fromkeys(tensor.shape[axis] for tensor, axis in axes if axis is not None))
+    lengths = [tensor.shape[axis] for tensor, axis in axes if axis is not None]
+    found = list(dict.fromkeys(lengths))
+    most = max(found, key=lengths.count)  # other lengths are of tables, which indices must fit
 
-    def example(*lengths: int) -> list[torch.Tensor]:
-        """Returns the tensors with other lengths, in the order of `found`."""
-        sizes = dict(zip(found, lengths, strict=True))
+    def example(length: int) -> list[torch.Tensor]:
+        """Returns the tensors, most of them with another length."""
         return [
-            tensor.clone() if axis is None else _stretched(tensor, axis, sizes[tensor.shape[axis]]) for tensor, axis in axes
+            tensor.clone() if axis is None or tensor.shape[axis] != most else _stretched(tensor, axis, length)
+            for tensor, axis in axes
         ]
 
-    lengths = LENGTHS[: len(found)]
-    given = example(*lengths)
+    given = example(LENGTH)
     made = step(*[tensor.clone() for tensor in given], **constants) or ()
     arguments = [*given, *(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in made)]
-    names = {length: -1 - number for number, length in enumerate(lengths)}
-    dims = {size: torch.export.Dim(f"n{-1 - name}", min=2) for size, name in names.items()}
-    layout = [_layout(tensor, [names.get(size, size) for size in tensor.shape], []) for tensor in arguments]
-    dynamic = [{axis: dims[size] for axis, size in enumerate(tensor.shape) if size in dims} for tensor in arguments]
+    names = [{} if axis is None else {axis: found.index(tensor.shape[axis])} for tensor, axis in axes]
+    names += [{dim: found.index(most) for dim, size in enumerate(tensor.shape) if size == LENGTH} for tensor in made]
+    dims = [torch.export.Dim(f"n{number}", min=2) for number in range(len(found))]
+    dynamic = [{dim: dims[number] for dim, number in named.items()} for named in names]
+    layout = [
+        _layout(tensor, [-1 - named[dim] if dim in named else size for dim, size in enumerate(tensor.shape)], [])
+        for tensor, named in zip(arguments, names, strict=True)
+    ]
 
     def function(arguments: Sequence[torch.Tensor]) -> None:
         results = step(*arguments[: len(tensors)], **constants) or ()
@@ -110,14 +115,14 @@ def build_step(
             out.copy_(result)
 
     def compared(kernel: Kernel) -> dict[str, Any]:
-        for least in (2, 3, 17, 1000, LENGTHS[0]):
-            arguments = example(*(least + number for number in range(len(found))))
+        for length in (2, 3, 17, 1000, LENGTH):
+            arguments = example(length)
             expected, actual = ([tensor.clone() for tensor in arguments] for _ in range(2))
             results, made = step(*expected, **constants) or (), kernel.run(actual)
             if made is None:
                 return {"problem": "it was compiled for another layout"}
             if not all(map(_equal, (*expected, *results), (*actual, *made))):
-                return {"problem": f"it writes other numbers, for lengths of {least} and more"}
+                return {"problem": f"it writes other numbers, for a length of {length}"}
         return _timed(
             lambda: kernel.run(arguments), lambda: step(*arguments, **constants), sum(map(torch.Tensor.numel, tensors))
         )

@@ -195,9 +195,10 @@ def write_kernel(folder: Path, manifest: Manifest, library: bytes | None) -> Non
     _write(folder / manifest.file, manifest.content())
 
 
-def manifests(folder: Path) -> Iterator[tuple[Path, Manifest | UntrustedError]]:
-    """Yields all manifests, by name, or why one cannot be used."""
-    for path in sorted(folder.glob(f"*{ENDING}")):
+def manifests(folder: Path, kernel: str = "") -> Iterator[tuple[Path, Manifest | UntrustedError]]:
+    """Yields all manifests, or those of one kernel, by name, or why one cannot be used."""
+    prefix = f"{kernel}-" if kernel else ""
+    for path in sorted(path for path in folder.glob(f"*{ENDING}") if path.name.startswith(prefix)):
         try:
             yield path, read_manifest(path)
         except UntrustedError as error:

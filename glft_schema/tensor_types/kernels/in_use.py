@@ -222,7 +222,7 @@ def _folder_to_use() -> Path | str:
 
 def _why_stale(folder: Path, name: str, key: Mapping[str, str]) -> str | None:
     """Warns once if a kernel is there, but was built for something else. Returns the warning."""
-    for _, manifest in manifests(folder):
+    for _, manifest in manifests(folder, name):
         if isinstance(manifest, Manifest) and (manifest.kernel, manifest.key.get("variant")) == (name, key["variant"]):
             return _warn_once(
                 f"kernels in {folder} were built for {difference(manifest.key, key)}: run glft kernels build again"

@@ -46,7 +46,7 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
         Exception: of the function for the first item that it fails for, after all threads have
             stopped.
     """
-    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    inference = torch.is_inference_mode_enabled()
 
     def call(item: Item) -> None:
         with torch.inference_mode() if inference else torch.no_grad():
@@ -55,10 +55,11 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
     running: deque[tuple[Future[None] | None, Item]] = deque()
     try:
         for item in items:
-            running.append((_submitted(threads, partial(call, item)) if threads > 1 else None, item))
-            if running[-1][0] is None:
+            future = _submitted(partial(call, item))
+            if future is None:
                 call(item)
-            if len(running) > threads:
+            running.append((future, item))
+            if len(running) > torch.get_num_threads():
                 yield _finished(*running.popleft())
         while running:
             yield _finished(*running.popleft())
@@ -89,8 +90,7 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
     while 1 < size < count and count % size == 1:  # the last part would be one element, which kernels do not take
         size += 1
     parts = _Parts(count, size)
-    started = [_submitted(threads - 1, lambda: _run(function, parts)) for _ in range(threads - 1)]
-    helpers = [helper for helper in started if helper]
+    helpers = [helper for _ in range(threads - 1) if (helper := _submitted(lambda: _run(function, parts)))]
     try:
         _run(function, parts)
     finally:
@@ -128,8 +128,12 @@ def _run(function: Callable[[int, int], None], parts: _Parts) -> None:
         function(first, last)
 
 
-def _submitted(threads: int, run: Callable[[], None]) -> Future[None] | None:
-    """Starts a function in a pool; None if the system or Python allows no thread."""
+def _submitted(run: Callable[[], None]) -> Future[None] | None:
+    """Starts a function in the pool of as many threads as torch uses.
+
+    Returns None if the system allows no thread, or the interpreter exits.
+    """
+    threads = torch.get_num_threads()
     with suppress(RuntimeError):
         if threads not in _POOLS:
             with _STARTING:
@@ -140,18 +144,15 @@ def _submitted(threads: int, run: Callable[[], None]) -> Future[None] | None:
 
 
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Returns a pool of threads in each of which torch uses one thread. Raises RuntimeError if the
-    system allows no thread.
+    """Returns a pool of threads in each of which torch uses one thread; of fewer if the system
+    allows no more. Raises RuntimeError if it allows none.
 
-    Setting the number in a thread also sets that of threads to come, until it is restored here. So
-    all threads are started at once.
+    All threads are started here: `torch.set_num_threads` in a thread also changes the default of
+    later ones, until it is restored, and a pool that cannot start a thread later on still runs the
+    work that it refuses.
     """
-    pool, started, all_started, number = (
-        ThreadPoolExecutor(threads, "glft_schema"),
-        Semaphore(0),
-        Event(),
-        torch.get_num_threads(),
-    )
+    pool, number = ThreadPoolExecutor(threads, "glft_schema"), torch.get_num_threads()
+    started, all_started = Semaphore(0), Event()
 
     def start() -> None:
         torch.get_num_threads()  # torch's first use in a thread sets its number
@@ -159,16 +160,18 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         started.release()
         all_started.wait()
 
+    count = 0
     try:
-        for count in range(threads):
-            try:
-                pool.submit(start)
-            except RuntimeError:
-                if not count:
-                    raise
-                break
+        while count < threads:
+            pool.submit(start)
             started.acquire()
+            count += 1
+        return pool
+    except RuntimeError:
+        if not count:
+            raise
     finally:
         all_started.set()
         torch.set_num_threads(number)
-    return pool
+    pool.shutdown()
+    return _pool(count)

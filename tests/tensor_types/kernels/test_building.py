@@ -18,6 +18,7 @@ from glft_schema import kernels
 from glft_schema.errors import OptionError
 from glft_schema.formats.glft import GLFT
 from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types.engine.steps import STEPS, watched
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.kernels import building, in_use
 from glft_schema.tensor_types.kernels.building import Example, build_kernel
@@ -257,16 +258,20 @@ def test_in_the_background(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.kernels
+@pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning")
 def test_all_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kernel writes the same numbers as the operations for random payloads, or is not kept.
+    """Each kernel writes the same numbers as the operations for random payloads, or is not kept;
+    encoders write the same bytes, also for zeros of either sign, tiny and pruned weights.
 
-    ``pytest -m kernels`` runs it: it builds for minutes.
+    ``pytest -m kernels`` runs it: it builds for ten to thirty minutes.
     """
     monkeypatch.setenv(FOLDER, str(tmp_path / "new"))
     monkeypatch.delenv(MODE)
     in_use.forget_kernels()
-    built = {kernel.name: kernel.problem for kernel in kernels.build()}
-    assert all(problem is None or "times as long" in problem for problem in built.values()), built
+    done = kernels.build(encoders=True)
+    assert all(kernel.problem is None or "times as long" in kernel.problem for kernel in done), done
+    all_steps = all(kernel.problem is None for kernel in done if kernel.name in STEPS)
+    built = {kernel.name: kernel.problem for kernel in done if kernel.name not in STEPS}
     assert sum(problem is None for problem in built.values()) > 20
     for name, type_ in kernels._quantized().items():
         columns = 256 if type_.least_row <= 256 else type_.least_row
@@ -281,3 +286,19 @@ def test_all_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 one, other = found.values()
                 same = (one.view(torch.uint8) == other.view(torch.uint8)).view(*one.shape, -1).all(-1)
                 assert bool((same | one.isnan() & other.isnan()).all()), (name, rows, dtype)
+    random = torch.Generator().manual_seed(5)
+    weights, importance = torch.randn(700, 2048, generator=random), torch.rand(2048, generator=random)
+    for number, factor in enumerate((0.0, 1e-44, 1e-30, 1e-8, 1e-4, 100.0)):
+        weights[9 * number] *= factor
+    weights[60:80] *= torch.rand(20, 2048, generator=random) < 0.05
+    weights[80:90] = weights[80:90].round()
+    importance[::7] = 0
+    for name, type_ in kernels._quantized().items():
+        for given in [None] * (type_.has_encoder and not type_.needs_importance) + [importance] * type_.takes_importance:
+            monkeypatch.setenv(MODE, "off")
+            expected = type_.encode(weights, "w", importance=given)
+            monkeypatch.setenv(MODE, "")
+            with watched() as by_kernels:
+                encoded = type_.encode(weights, "w", importance=given)
+            assert all(by_kernels) or not all_steps, name
+            assert all(torch.equal(encoded[field], expected[field]) for field in expected), (name, given is None)

@@ -74,7 +74,7 @@ def test_a_step_that_a_kernel_does_not_follow(folder: Path) -> None:
     identity = declared.identity("float32[n0 4]")
     manifest = build_step(folder, identity, declared.function, declared.last, (torch.ones(9, 4),), {})
     assert manifest.library is None
-    assert manifest.about["problem"] == "it writes other numbers, for lengths of 2 and more"
+    assert manifest.about["problem"] == "it writes other numbers, for a length of 2"
 
 
 def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +95,10 @@ def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert 2 in workers._POOLS
         workers.forget_threads()
         monkeypatch.setenv(MODE, "off")
-        assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)
+        for _ in range(2):
+            assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)
+            if workers._POOLS:  # once: the chunk before ran by kernels
+                workers.forget_threads()
         assert not workers._POOLS
     finally:
         torch.set_num_threads(before)
