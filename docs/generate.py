@@ -34,7 +34,7 @@ from tests.foreign.clients import CLIENTS, FAULTS, INDICES, LAYOUTS, TENSORS, ex
 
 SUBJECTS = {  # the names of the package itself; each of its parts has a section after them
     "Files": "Container open File Tensor Typed Limits parse_source open_source Source register_format",
-    "State dicts and checkpoints": "save_file WrittenTensor load_file convert open_checkpoint StoredTensor",
+    "State dicts and checkpoints": "save_file WrittenTensor load_file load_into Unmatched convert open_checkpoint StoredTensor",
     "Editing": "edit Edited Change",
     "Quantizing": "quantize Quantized Recipe plan Plan TensorPlan Candidate Mix",
     "Importance matrices": "measure_importance read_importance ImportanceMatrix ColumnSums ColumnStatistics",
@@ -47,20 +47,24 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
     "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
-SUBPACKAGES = ("types", "codec", "formats", "describe", "kernels", "manifests", "testing", "lab")
+SUBPACKAGES = ("types", "codec", "formats", "describe", "kernels", "nn", "manifests", "testing", "lab")
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
     "open SmolLM2 (272 tensors, 98,000 strings)": "gguf-py",
     "open 20,000 tensors": "llama.cpp's C",
-    "glft inspect, a small file": "0.3 s",
-    "load SmolLM2 as a state dict": "gguf-py, tensor by tensor",
+    "glft inspect, a small file": "python -c 'import numpy, construct, typer'",
+    "load SmolLM2 as a state dict": "gguf-py",
     "load MiniLM from GLFT, float32, a number of each page read": "safetensors.load_file",
     "one row of 2.1 GB of f32, bytes read": "the row and two pages",
-    "dequantize Q4_K, 2 threads": "llama.cpp's C, 1 thread",
-    "dequantize Q4_K, 2 threads, compiled": "llama.cpp's C, 1 thread",
-    "quantize Q4_K, 2 threads": "llama.cpp's C, 1 thread",
-    "quantize IQ2_XXS, 2 threads, by importance": "llama.cpp's C, 1 thread",
+    "load_file, 512 MiB of float32 from q4_k": "torch.fill_ of new memory",
+    "load_file, 512 MiB of float32 from q4_k, out=": "torch.fill_ of used memory",
+    "dequantize Q6_K, 2 threads": "llama.cpp's C, 2 threads",
+    "dequantize Q4_K, 2 threads": "libgguf, 2 threads",
+    "quantize Q4_K, 2 threads": "llama.cpp's C, 2 threads",
+    "quantize IQ2_XXS, 2 threads, by importance": "llama.cpp's C, 2 threads",
+    "export 2 GiB to q4": "copying the result, torch reading the source",
+    "glft quantize SmolLM2 Q4_K_M, 2 threads": "llama_model_quantize",
 }
 PART = re.compile(r"(<!-- generated: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

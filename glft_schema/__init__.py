@@ -118,6 +118,7 @@ __all__ = [
     "TiedWarning",
     "TruncatedError",
     "Typed",
+    "Unmatched",
     "WrittenTensor",
     "byte_map",
     "check_derivation",
@@ -136,9 +137,11 @@ __all__ = [
     "kernels",
     "lab",
     "load_file",
+    "load_into",
     "manifests",
     "measure_importance",
     "merge",
+    "nn",
     "open",
     "open_checkpoint",
     "open_source",
@@ -156,7 +159,7 @@ __all__ = [
 ]
 
 
-PARTS = ("describe", "kernels", "lab", "manifests", "testing")  # testing requires hypothesis, an optional dependency
+PARTS = ("describe", "kernels", "lab", "manifests", "nn", "testing")  # testing requires hypothesis, an optional dependency
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
     "checks.derivation": "Derivation check_derivation",
@@ -169,6 +172,7 @@ LATER = {  # names by the module that is imported when one is used, so that open
     "lab.quantizing": "fake_quantize",
     "models.activations": "measure_importance",
     "models.predictions": "Perplexity Predictions compare_predictions perplexity",
+    "nn.loading": "Unmatched load_into",
     "quantizer.plan": "Candidate Mix Plan TensorPlan plan",
     "quantizer.quantize": "Quantized quantize",
     "quantizer.rules": "Recipe",

@@ -18,6 +18,7 @@ from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.formats.slips import first_slip
 from glft_schema.storage.source import Source, StrPath
 from glft_schema.storage.streams import START
+from glft_schema.tensor_types import TensorType
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
 DEFAULT = GLFT  # for other endings
@@ -105,6 +106,19 @@ def format_named(name: object) -> Format:
                 return format
         load_plugins()
     raise OptionError(f"expected {alternatives(format.name for format in FORMATS)}, found {shown(name)}")
+
+
+def registered_type(name: str) -> TensorType:
+    """Returns a tensor type of any format by name, in either case. Raises OptionError for an
+    unknown name.
+    """
+    for _ in range(2):
+        for format in FORMATS:
+            for type_ in format.types:
+                if type_.scheme == name.lower():
+                    return type_
+        load_plugins()
+    raise OptionError(f"expected a tensor type, found {shown(name)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:

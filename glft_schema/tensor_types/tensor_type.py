@@ -418,6 +418,22 @@ class TensorType:
             fields[name] = numbers if order == LITTLE else part.swapped(numbers)
         return fields
 
+    def packed(self, fields: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Returns fields [rows, numbers per row] as u8 [rows, bytes of a row]: a payload's bytes,
+        row by row. Those of a single field are not copied."""
+        parts = [fields[name].contiguous().view(torch.uint8) for name, _ in self.fields()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def unpacked(self, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
+        """Returns the fields of packed rows of `columns` numbers, the inverse of `packed`."""
+        fields, start = {}, 0
+        for name, part, _, pitch in _layout(self, (1, columns)):
+            size = pitch * part.number.itemsize
+            numbers = packed if size == packed.shape[1] else packed[:, start : start + size].contiguous()
+            fields[name] = numbers.view(part.number.dtype)
+            start += size
+        return fields
+
     def fields(self) -> Iterator[tuple[str, TensorField]]:
         """Yields the payload's fields by name, in its order."""
         return ((part.name, part.subcon) for part in self.payload.subcons if part.name)

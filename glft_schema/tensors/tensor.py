@@ -116,6 +116,17 @@ class Tensor:
         """Returns the name of the type, as in safetensors."""
         return self.dtype.name
 
+    @outside_graphs
+    def packed(self) -> torch.Tensor:
+        """Returns the payload as u8 [rows, bytes of a row], little-endian; rows are those of
+        ``shape[0]``.
+
+        The bytes of a block type in a mapped little-endian file are a copy-on-write view of it.
+        Raises as `dequantize`.
+        """
+        self._source.check_open()
+        return self.dtype.packed(self._fields())
+
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
         """Yields the payload in chunks, unchanged or converted to another byte order.
 
@@ -125,13 +136,16 @@ class Tensor:
         """
         self._source.check_open()
         if order not in (None, self.order):
-            self._check_known()
-            rows, columns = matrix(self.shape)
-            fields = self.dtype.cut(self._source, self.position, self.shape, range(rows), range(columns), self.order)
-            yield from self.dtype.pieces(fields, order or self.order)
+            yield from self.dtype.pieces(self._fields(), order or self.order)
             return
         for start in range(0, self.nbytes, PIECE):
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
+
+    def _fields(self) -> dict[str, torch.Tensor]:
+        """Returns the payload's fields [rows, numbers per row], little-endian."""
+        self._check_known()
+        rows, columns = matrix(self.shape)
+        return self.dtype.cut(self._source, self.position, self.shape, range(rows), range(columns), self.order)
 
     def copy_to(self, stream: Any) -> int:
         """Copies the payload to a stream, by the system if it can. Returns the byte count.

@@ -15,7 +15,7 @@ CONVERTED = ("float16", "bfloat16")  # dtypes that kernels convert float32 weigh
 
 # Numbers in a part of a kernel's work. Fewer are not worth a thread. Those of a part that is then
 # converted stay in the cache.
-LEAST, MOST, MOST_CONVERTED = 1 << 16, 1 << 20, 1 << 18
+LEAST, MOST, MOST_CONVERTED = 1 << 16, 1 << 20, 1 << 19
 
 
 def decoder(type_: str, formula: Formula, cell: int) -> Identity:

@@ -1,0 +1,6 @@
+"""Modules of torch whose weights stay packed, as a file stores them."""
+
+from glft_schema.nn.loading import Unmatched, load_into
+from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
+
+__all__ = ["Conv2d", "Embedding", "Experts", "Linear", "Packed", "Unmatched", "load_into"]

@@ -1,0 +1,259 @@
+"""Modules whose weights stay packed: `Linear`, `Embedding`, `Conv2d` and `Experts`.
+
+The parameter ``weight`` holds the bytes of a file's payload, u8 [rows, bytes of a row], and is
+decoded at each use. It is frozen: gradients reach the input and the bias, not the weights.
+``.to(dtype)`` changes the dtype of the bias and of results that no input gives a dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from glft_schema.errors import OptionError, shown
+from glft_schema.formats.registry import registered_type
+from glft_schema.nn.operators import packed_linear, packed_weights
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import matrix
+
+
+class Packed(nn.Module):
+    """A module with packed weights.
+
+    Attributes:
+        weight: the bytes of the payload, u8 [rows, bytes of a row].
+        type_name: the name of the weights' type.
+        weight_shape: sizes of the weights.
+        dtype: of results that no input gives a dtype.
+    """
+
+    weight: torch.Tensor
+    type_name: str
+    weight_shape: tuple[int, ...]
+    dtype: torch.dtype
+    _general: Any  # the class that `_class_of` has specialized
+
+    def _pack(self, type_: TensorType | str, shape: tuple[int, ...], device: Any, dtype: torch.dtype | None) -> None:
+        """Replaces the parameter by an uninitialised packed one.
+
+        Raises:
+            OptionError: for an unknown type, or one that is not quantized.
+            FormatError: if the type cannot store the shape.
+        """
+        found = registered_type(type_) if isinstance(type_, str) else type_
+        if found.exact is not None or not found.is_known:
+            raise OptionError(f"expected a quantized type, found {found}")
+        rows, nbytes = matrix(shape)[0], found.nbytes(shape)
+        packed = torch.empty(rows, nbytes // max(rows, 1), dtype=torch.uint8, device=device)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.dtype = dtype or torch.get_default_dtype()
+        self.type_name, self.weight_shape = found.name, tuple(shape)
+        self.__class__ = _class_of(cast(Any, type(self)), found.name, tuple(shape))
+
+    @property
+    def weight_type(self) -> TensorType:
+        """The type of the weights."""
+        return registered_type(self.type_name)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Returns the weights in their shape, in a float dtype; by default in `dtype`."""
+        return packed_weights(self.weight, self.type_name, matrix(self.weight_shape)[1], dtype or self.dtype).view(
+            self.weight_shape
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        """Converts `dtype`, too. Raises TypeError for a function that converts bytes."""
+        if fn(torch.empty(0, dtype=torch.uint8)).dtype != torch.uint8:
+            raise TypeError("expected packed weights to stay uint8: use .to(dtype)")
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def reset_parameters(self) -> None:
+        """Does nothing: random bytes are no random weights."""
+
+    def extra_repr(self) -> str:
+        own = super().extra_repr()
+        return f"{own}, type={self.type_name}" if own else f"{list(self.weight_shape)}, type={self.type_name}"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _empty, (self._general, self.type_name, self.weight_shape), dict(self.__dict__)
+
+
+class Linear(Packed, nn.Linear):
+    """``x @ weights.T + bias`` in the dtype of x, with packed weights [out_features, in_features].
+
+    Args:
+        in_features: columns of the weights.
+        out_features: rows of the weights.
+        type: of the weights, or its name.
+        bias: whether there is a bias.
+        device: of the parameters.
+        dtype: of the bias.
+
+    Raises:
+        OptionError, FormatError: for a type that cannot be packed in this shape.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        type: TensorType | str,
+        *,
+        bias: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Linear.__init__(self, in_features, out_features, False, "meta", dtype)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype))
+        self._pack(type, (out_features, in_features), device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        result = packed_linear(input, self.weight, self.type_name, self.out_features, self.in_features)
+        return result if self.bias is None else result + self.bias.to(result.dtype)
+
+
+class Embedding(Packed, nn.Embedding):
+    """Rows of packed weights [num_embeddings, embedding_dim], by index.
+
+    Args:
+        num_embeddings: rows of the weights.
+        embedding_dim: columns of the weights.
+        type: of the weights, or its name.
+        padding_idx: kept for those who ask; packed weights have no gradient.
+        device: of the weights.
+        dtype: of the results.
+
+    Raises:
+        OptionError, FormatError: for a type that cannot be packed in this shape.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        type: TensorType | str,
+        *,
+        padding_idx: int | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        nn.Embedding.__init__(self, num_embeddings, embedding_dim, padding_idx, device="meta", dtype=dtype)
+        self._pack(type, (num_embeddings, embedding_dim), device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.index_select(0, input.reshape(-1))
+        return packed_weights(rows, self.type_name, self.embedding_dim, self.dtype).view(*input.shape, self.embedding_dim)
+
+
+class Conv2d(Packed, nn.Conv2d):
+    """A convolution with packed weights [out_channels, in_channels / groups, height, width].
+
+    Args:
+        in_channels: of the input.
+        out_channels: of the result.
+        kernel_size: height and width.
+        type: of the weights, or its name.
+        bias: whether there is a bias.
+        device: of the parameters.
+        dtype: of the bias.
+        options: stride, padding, dilation, groups and padding_mode, as in `torch.nn.Conv2d`.
+
+    Raises:
+        OptionError, FormatError: for a type that cannot be packed in this shape.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        type: TensorType | str,
+        *,
+        bias: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        nn.Conv2d.__init__(self, in_channels, out_channels, kernel_size, bias=False, device="meta", dtype=dtype, **options)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(out_channels, device=device, dtype=dtype))
+        self._pack(type, tuple(self.weight.shape), device, dtype)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        result: torch.Tensor = self._conv_forward(input, self.dequantize(input.dtype), bias)
+        return result
+
+
+class Experts(Packed):
+    """A stack of matrices [experts, out, in], of which one is decoded at a time.
+
+    ``experts[i]`` returns the weights of an expert, so that an instance takes the place of a
+    parameter of three dims in modules that take one expert at a time.
+
+    Args:
+        shape: experts, rows and columns.
+        type: of the weights, or its name.
+        device: of the weights.
+        dtype: of ``experts[i]``.
+
+    Raises:
+        OptionError, FormatError: for a type that cannot be packed in this shape.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int], type: TensorType | str, *, device: Any = None, dtype: torch.dtype | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        self._pack(type, tuple(shape), device, dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Experts, rows and columns."""
+        return torch.Size(self.weight_shape)
+
+    def __len__(self) -> int:
+        return self.weight_shape[0]
+
+    def __getitem__(self, expert: int | torch.Tensor) -> torch.Tensor:
+        """Returns the weights [out, in] of an expert. Raises IndexError for another index."""
+        _, rows, columns = self.weight_shape
+        return packed_weights(self._bytes(expert), self.type_name, rows * columns, self.dtype).view(rows, columns)
+
+    def forward(self, input: torch.Tensor, expert: int | torch.Tensor) -> torch.Tensor:
+        """Returns ``input @ weights[expert].T`` in the input's dtype. Raises IndexError."""
+        return packed_linear(input, self._bytes(expert), self.type_name, *self.weight_shape[1:])
+
+    def _bytes(self, expert: int | torch.Tensor) -> torch.Tensor:
+        found = self.weight[expert]
+        if found.dim() != 1:
+            raise IndexError(f"expected the index of one expert, found {shown(expert)}")
+        return found.unsqueeze(0)
+
+
+@cache
+def _class_of(general: Any, type_name: str, shape: tuple[int, ...]) -> Any:
+    """Returns the subclass for modules of a type and shape, whose ``forward`` has code of its own.
+
+    Dynamo compiles each code object for at most eight sets of constants. A model that is compiled
+    layer by layer may have more types and shapes.
+    """
+    names = {name: getattr(general, name) for name in ("__module__", "__qualname__", "__doc__")} | {"_general": general}
+    if isinstance(forward := general.forward, FunctionType):
+        own = FunctionType(forward.__code__.replace(), forward.__globals__, None, forward.__defaults__, forward.__closure__)
+        own.__kwdefaults__ = forward.__kwdefaults__
+        names["forward"] = update_wrapper(own, forward)
+    return type(general)(general.__name__, (general,), names)
+
+
+def _empty(general: type[Packed], type_name: str, shape: tuple[int, ...]) -> Any:
+    """Returns a module without attributes, to copy or unpickle into."""
+    kind = _class_of(cast(Any, general), type_name, shape)
+    return kind.__new__(kind)

@@ -1,0 +1,157 @@
+"""Torch operators on packed weights, u8 [rows, bytes of a row]; see `TensorType.packed`.
+
+One operator serves all types, which it takes by name. It decodes some rows at a time into memory
+that is kept, so that a pass needs the packed weights and one buffer. The gradient of the input
+keeps the packed weights alone. `torch.compile` sees one opaque call; on a GPU the formula inside is
+compiled, see `tensor_types.engine.compiled`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from glft_schema.formats.registry import registered_type
+from glft_schema.tensor_types.engine.chunks import slices
+
+CHUNK = 1 << 22  # weights decoded at a time: 16 MiB as float32; fewer have more overhead in Python
+DEVICES = ("cpu", "cuda")  # whose autocast is followed
+LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
+LIBRARY.define("linear(Tensor x, Tensor packed, str type, int rows, int columns) -> Tensor")
+LIBRARY.define("linear_backward(Tensor grad, Tensor packed, str type, int rows, int columns) -> Tensor")
+LIBRARY.define("dequantize(Tensor packed, str type, int columns, ScalarType dtype) -> Tensor")
+
+_KEPT = threading.local()
+
+
+def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    """Returns ``x @ weights.T`` [..., rows] in the dtype of x [..., columns].
+
+    Args:
+        x: floats.
+        packed: u8, whose rows hold one row of the weights each, or several.
+        type: the name of their type.
+        rows: of the weights.
+        columns: of the weights.
+
+    Raises:
+        RuntimeError: if x has another number of columns, or no floats.
+    """
+    result: torch.Tensor = torch.ops.glft_schema.linear(x, packed, type, rows, columns)
+    return result
+
+
+def packed_weights(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the weights [rows, columns] in a float dtype."""
+    result: torch.Tensor = torch.ops.glft_schema.dequantize(packed, type, columns, dtype)
+    return result
+
+
+def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    _check_input(x, columns)
+    flat = x.reshape(math.prod(x.shape[:-1]), columns)
+    out = x.new_empty(len(flat), rows)
+    for part, weights in _decoded(packed, type, rows, columns, x.dtype):
+        torch.mm(flat, weights.t(), out=out[:, part])
+    return out.view(*x.shape[:-1], rows)
+
+
+def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    """Returns ``grad @ weights`` [..., columns], the gradient of `linear`'s input."""
+    flat = grad.reshape(math.prod(grad.shape[:-1]), rows)
+    out = grad.new_zeros(len(flat), columns)
+    for part, weights in _decoded(packed, type, rows, columns, grad.dtype):
+        out.addmm_(flat[:, part], weights)
+    return out.view(*grad.shape[:-1], columns)
+
+
+def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    found, out = registered_type(type), packed.new_empty((len(packed), columns), dtype=dtype)
+    return found.decode(found.unpacked(packed, columns), columns, dtype=dtype, out=out)
+
+
+def _decoded(
+    packed: torch.Tensor, type: str, rows: int, columns: int, dtype: torch.dtype
+) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yields weights of some rows at a time, in memory that the next ones overwrite."""
+    found, together = registered_type(type), rows // max(len(packed), 1)  # rows in a row of bytes
+    numbers = together * columns
+    size = max(CHUNK // max(numbers, 1), 1)
+    memory = _memory(min(size, len(packed)) * numbers, dtype, packed.device)
+    for part in slices(len(packed), size):
+        count = part.stop - part.start
+        weights = memory[: count * numbers].view(count, numbers)
+        found.decode(found.unpacked(packed[part], numbers), numbers, dtype=dtype, out=weights)
+        yield slice(part.start * together, part.stop * together), weights.view(-1, columns)
+
+
+def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns memory, on the CPU the same for each call of a thread; a GPU's allocator keeps it."""
+    if device.type != "cpu":
+        return torch.empty(numbers, dtype=dtype, device=device)
+    kept: dict[torch.dtype, torch.Tensor] = _KEPT.__dict__.setdefault("by_dtype", {})
+    if dtype not in kept or kept[dtype].numel() < numbers:
+        with torch.inference_mode(False):  # or later passes that train could not write into it
+            kept[dtype] = torch.empty(numbers, dtype=dtype)
+    return kept[dtype]
+
+
+def _check_input(x: torch.Tensor, columns: int) -> None:
+    if x.dim() == 0 or x.shape[-1] != columns or not x.is_floating_point():
+        raise RuntimeError(f"expected floats in {columns} columns, found {x.dtype} {list(x.shape)}")
+
+
+def _of_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    _check_input(x, columns)
+    return x.new_empty((*x.shape[:-1], rows))
+
+
+def _of_linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
+    return grad.new_empty((*grad.shape[:-1], columns))
+
+
+def _of_dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    return packed.new_empty((packed.shape[0], columns), dtype=dtype)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, packed, *ctx.others = inputs
+    ctx.save_for_backward(packed)
+
+
+def _gradient_by(operator: str) -> Any:
+    """Returns the formula of a gradient: `linear` and `linear_backward` are each other's."""
+
+    def gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (packed,) = ctx.saved_tensors
+        return getattr(torch.ops.glft_schema, operator)(grad, packed, *ctx.others), None, None, None, None
+
+    return gradient
+
+
+def _under_autocast(device: str) -> Any:
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
+
+    def run(x: torch.Tensor, *others: Any) -> Any:
+        dtype = x.dtype if x.dtype == torch.float64 or not x.is_floating_point() else torch.get_autocast_dtype(device)
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return torch.ops.glft_schema.linear(x.to(dtype), *others)
+
+    return run
+
+
+for name, function, of_fakes in (
+    ("linear", _linear, _of_linear),
+    ("linear_backward", _linear_backward, _of_linear_backward),
+    ("dequantize", _dequantize, _of_dequantize),
+):
+    LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"glft_schema::{name}", of_fakes, lib=LIBRARY)
+for name, other in (("linear", "linear_backward"), ("linear_backward", "linear")):
+    torch.library.register_autograd(f"glft_schema::{name}", _gradient_by(other), setup_context=_keep, lib=LIBRARY)
+for key in DEVICES:
+    LIBRARY.impl("linear", _under_autocast(key), f"Autocast{key.upper()}")

@@ -1,0 +1,147 @@
+"""`load_into`: files into modules, dense and packed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import glft_schema as glft
+from glft_schema import OptionError
+from glft_schema import nn as packed_nn
+
+
+class Net(nn.Module):
+    """Tied embeddings, layers with and without bias, a norm and a buffer."""
+
+    def __init__(self, device: str | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 256, device=device)
+        self.up = nn.Linear(256, 64, device=device)
+        self.down = nn.Linear(64, 256, bias=False, device=device)
+        self.norm = nn.LayerNorm(256, device=device)
+        self.head = nn.Linear(256, 20, bias=False, device=device)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(1, device=device))
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        x = self.embed(index)
+        return self.head(self.norm(x + self.down(self.up(x).relu()))) * self.scale
+
+
+INDEX = torch.tensor([[1, 2, 19]])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    state = {name: tensor for name, tensor in Net().state_dict().items() if name != "head.weight"} | {
+        "scale": torch.tensor([2.0])
+    }
+    schemes = {"embed.weight": "q4_k", "up.weight": "q6_k", "down.weight": "q8_0", "*": "f32"}
+    glft.save_file(state, tmp_path / "net.gguf", schemes=schemes)
+    return tmp_path / "net.gguf"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_load_into(path: Path, device: str, packed: bool) -> None:
+    net = Net(device)
+    memory = net.norm.weight.data_ptr() if device == "cpu" else 0
+    assert glft.load_into(net, path, packed=packed) == ([], [])
+    state, values = net.state_dict(), glft.load_file(path)
+    assert net.head.weight is net.embed.weight
+    assert device == "meta" or net.norm.weight.data_ptr() == memory
+    if packed:
+        kinds = [type(module).__mro__[1] for module in (net.embed, net.up, net.down, net.head)]
+        assert kinds == [packed_nn.Embedding, packed_nn.Linear, packed_nn.Linear, packed_nn.Linear]
+        sizes = {name: tensor.nbytes for name, tensor in state.items() if tensor.dtype == torch.uint8}
+        stored = {"embed.weight": 20 * 144, "up.weight": 64 * 210, "down.weight": 256 * 68, "head.weight": 20 * 144}
+        assert sizes == stored
+    else:
+        assert all(torch.equal(state[name], values[name]) for name in values)
+    dense = Net()
+    glft.load_into(dense, path)
+    torch.testing.assert_close(net(INDEX), dense(INDEX))
+
+
+def test_again_into_a_packed_module(path: Path) -> None:
+    net = Net()
+    glft.load_into(net, path, packed=True)
+    expected = net(INDEX)
+    net.up.weight.zero_()
+    glft.load_into(net, path)
+    assert torch.equal(net(INDEX), expected)
+
+
+def test_other_dtypes_and_names(path: Path) -> None:
+    net = Net().to(torch.bfloat16)
+    glft.load_into(net, path, packed=True, names=lambda name: name)
+    assert net(INDEX).dtype == torch.bfloat16
+    assert {p.dtype for p in net.parameters()} == {torch.uint8, torch.bfloat16}
+    missing, left_over = glft.load_into(net, path, names={"scale": "scale", "norm.bias": "other"}, strict=False)
+    assert (missing[:2], left_over) == (["embed.weight", "up.weight"], ["other"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_what_does_not_fit(path: Path, packed: bool) -> None:
+    """One error with all names; the module is unchanged."""
+    net = Net()
+    net.up = nn.Linear(256, 65)
+    net.extra = nn.Linear(2, 2)
+    del net.scale
+    kept = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    expected = (
+        "the file lacks extra.weight, extra.bias; the module lacks scale; "
+        r"up.weight: expected \[65, 256\], found \[64, 256\]; up.bias: expected \[65\], found \[64\]"
+    )
+    with pytest.raises(OptionError, match=expected):
+        glft.load_into(net, path, packed=packed)
+    assert kept.keys() == net.state_dict().keys()
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in net.state_dict().items())
+    assert type(net.down) is nn.Linear
+
+
+def test_values_that_a_buffer_of_integers_cannot_have(path: Path) -> None:
+    net = Net()
+    net.scale = torch.ones(1, dtype=torch.int64)
+    with pytest.raises(OptionError, match=r"scale: expected torch.int64, found F32"):
+        glft.load_into(net, path)
+
+
+def test_two_tensors_for_one_name(path: Path) -> None:
+    with pytest.raises(OptionError, match=r"norm.bias: several tensors of the file"):
+        glft.load_into(Net(), path, names={"norm.bias": "norm.bias", "norm.weight": "norm.bias"}, strict=False)
+
+
+def test_tied_tensors_that_differ(path: Path, tmp_path: Path) -> None:
+    state = glft.load_file(path)
+    glft.save_file({**state, "head.weight": state["embed.weight"] + 1}, tmp_path / "untied.gguf", schemes={"*": "f32"})
+    with pytest.raises(OptionError, match=r"head.weight: expected the values of embed.weight, with which it is tied"):
+        glft.load_into(Net(), tmp_path / "untied.gguf")
+    glft.save_file({**state, "head.weight": state["embed.weight"].clone()}, tmp_path / "equal.gguf", schemes={"*": "f32"})
+    assert glft.load_into(Net(), tmp_path / "equal.gguf") == ([], [])
+
+
+def test_hooks_shared_layers_and_devices(path: Path) -> None:
+    """A replaced layer keeps its hooks. One that is used twice is replaced by one layer."""
+    net, calls = Net("meta"), []
+    net.up.register_forward_hook(lambda *given: calls.append(1))
+    net.again = net.down
+    with torch.inference_mode():
+        glft.load_into(net, path, packed=True, strict=False)
+    net.to("cpu")(INDEX).sum().backward()
+    assert calls == [1]
+    assert net.again is net.down
+    assert isinstance(net.down, packed_nn.Linear)
+
+
+def test_layers_whose_weights_others_read(tmp_path: Path) -> None:
+    """torch's fast path of a transformer reads them."""
+    layer = nn.TransformerEncoderLayer(64, 4, 64, batch_first=True).eval()
+    glft.save_file(layer.state_dict(), tmp_path / "t.gguf", schemes={"*": "f32", "linear*.weight": "q8_0"})
+    glft.load_into(layer, tmp_path / "t.gguf", packed=True)
+    with torch.no_grad():
+        assert layer(torch.randn(1, 3, 64)).isfinite().all()

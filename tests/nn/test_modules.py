@@ -1,0 +1,345 @@
+"""Packed modules: what they compute, and how torch, peft and the compiler treat them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from glft_schema import FormatError, OptionError, save_file
+from glft_schema import open as open_file
+from glft_schema.formats.glft import GLFT
+from glft_schema.nn import Conv2d, Embedding, Experts, Linear, operators
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.ggml import GGML_TYPES
+
+QUANTIZED = [type_ for type_ in [*GGML_TYPES, *GLFT.types] if not type_.exact]
+WITH_ENCODER = [type_ for type_ in QUANTIZED if type_.has_encoder and not type_.needs_importance]
+
+
+def random_weights(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def linear(type_: TensorType | str, rows: int = 40, columns: int = 512, bias: bool = False) -> Linear:
+    """Returns a layer of random weights."""
+    layer = Linear(columns, rows, type_, bias=bias)
+    encoder = layer.weight_type
+    importance = torch.ones(columns) if encoder.needs_importance else None
+    layer.weight.copy_(encoder.packed(encoder.encode(random_weights(rows, columns), "w", importance=importance)))
+    if bias:
+        nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(1))
+    return layer
+
+
+@pytest.mark.parametrize("type_", [type_ for type_ in QUANTIZED if type_.has_encoder], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_linear(type_: TensorType, dtype: torch.dtype) -> None:
+    """As torch's with the dequantized weights, also where rows are decoded in several parts."""
+    layer = linear(type_, bias=True)
+    x = random_weights(3, 2, 512).to(dtype).requires_grad_()
+    weights = layer.dequantize(dtype)
+    expected = nn.functional.linear(x, weights, layer.bias.detach().to(dtype))
+    grad = random_weights(3, 2, 40).to(dtype)
+    (of_expected,) = torch.autograd.grad(expected, x, grad)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "CHUNK", 7 * 512)
+        found = layer(x)
+        (of_found,) = torch.autograd.grad(found, x, grad)
+    assert found.dtype == dtype
+    exact = x.detach().double() @ layer.dequantize(torch.float64).t() + layer.bias.detach().double()
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
+    assert float((found.detach() - exact).abs().max()) < tolerance * float(exact.abs().max())
+    assert float((of_found - of_expected).abs().max()) < tolerance * float(of_expected.abs().max())
+
+
+@pytest.mark.parametrize("type_", QUANTIZED, ids=str)
+def test_packed_bytes_are_the_payload(type_: TensorType, tmp_path: Path) -> None:
+    """Each row of bytes decodes alone, for random payloads of every type."""
+    rows, columns = 5, max(256, type_.least_row)
+    random = torch.randint(
+        0, 256, (type_.nbytes([rows, columns]),), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    fields = {}
+    start = 0
+    for name, (first, size) in type_.field_spans([rows, columns]).items():
+        dtype = dict(type_.fields())[name].number.dtype
+        fields[name] = random[first : first + size].clone().view(dtype).view(rows, -1)
+        start += size
+    assert start == len(random)
+    packed = type_.packed(fields)
+    assert packed.shape == (rows, len(random) // rows)
+    whole = type_.decode(fields, columns)
+    for row in (0, 3):
+        part = packed[row : row + 1]
+        assert torch.equal(
+            type_.decode(type_.unpacked(part, columns), columns).nan_to_num(7), whole[row : row + 1].nan_to_num(7)
+        )
+    if len(fields) == 1:
+        assert torch.equal(packed.view(-1), random)
+
+
+def test_embedding() -> None:
+    layer, type_ = Embedding(30, 256, "q4_k", dtype=torch.float16), GGML_TYPES["Q4_K"]
+    layer.weight.copy_(type_.packed(type_.encode(random_weights(30, 256), "w")))
+    index = torch.tensor([[1, 29, 1], [0, 7, 3]])
+    assert torch.equal(layer(index), layer.dequantize()[index])
+    assert layer(index).dtype == torch.float16
+    assert layer.to(torch.float32)(index).dtype == torch.float32
+    with pytest.raises(IndexError):
+        layer(torch.tensor([30]))
+
+
+def test_convolution() -> None:
+    layer, type_ = Conv2d(64, 6, (2, 32), "q8_0", bias=True, stride=2, padding=1, groups=2), GGML_TYPES["Q8_0"]
+    layer.weight.copy_(type_.packed(type_.encode(random_weights(6, 32, 2, 32), "w")))
+    x = random_weights(2, 64, 9, 40)
+    expected = nn.functional.conv2d(x, layer.dequantize(), layer.bias, stride=2, padding=1, groups=2)
+    assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q8_per_channel"])
+def test_experts(name: str) -> None:
+    """An expert at a time, as a parameter of three dims gives them."""
+    layer = Experts((3, 8, 256), name)
+    type_ = layer.weight_type
+    layer.weight.copy_(type_.packed(type_.encode(random_weights(3, 8, 256), "w")))
+    x = random_weights(4, 256)
+    assert (len(layer), layer.shape) == (3, (3, 8, 256))
+    for expert in (0, 2, torch.tensor(1)):
+        assert torch.equal(layer[expert], layer.dequantize()[expert])
+        torch.testing.assert_close(layer(x, expert), nn.functional.linear(x, layer.dequantize()[expert]), rtol=1e-4, atol=1e-4)
+    for several in (slice(0, 2), ..., torch.tensor([0, 1])):
+        with pytest.raises(IndexError, match="expected the index of one expert"):
+            layer[several]
+    expected = nn.functional.linear(x, layer.dequantize()[1])
+    half = layer.to(torch.bfloat16)  # which does not change results in float32
+    torch.testing.assert_close(half(x, 1), expected, rtol=1e-4, atol=1e-4)
+    assert half[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["linear", "experts"])
+def test_the_backward_pass_keeps_bytes(kind: str) -> None:
+    """Of the weights, nothing but packed ones are saved."""
+    layer = linear("q4_k", 64, 512) if kind == "linear" else Experts((1, 64, 512), "q4_k")
+    layer.weight.fill_(1)
+    arguments, saved = () if kind == "linear" else (0,), []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        layer(random_weights(2, 512).requires_grad_(), *arguments)
+    assert [(tensor.dtype, tensor.data_ptr()) for tensor in saved] == [(torch.uint8, layer.weight.data_ptr())]
+
+
+def test_gradient_of_a_gradient() -> None:
+    layer, x = linear("q8_0", 24, 256), random_weights(3, 256).double().requires_grad_()
+    assert torch.autograd.gradgradcheck(layer, (x,))
+
+
+def test_training_after_inference() -> None:
+    """The memory that is kept was allocated in inference mode."""
+    layer, x = linear("q4_k"), random_weights(2, 512)
+    operators._KEPT.__dict__.clear()
+    with torch.inference_mode():
+        expected = layer(x)
+    found = layer(x.requires_grad_())
+    found.sum().backward()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 512), (512,), (2, 0, 512)])
+def test_shapes_of_inputs(shape: tuple[int, ...]) -> None:
+    layer, x = linear("q4_k"), random_weights(*shape)
+    torch.testing.assert_close(layer(x), nn.functional.linear(x, layer.dequantize()), rtol=1e-4, atol=1e-4)
+
+
+def test_dtypes_and_copies() -> None:
+    layer = linear("q6_k", bias=True)
+    x = random_weights(2, 512)
+    expected = layer(x)
+    state = layer.state_dict()
+    assert {name: tensor.dtype for name, tensor in state.items()} == {"weight": torch.uint8, "bias": torch.float32}
+    other = Linear(512, 40, "q6_k", bias=True, device="meta").to_empty(device="cpu")
+    other.load_state_dict(state)
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    buffer.seek(0)
+    copies = [other, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(buffer, weights_only=False)]
+    for made in copies:
+        assert isinstance(made, Linear)
+        assert torch.equal(made(x), expected)
+        assert made.weight.data_ptr() != layer.weight.data_ptr()
+        assert not made.weight.requires_grad
+    half = copies[1].to(torch.bfloat16)
+    assert (half.weight.dtype, half.bias.dtype, half.dtype) == (torch.uint8, torch.bfloat16, torch.bfloat16)
+    assert half(x.bfloat16()).dtype == torch.bfloat16
+    assert "in_features=512, out_features=40" in repr(layer)
+    assert "type=Q6_K" in repr(layer)
+
+
+def test_autocast() -> None:
+    layer, x = linear("q4_0"), random_weights(2, 512)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, layer(x.bfloat16()))
+
+
+def test_compiled_as_one_graph() -> None:
+    """Four types in one model, forward and backward, equal to eager."""
+    model = nn.Sequential(*[linear(name, 512, 512, bias=True) for name in ("q4_k", "q6_k", "q8_0", "iq4_xs")])
+    x = random_weights(3, 512).requires_grad_()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for given in (x, random_weights(5, 512).requires_grad_()):
+        (expected,) = torch.autograd.grad(model(given).square().sum(), given)
+        (found,) = torch.autograd.grad(compiled(given).square().sum(), given)
+        torch.testing.assert_close(found, expected)
+
+
+def test_layers_that_are_compiled_one_by_one() -> None:
+    """Of more types and shapes than Dynamo compiles one piece of code for."""
+    torch._dynamo.reset()
+    names = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4", "iq4_nl")
+    for name, rows in zip(names, range(10, 22), strict=True):
+        layer = linear(name, rows)
+        compiled = torch.compile(layer, backend="eager", fullgraph=True)
+        x = random_weights(2, 512)
+        assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_backward", "dequantize"])
+def test_operators_by_torch(name: str) -> None:
+    """torch's own checks of schema, fake kernel and gradient."""
+    layer = linear("q5_k", 6, 256)
+    arguments = {
+        "linear": (random_weights(2, 256).requires_grad_(), layer.weight, "Q5_K", 6, 256),
+        "linear_backward": (random_weights(2, 6), layer.weight, "Q5_K", 6, 256),
+        "dequantize": (layer.weight, "Q5_K", 256, torch.bfloat16),
+    }[name]
+    torch.library.opcheck(getattr(torch.ops.glft_schema, name).default, arguments)
+
+
+def test_from_a_file(tmp_path: Path) -> None:
+    """Bytes of a mapped file are not copied, and stay when it is closed."""
+    save_file({"w": random_weights(8, 256)}, tmp_path / "m.gguf", schemes={"w": "q4_k"})
+    with open_file(tmp_path / "m.gguf") as file:
+        tensor = file.tensors["w"]
+        packed, raw, expected = tensor.packed(), bytes(tensor.raw), tensor.dequantize()
+    layer = Linear(256, 8, "q4_k")
+    layer.weight = nn.Parameter(packed, requires_grad=False)
+    assert packed.numpy().tobytes() == raw
+    assert torch.equal(layer.dequantize(), expected)
+
+
+def test_what_cannot_be_packed() -> None:
+    with pytest.raises(OptionError, match="expected a quantized type, found F16"):
+        Linear(256, 8, "f16")
+    with pytest.raises(OptionError, match="expected a tensor type, found 'q9'"):
+        Linear(256, 8, "q9")
+    with pytest.raises(FormatError, match="multiple of 256"):
+        Linear(255, 8, "q4_k")
+    for x, found in (
+        (random_weights(2, 256), r"torch.float32 \[2, 256\]"),
+        (torch.ones(2, 512, dtype=torch.uint8), r"torch.uint8 \[2, 512\]"),
+        (torch.tensor(1.0), r"torch.float32 \[\]"),
+    ):
+        with pytest.raises(RuntimeError, match=f"expected floats in 512 columns, found {found}"):
+            linear("q8_0")(x)
+    with pytest.raises(TypeError, match="expected packed weights to stay uint8"):
+        linear("q8_0").type(torch.float16)
+
+
+class Scaled(Linear):
+    def forward(self, input: torch.Tensor, factor: float = 2.0, *, shift: float = 0.5) -> torch.Tensor:
+        return super().forward(input) * factor + shift
+
+
+def test_a_class_of_the_user() -> None:
+    layer, x = Scaled(256, 8, "q8_0"), random_weights(2, 256)
+    layer.weight.fill_(1)
+    assert torch.equal(layer(x), layer(x, 2.0, shift=0.5))
+    copied = pickle.loads(pickle.dumps(layer))
+    assert isinstance(copied, Scaled)
+    assert torch.equal(copied(x), layer(x))
+
+
+def test_autocast_keeps_float64() -> None:
+    layer, x = linear("q4_0"), random_weights(2, 512).double()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = layer(x)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, layer(x))
+
+
+def test_several_threads_at_once() -> None:
+    """Each has memory of its own."""
+    layer, inputs = linear("q4_k", 300), [random_weights(number + 1, 512) for number in range(8)]
+    expected = [layer(x) for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert all(map(torch.equal, pool.map(layer, inputs), expected))
+
+
+def test_lora_over_packed_weights() -> None:
+    """peft finds the layers; the loss falls, and the bytes do not change."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    embedding = Embedding(30, 512, "q4_k")
+    type_ = embedding.weight_type
+    embedding.weight.copy_(type_.packed(type_.encode(random_weights(30, 512), "w")))
+    model = nn.Sequential(embedding, linear("q6_k", 512, bias=True), nn.ReLU(), linear("q8_0", 64))
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.dtype == torch.uint8}
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0", "1", "3"]))
+    trained = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
+    assert len(trained) == 6
+    optimizer, index, target = torch.optim.Adam(trained, 1e-2), torch.arange(8), torch.randn(8, 64)
+    losses = []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (tuned(index) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    now = {name.replace("base_layer.", ""): tensor for name, tensor in model.state_dict().items()}
+    assert len(kept) == 3
+    assert all(torch.equal(tensor, now[name]) for name, tensor in kept.items())
+
+
+MEMORY = """
+import resource, torch
+from glft_schema.nn import Linear
+
+def layer():
+    made = Linear(4096, 4096, "q4_0")
+    made.weight.fill_(1)
+    return made
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+x = torch.ones(1, 4096, requires_grad=True)
+layer()(x).sum().backward()
+model = torch.nn.Sequential(*[layer() for _ in range(8)])
+before = peak()
+model(x).sum().backward()
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_of_a_pass() -> None:
+    """Forward and backward need a buffer and activations, not the 64 MiB of a decoded layer."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 32 << 20
