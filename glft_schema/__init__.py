@@ -10,7 +10,9 @@ and documentation follow from the declaration.
     glft.describe      declarations as data, pages and code in other languages
     glft.kernels       formulas compiled for this machine
     glft.manifests     SHA-256 of files and tensors
+    glft.nn            modules whose weights stay packed
     glft.testing       declarations as test data; requires hypothesis
+    glft.transformers  models and tokenizers of transformers, from GGUF files
     glft.lab           functions of the quantization lab
 
 All other modules are private.
@@ -154,12 +156,14 @@ __all__ = [
     "register_format",
     "save_file",
     "split",
+    "transformers",
     "types",
     "write_gguf_lite",
 ]
 
 
-PARTS = ("describe", "kernels", "lab", "manifests", "nn", "testing")  # testing requires hypothesis, an optional dependency
+# Testing requires hypothesis, transformers that library: optional dependencies.
+PARTS = ("describe", "kernels", "lab", "manifests", "nn", "testing", "transformers")
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
     "checks.derivation": "Derivation check_derivation",

@@ -40,7 +40,8 @@ class Row(NamedTuple):
         name: of Hugging Face.
         operation: from the values there to those in GGUF.
         mapped: the name to look up instead, or several; by default `name`.
-        written: whether a folder that we write has this name.
+        written: whether a folder that we write has this name. Other rows name parameters of
+            transformers' modules, without an ending, which replace rows before them.
     """
 
     name: str

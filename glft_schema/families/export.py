@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
 from glft_schema.families.declarations import FAMILIES, Family
-from glft_schema.families.names import Names, is_float32
-from glft_schema.families.operations import KEEP, LazyTensor, Operation, applied, of_values
+from glft_schema.families.names import Names, Place, is_float32
+from glft_schema.families.operations import KEEP, LazyTensor, Operation, Transpose, applied, of_values
 from glft_schema.lazy import torch
 
 ROWS_OF = {
@@ -20,10 +21,18 @@ IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_toke
 OUTPUT = "output.weight"
 
 
-def hf_model(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], Config]:
+def hf_model(
+    tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any], fused: bool = False
+) -> tuple[dict[str, LazyTensor], Config]:
     """Returns the tensors of a GGUF model by their names in Hugging Face, and the config.
 
     Tensors that GGUF holds in float32 get the dtype of the model's matrices if that is exact.
+
+    Args:
+        tensors: of the model.
+        metadata: its metadata.
+        fused: name the parameters of transformers' modules instead of a folder's tensors; see
+            `Row`.
 
     Raises:
         FormatError: if no family has the architecture, or a key is missing.
@@ -34,14 +43,21 @@ def hf_model(tensors: Mapping[str, LazyTensor], metadata: Mapping[str, Any]) -> 
     left = dict(tensors)
     config |= family.restored(left, config)
     found: dict[str, LazyTensor] = {}
-    places = Names(family, config, len(left)).in_hf()
+    places = Names(family, config, len(left)).in_hf(fused)
+    sources: dict[Place, list[str]] = {}
+    for name, place in places.items():
+        sources.setdefault(place, []).append(name)
     dtype = next((t.dtype for name, t in left.items() if not is_float32(name, t.shape)), torch.float32)
     for name, tensor in left.items():
         if name not in places:
             raise TensorError(f"the {family.arch} family has no such tensor: exclude it", name)
         place = places[name]
-        operation = place.row.operation
-        results = [tensor] if operation is KEEP else _inverse(operation, tensor, config, name)
+        operation, parts = place.row.operation, sources.pop(place, [])
+        if not parts:
+            continue  # it was another tensor's
+        if missing := next((part for part in parts if part not in left), None):
+            raise TensorError(f"expected {missing} with this tensor, found none", name)
+        results = [tensor] if operation is KEEP else _inverse(operation, [left[part] for part in parts], config, name)
         names = place.names(len(results))
         if is_float32(name, tensor.shape):
             results = [_narrowed(result, tensor, operation, config, dtype) for result in results]
@@ -66,12 +82,17 @@ def _family_of(metadata: Mapping[str, Any]) -> Family:
     raise FormatError(f"expected a known architecture ({known}), found {shown(arch)}", "metadata -> general.architecture")
 
 
-def _inverse(operation: Operation, tensor: LazyTensor, config: Config, name: str) -> list[LazyTensor]:
-    return applied(lambda values: operation.to_hf(values, config), [tensor], name)
+def _inverse(operation: Operation, tensors: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    results = applied(lambda values: operation.to_hf(values, config), tensors, name, operation.keeps_rows)
+    if isinstance(operation, Transpose) and len(tensors[0].shape) == 2:
+        return [replace(results[0], transposed=tensors[0])]
+    return results
 
 
 def _narrowed(result: LazyTensor, tensor: LazyTensor, operation: Operation, config: Config, dtype: torch.dtype) -> LazyTensor:
     """Returns values in a narrower dtype if `tensor` can be made of them again, bit for bit."""
+    if result.dtype == dtype:
+        return result
     narrow = result.load().to(dtype)
     (again,) = operation.to_gguf([narrow], config)
     return of_values(narrow) if torch.equal(again.to(tensor.dtype), tensor.load()) else result

@@ -11,10 +11,15 @@ from glft_schema.errors import OptionError
 
 
 def library(name: str) -> Any:
-    """Imports a library of the extra ``hf``. Raises OptionError if it is not installed."""
+    """Imports a library of the extras ``hf`` and ``transformers``.
+
+    Raises OptionError if it is not installed.
+    """
     try:
         found = importlib.import_module(name)
     except ImportError:
+        if name in ("accelerate", "transformers"):
+            raise OptionError(f"models and tokenizers need {name}: pip install 'glft_schema[transformers]'") from None
         raise OptionError(f"Hugging Face folders need {name}: pip install 'glft_schema[hf]'") from None
     if name == "gguf":
         logging.getLogger(name).setLevel(logging.ERROR)  # its warnings are about keys that GGUF does not have

@@ -26,7 +26,8 @@ class Place(NamedTuple):
     def names(self, experts: int) -> list[str]:
         """Returns the names, one for each expert if the row has several."""
         numbers = range(experts if self.row.operation.stacks else 1)
-        return [self.row.name.format(i=self.block, e=number) + self.suffix for number in numbers]
+        suffix = self.suffix if self.row.written else ""
+        return [self.row.name.format(i=self.block, e=number) + suffix for number in numbers]
 
 
 def name_map(arch: str, blocks: int, tensors: int) -> Any:
@@ -81,16 +82,19 @@ class Names:
             raise TensorError("expected a block of the config's num_hidden_layers, found another", names[0])
         return found
 
-    def in_hf(self) -> dict[str, Place]:
-        """Returns the names in Hugging Face of all tensors, by their names in GGUF."""
+    def in_hf(self, fused: bool = False) -> dict[str, Place]:
+        """Returns the names in Hugging Face of all tensors, by their names in GGUF; those of
+        transformers' modules if `fused`."""
         return {
-            name: place for place in self._places() for name in self.in_gguf(place.row, {"i": str(place.block)}, place.suffix)
+            name: place
+            for place in self._places(fused)
+            for name in self.in_gguf(place.row, {"i": str(place.block)}, place.suffix)
         }
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self, fused: bool) -> Iterator[Place]:
         for row in self._family.rows:
             for block in range(self._block_count if "{i}" in row.name else 1):
-                if row.written:
+                if row.written or fused:
                     yield from (Place(row, block, suffix) for suffix in SUFFIXES)
 
 

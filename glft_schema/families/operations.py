@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from glft_schema.errors import TensorError
 from glft_schema.lazy import torch
+from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.tensor import Tensor
 
 Config = Mapping[str, Any]
@@ -28,17 +29,35 @@ class LazyTensor:
         dtype: its torch dtype.
         load: returns its values; called for each use, and the result is not kept.
         file_tensor: the tensor of a weights file with these values, or None.
+        packed: the bytes of a quantized tensor, or None.
+        transposed: the matrix that this one is the transpose of, or None.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     load: Callable[[], torch.Tensor]
     file_tensor: Tensor | None = None
+    packed: Packed | None = None
+    transposed: LazyTensor | None = None
+
+
+class Packed(NamedTuple):
+    """A quantized tensor's bytes.
+
+    Attributes:
+        type: the tensor's type.
+        load: returns the payload, u8 [rows, bytes of a row], as `Tensor.packed`.
+    """
+
+    type: TensorType
+    load: Callable[[], torch.Tensor]
 
 
 def of_file(tensor: Tensor) -> LazyTensor:
     """Returns a tensor of an open file."""
-    return LazyTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor)
+    type_ = tensor.dtype
+    packed = None if type_.exact is not None or not type_.is_known else Packed(type_, tensor.packed)
+    return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed)
 
 
 def of_values(values: torch.Tensor) -> LazyTensor:
@@ -46,8 +65,10 @@ def of_values(values: torch.Tensor) -> LazyTensor:
     return LazyTensor(tuple(values.shape), values.dtype, lambda: values)
 
 
-def applied(function: Function, sources: Sequence[LazyTensor], name: str) -> list[LazyTensor]:
+def applied(function: Function, sources: Sequence[LazyTensor], name: str, keeps_rows: bool = False) -> list[LazyTensor]:
     """Returns the results of a function.
+
+    If it only moves rows of the last dim, it is also applied to the bytes of tensors of one type.
 
     Raises:
         TensorError: if the function refuses the shapes. The error is about the tensor `name`.
@@ -61,7 +82,22 @@ def applied(function: Function, sources: Sequence[LazyTensor], name: str) -> lis
     def loading(number: int) -> Callable[[], torch.Tensor]:
         return lambda: function([source.load() for source in sources])[number].contiguous()
 
-    return [LazyTensor(tuple(result.shape), result.dtype, loading(i)) for i, result in enumerate(planned)]
+    def packing(number: int) -> Callable[[], torch.Tensor]:
+        rows = len(planned[number])
+        return lambda: function([_rows_of_bytes(source) for source in sources])[number].reshape(rows, -1)
+
+    types = {source.packed.type if source.packed else None for source in sources} if keeps_rows else {None}
+    type_ = types.pop() if len(types) == 1 else None
+    return [
+        LazyTensor(tuple(result.shape), result.dtype, loading(i), packed=Packed(type_, packing(i)) if type_ else None)
+        for i, result in enumerate(planned)
+    ]
+
+
+def _rows_of_bytes(source: LazyTensor) -> torch.Tensor:
+    """Returns a tensor's bytes, u8 [..., bytes of a row of the last dim]."""
+    assert source.packed is not None
+    return source.packed.load().view(*source.shape[:-1], -1)
 
 
 def as_float32(source: LazyTensor) -> LazyTensor:
@@ -74,9 +110,11 @@ class Operation:
 
     Attributes:
         stacks: the config field with the number of tensors that become one, or None.
+        keeps_rows: whether it only moves rows of the last dim.
     """
 
     stacks: str | None = None
+    keeps_rows: bool = True
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         """Returns the tensors of GGUF."""
@@ -107,6 +145,8 @@ class PermuteRows(Operation):
 class PlusOne(Operation):
     """Norms whose factor is ``1 + weight``: GGUF stores the factor, in float32."""
 
+    keeps_rows = False
+
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return [weights.float() + 1 for weights in tensors]
 
@@ -116,6 +156,8 @@ class PlusOne(Operation):
 
 class Transpose(Operation):
     """Weights of Conv1D layers, which are ``[in, out]``. Biases are unchanged."""
+
+    keeps_rows = False
 
     def to_gguf(self, tensors: Sequence[torch.Tensor], config: Config) -> Sequence[torch.Tensor]:
         return [weights.T if weights.dim() == 2 else weights for weights in tensors]

@@ -1,50 +1,57 @@
-"""Loads models and tokenizers by transformers: of Hugging Face folders, and of GGUF files of the
-declared families.
-"""
+"""Loads models of transformers: of Hugging Face folders, and of GGUF files of declared families."""
 
 from __future__ import annotations
 
 import fnmatch
-import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from glft_schema.errors import FormatError, OptionError, TensorError
-from glft_schema.families.config import refusing
+from glft_schema.errors import OptionError, TensorError
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
-from glft_schema.files.container import open as open_container
+from glft_schema.families.libraries import library
+from glft_schema.families.operations import LazyTensor
+from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
+from glft_schema.models.libraries import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.checkpoints import open_entries
+from glft_schema.weights.checkpoints import Checkpoint, open_entries
 from glft_schema.weights.stored_tensors import as_lazy, in_memory
 
-ADD_BOS, VOCABULARY = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.model"
-WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
-
-LOCAL = {"local_files_only": True, "trust_remote_code": False}  # without the latter, transformers asks on the terminal
+EXPECTED = "a model that transformers loads"
 
 
-class Vocabulary(NamedTuple):
-    """A tokenizer, used as llama.cpp's tools use theirs.
+def load(
+    path: StrPath, *, packed: bool = True, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> tuple[Any, Any]:
+    """Loads a GGUF model and its tokenizer as those of transformers.
 
-    Attributes:
-        tokenizer: of transformers.
-        start: the token that begins each text, or None.
+    Names, config and the order of rows follow from the model's family, as `convert` knows it.
+
+    Args:
+        path: the file, or a file of a set.
+        packed: keep quantized weights as the file stores them, in the modules of `glft_schema.nn`;
+            otherwise they are dequantized.
+        dtype: of other weights and of the computation; by default that of the matrices if it is
+            float16 or bfloat16 in all of them, otherwise float32.
+        device: of all weights.
+
+    Returns:
+        The model, in evaluation mode, and the tokenizer.
+
+    Raises:
+        OptionError: if a library is missing, the path is not a GGUF file, or the device lacks the
+            memory.
+        FormatError: if no family has the architecture, a key or a tensor is missing, or there is a
+            tensor that the model does not have.
+        OSError: if a file cannot be read.
     """
-
-    tokenizer: Any
-    start: int | None
-
-    def tokens(self, text: str) -> list[int]:
-        """Returns the tokens of a text. The text of a special token is plain text."""
-        found: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).input_ids
-        return found if self.start is None else [self.start, *found]
+    with transformers_for(path, EXPECTED) as transformers:
+        checkpoint = open_entries(path)
+        assert checkpoint.file is not None or not is_model_folder(path)
+        model = _of_gguf(transformers, path, checkpoint, packed=packed, dtype=dtype, device=device)
+        return model, tokenizer_of(checkpoint.metadata)
 
 
 def load_model(path: StrPath) -> Any:
@@ -57,19 +64,14 @@ def load_model(path: StrPath) -> Any:
         FormatError: if the model cannot be loaded, or lacks a tensor; see `hf_model`.
         OSError: if a file cannot be read.
     """
-    with _transformers(path, "a model that transformers loads") as transformers:
-        if is_model_folder(path):
-            config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
-            kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-            return _loaded(kind, path, **LOCAL)
-        checkpoint = open_entries(path)
-        if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
-            raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
-        tensors, fields = hf_model(as_lazy(in_memory(checkpoint.tensors)), checkpoint.metadata)
-        config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
-        kind = getattr(transformers, fields["architectures"][0])
-        state = {name: tensor.load().float() for name, tensor in tensors.items()}
-        return _loaded(kind, None, config=config, state_dict=state)
+    with transformers_for(path, EXPECTED) as transformers:
+        if not is_model_folder(path):
+            return _of_gguf(transformers, path, open_entries(path), packed=False, dtype=torch.float32)
+        config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
+        kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+        module, info = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **LOCAL)
+        _check_missing(info["missing_keys"], family_of(module))
+        return module.eval()
 
 
 def family_of(module: Any) -> Family | None:
@@ -85,68 +87,81 @@ def is_dropped(name: str, family: Family | None) -> bool:
     )
 
 
-def _loaded(kind: Any, source: StrPath | None, **options: Any) -> Any:
-    """Loads a model. Raises TensorError if a tensor is missing, which transformers fills with
-    random numbers.
-    """
-    module, info = kind.from_pretrained(source, dtype=torch.float32, output_loading_info=True, **options)
-    family = family_of(module)
-    for name in sorted(info["missing_keys"]):
+def _check_missing(names: Any, family: Family | None) -> None:
+    """Raises TensorError if the model needs one of these tensors, which would be random numbers."""
+    for name in sorted(names):
         if not is_dropped(name, family):
             raise TensorError("expected values for this tensor, found none", name)
-    return module.eval()
 
 
-def load_vocabulary(path: StrPath) -> Vocabulary:
-    """Loads the tokenizer of a Hugging Face folder or a GGUF file.
+def _of_gguf(
+    transformers: Any,
+    path: StrPath,
+    checkpoint: Checkpoint,
+    *,
+    packed: bool,
+    dtype: torch.dtype | None,
+    device: str | torch.device = "cpu",
+) -> Any:
+    """Returns the model of a GGUF file."""
+    from glft_schema.nn.loading import fill
 
-    Raises:
-        OptionError: if transformers is missing.
-        FormatError: if transformers cannot load the tokenizer.
-        OSError: if a file cannot be read.
+    if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
+        raise OptionError(f"expected a {WITH_TYPES.name} file or a Hugging Face folder to run, found another source")
+    tensors, fields = hf_model(as_lazy(in_memory(checkpoint.tensors)), checkpoint.metadata, fused=True)
+    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    config._experts_implementation = "eager"  # it takes one expert at a time
+    module = _without_values(getattr(transformers, fields["architectures"][0]), config, dtype or _dtype_of(tensors))
+    family, own = family_of(module), module.state_dict().keys()
+    assert family is not None
+    found = {name if name in own else family.prefix + name: tensor for name, tensor in tensors.items()}
+    with torch.inference_mode(False):
+        if packed:
+            found = {name: _of_linear(module, name, tensor) for name, tensor in found.items()}
+        experts = [name for name, tensor in found.items() if len(tensor.shape) == 3]
+        unmatched = fill(module, found, path, packed=packed, strict=False, device=device, experts=experts)
+        _check_missing(unmatched.missing, family)
+        for name in unmatched.left_over:
+            raise TensorError(f"{type(module).__name__} has no such tensor", name)
+        _initialise(module, unmatched.missing, device)
+    return module.to(device).eval()
+
+
+def _of_linear(module: Any, name: str, tensor: LazyTensor) -> LazyTensor:
+    """Replaces gpt2's Conv1D, whose weight is [in, out], by a Linear layer, which can be packed.
+
+    Returns the layer's weight as the file has it, [out, in], or the tensor itself.
     """
-    with _transformers(path, "a tokenizer that transformers loads (tokenizer= or --tokenizer takes another)") as transformers:
-        if os.path.isdir(path):
-            return vocabulary_of(transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
-        with open_container(path) as file:
-            first, metadata = Path(str(file.shards[0].name)), file.metadata
-        with tempfile.TemporaryDirectory() as folder:  # transformers would also read the files beside the GGUF file
-            link = Path(folder, "model.gguf")
-            link.symlink_to(first.absolute())
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=link.name, **LOCAL)
-        adds = metadata.get(ADD_BOS, metadata.get(VOCABULARY) in WITH_BOS)
-        return Vocabulary(tokenizer, tokenizer.bos_token_id if adds else None)
+    if tensor.transposed is None or not tensor.transposed.packed:
+        return tensor
+    layer, out = name.removesuffix(".weight"), tensor.shape[1]
+    bias = module.get_submodule(layer).bias
+    module.set_submodule(layer, linear := torch.nn.Linear(tensor.shape[0], out, False, "meta", bias.dtype))
+    linear.bias = bias
+    return tensor.transposed
 
 
-def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Returns the vocabulary of a tokenizer of transformers."""
-    bos, first = tokenizer.bos_token_id, tokenizer("a").input_ids[:1]
-    start = tokenizer.cls_token_id if bos is None else bos
-    return Vocabulary(tokenizer, start if first == [start] else None)
+def _dtype_of(tensors: dict[str, LazyTensor]) -> torch.dtype:
+    """Returns the dtype of all matrices if it is a half one, otherwise float32."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if len(tensor.shape) > 1}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
 
 
-@contextmanager
-def _transformers(path: StrPath, expected: str) -> Iterator[Any]:
-    """Imports transformers and silences it. Raises FormatError instead of its errors,
-    and of TensorError, to name the file.
-    """
-    try:
-        import transformers
-    except ImportError:
-        raise OptionError("running a model needs transformers: pip install 'glft_schema[transformers]'") from None
-    logging: Any = transformers.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
-    try:
-        with refusing(path, expected):
-            yield transformers
-    except TensorError as error:
-        raise FormatError(error.problem, tensor=error.tensor, file=str(path)) from None
-    except FormatError as error:
-        error.file = error.file or str(path)
-        raise
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+def _without_values(kind: Any, config: Any, dtype: torch.dtype) -> Any:
+    """Returns a model with its parameters on the meta device, and its buffers computed."""
+    accelerate = library("accelerate")
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), accelerate.init_empty_weights(include_buffers=False):
+        module = kind._from_config(config, dtype=dtype)
+    module.tie_weights()
+    return module
+
+
+def _initialise(module: Any, names: list[str], device: str | torch.device) -> None:
+    """Gives random values to tensors that GGUF does not have, as transformers does."""
+    owners = {name.rpartition(".")[0] for name in names}
+    for owner in map(module.get_submodule, owners):
+        owner.to_empty(device=device, recurse=False)
+        module._init_weights(owner)

@@ -1,19 +1,24 @@
-"""`load_into`: the tensors of a weights file into a module of any kind."""
+"""`load_into`: the tensors of a weights file into a module of any kind.
+
+Everything that can fail for want of memory happens before the module changes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from glft_schema.errors import OptionError, safe
+from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
-from glft_schema.nn.modules import Conv2d, Embedding, Linear, Packed
+from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.storage.source import StrPath
-from glft_schema.tensors.tensor import Tensor
+from glft_schema.tensor_types import TensorType
 
 LISTED = 5  # names in an error
 
@@ -49,6 +54,7 @@ def load_into(
     packed: bool = False,
     names: Mapping[str, str] | Callable[[str], str | None] | None = None,
     strict: bool = True,
+    device: str | torch.device = "cpu",
 ) -> Unmatched:
     """Loads the tensors of a weights file into a module's parameters and buffers.
 
@@ -64,6 +70,7 @@ def load_into(
         names: the module's name for a name in the file, or None to leave the tensor out; by default
             the same.
         strict: refuse names that only one side has.
+        device: of tensors that are on the meta device now.
 
     Returns:
         The names that only one side has; none if `strict`.
@@ -71,30 +78,88 @@ def load_into(
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
-        OptionError: if names, shapes or types do not fit, with the names; the module is unchanged.
+        OptionError: if names, shapes or types do not fit, or a device lacks the memory, with the
+            names; the module is unchanged.
     """
     renamed = names.get if isinstance(names, Mapping) else names or (lambda name: name)
     with torch.inference_mode(False), open(path) as file:
         pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := renamed(name)) is not None]
-        found, places = dict(pairs), _places(module)
-        missing = [place.names[0] for place in places if not found.keys() & set(place.names)]
-        left_over = sorted(found.keys() - {name for place in places for name in place.names})
-        misfits = [f"{name}: several tensors of the file" for name, n in Counter(new for new, _ in pairs).items() if n > 1]
-        misfits += [problem for place in places for problem in _misfits(module, place, found)]
-        problems = [f"the file lacks {_listed(missing)}"] * bool(missing and strict)
-        problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over and strict)
-        problems += [_listed(misfits, "; ")] * bool(misfits)
-        if problems:
-            raise OptionError(f"{path}: {'; '.join(problems)}")
-        for place in places:
-            name = next((name for name in place.names if name in found), None)
-            if name is None:
-                continue
-            if packed and not found[name].dtype.exact and all(_can_be_packed(module, each) for each in place.names):
-                _pack(module, place, found[name])
-            else:
-                _fill(module, place, found[name])
+        twice = [
+            f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1
+        ]
+        if twice:
+            raise OptionError(f"{path}: {_listed(twice, '; ')}")
+        found = {name: of_file(tensor) for name, tensor in pairs}
+        return fill(module, found, path, packed=packed, strict=strict, device=device)
+
+
+def fill(
+    module: nn.Module,
+    found: Mapping[str, LazyTensor],
+    source: StrPath,
+    *,
+    packed: bool,
+    strict: bool = True,
+    device: str | torch.device = "cpu",
+    experts: Collection[str] = (),
+) -> Unmatched:
+    """Loads tensors by their names in a module; see `load_into`.
+
+    Args:
+        module: any module.
+        found: the tensors.
+        source: what they are from, for errors.
+        packed: as in `load_into`.
+        strict: as in `load_into`.
+        device: as in `load_into`.
+        experts: names of parameters of three dims, of which the module takes one matrix at a time,
+            to be replaced by `Experts`.
+
+    Raises OptionError as `load_into`.
+    """
+    places = _places(module)
+    missing = [place.names[0] for place in places if not found.keys() & set(place.names)]
+    left_over = sorted(found.keys() - {name for place in places for name in place.names})
+    misfits = [problem for place in places for problem in _misfits(module, place, found)]
+    problems = [f"the file lacks {_listed(missing)}"] * bool(missing and strict)
+    problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over and strict)
+    problems += [_listed(misfits, "; ")] * bool(misfits)
+    if problems:
+        raise OptionError(f"{source}: {'; '.join(problems)}")
+    given = [(place, name) for place in places if (name := next((name for name in place.names if name in found), None))]
+    changes = []
+    for place, name in given:
+        tensor, own = found[name], place.tensor
+        target = torch.device(device) if own.is_meta else own.device
+        keeps = packed and tensor.packed and all(name in experts or _can_be_packed(module, name) for name in place.names)
+        values: torch.Tensor | None = None
+        with _naming(source, name, target):
+            if keeps or (own.is_meta and _is_packed(module, place)):
+                assert tensor.packed is not None
+                values = tensor.packed.load().to(target)
+            elif own.is_meta:
+                values = _values(tensor, own.dtype).to(target)
+        changes.append((place, tensor, values, keeps))
+    for place, tensor, values, keeps in changes:
+        if keeps:
+            assert values is not None
+            _pack(module, place, tensor, values)
+        elif values is not None:
+            _replace(module, place, values)
+        else:
+            _write(module, place, tensor)
     return Unmatched(missing, left_over)
+
+
+@contextmanager
+def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
+    """Raises OptionError, which names a tensor, if a device lacks the memory for it."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:  # also of torch.OutOfMemoryError
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error):
+            raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
+        raise
 
 
 def _places(module: nn.Module) -> list[_Place]:
@@ -112,23 +177,41 @@ def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     return module.get_submodule(path), attribute
 
 
-def _misfits(module: nn.Module, place: _Place, found: Mapping[str, Tensor]) -> Iterator[str]:
+def _is_packed(module: nn.Module, place: _Place) -> bool:
+    """Tells whether a tensor is the packed weight of a module of this package."""
+    owner, attribute = _owner(module, place.names[0])
+    return isinstance(owner, Packed) and attribute == "weight"
+
+
+def _misfits(module: nn.Module, place: _Place, found: Mapping[str, LazyTensor]) -> Iterator[str]:
     """Yields why tensors of the file do not fit."""
     own, given = place.tensor, [name for name in place.names if name in found]
     for name in given:
-        tensor, first, (owner, attribute) = found[name], found[given[0]], _owner(module, name)
-        if tensor.dtype.bytes_only:
-            yield f"{name}: {tensor.dtype.bytes_only}"
-        elif isinstance(owner, Packed) and attribute == "weight":
+        tensor, first, owner = found[name], found[given[0]], _owner(module, name)[0]
+        type_ = tensor.packed.type if tensor.packed else tensor.file_tensor.dtype if tensor.file_tensor else tensor.dtype
+        if tensor.file_tensor and tensor.file_tensor.dtype.bytes_only:
+            yield f"{name}: {tensor.file_tensor.dtype.bytes_only}"
+        elif _is_packed(module, place):
+            assert isinstance(owner, Packed)
             expected, shape = owner.weight_type, owner.weight_shape
-            if (tensor.dtype, tensor.shape) != (expected, shape):
-                yield f"{name}: expected {expected} {list(shape)}, found {tensor.dtype} {list(tensor.shape)}"
+            if (type_, tensor.shape) != (expected, shape):
+                yield f"{name}: expected {expected} {list(shape)}, found {type_} {list(tensor.shape)}"
         elif tensor.shape != tuple(own.shape):
             yield f"{name}: expected {list(own.shape)}, found {list(tensor.shape)}"
-        elif not own.dtype.is_floating_point and own.dtype != tensor.dtype.dtype:
-            yield f"{name}: expected {own.dtype}, found {tensor.dtype}"
-        elif tensor is not first and (tensor.dtype, tensor.raw) != (first.dtype, first.raw):
+        elif not own.dtype.is_floating_point and own.dtype != tensor.dtype:
+            yield f"{name}: expected {own.dtype}, found {type_}"
+        elif tensor is not first and not _are_equal(tensor, first):
             yield f"{name}: expected the values of {given[0]}, with which it is tied"
+
+
+def _are_equal(tensor: LazyTensor, other: LazyTensor) -> bool:
+    """Tells whether two tensors have the same type and bytes."""
+    one, two = tensor.file_tensor, other.file_tensor
+    if one is not None and two is not None:
+        return (one.dtype, one.raw) == (two.dtype, two.raw)
+    if tensor.packed and other.packed and tensor.packed.type != other.packed.type:
+        return False
+    return torch.equal(tensor.load(), other.load())
 
 
 def _can_be_packed(module: nn.Module, name: str) -> bool:
@@ -142,53 +225,68 @@ def _can_be_packed(module: nn.Module, name: str) -> bool:
     return type(owner) in kinds and not reads_weights and getattr(owner, "max_norm", None) is None
 
 
-def _pack(module: nn.Module, place: _Place, tensor: Tensor) -> None:
-    """Replaces layers by packed ones, which share the weight."""
-    device = torch.device("cpu") if place.tensor.is_meta else place.tensor.device
-    weight, layers = nn.Parameter(tensor.packed().to(device), requires_grad=False), dict[nn.Module, nn.Module]()
-    for path in (name.removesuffix(".weight") for name in place.names):
-        parent, attribute = _owner(module, path)
+def _pack(module: nn.Module, place: _Place, tensor: LazyTensor, packed: torch.Tensor) -> None:
+    """Replaces layers by packed ones, which share the weight, or a parameter by `Experts`."""
+    assert tensor.packed is not None
+    weight, layers, type_ = nn.Parameter(packed, requires_grad=False), dict[nn.Module, nn.Module](), tensor.packed.type
+    for name in place.names:
+        parent, attribute = _owner(module, name.removesuffix(".weight"))
         owner = getattr(parent, attribute)
+        if not isinstance(owner, nn.Module):
+            delattr(parent, attribute)
+            stack: Any = Experts(tensor.shape, type_, device="meta", dtype=owner.dtype)  # type: ignore[arg-type]
+            stack.weight = weight
+            setattr(parent, attribute, stack)
+            continue
         if owner not in layers:
-            layers[owner] = layer = _layer(owner, tensor)
+            layers[owner] = layer = _layer(owner, type_)
             layer.weight, layer.dtype = weight, place.tensor.dtype
             added = {name: value for name, value in owner.__dict__.items() if name not in layer.__dict__ or "_hooks" in name}
             layer.__dict__.update(added, training=owner.training)
         setattr(parent, attribute, layers[owner])
 
 
-def _layer(owner: nn.Module, tensor: Tensor) -> Linear | Embedding | Conv2d:
+def _layer(owner: nn.Module, type_: TensorType) -> Linear | Embedding | Conv2d:
     """Returns a packed layer in place of another one, with its bias."""
     layer: Linear | Embedding | Conv2d
     if isinstance(owner, nn.Embedding):
-        return Embedding(owner.num_embeddings, owner.embedding_dim, tensor.dtype, padding_idx=owner.padding_idx, device="meta")
+        return Embedding(owner.num_embeddings, owner.embedding_dim, type_, padding_idx=owner.padding_idx, device="meta")
     if isinstance(owner, nn.Linear):
-        layer = Linear(owner.in_features, owner.out_features, tensor.dtype, device="meta")
+        layer = Linear(owner.in_features, owner.out_features, type_, device="meta")
     else:
         assert isinstance(owner, nn.Conv2d)
         options = {name: getattr(owner, name) for name in ("stride", "padding", "dilation", "groups", "padding_mode")}
         size: Any = owner.kernel_size
-        layer = Conv2d(owner.in_channels, owner.out_channels, size, tensor.dtype, device="meta", **options)
+        layer = Conv2d(owner.in_channels, owner.out_channels, size, type_, device="meta", **options)
     layer.bias = owner.bias
     return layer
 
 
-def _fill(module: nn.Module, place: _Place, tensor: Tensor) -> None:
-    """Writes values into a tensor, or replaces one on the meta device."""
-    own, (owner, attribute) = place.tensor.detach(), _owner(module, place.names[0])
-    is_packed = isinstance(owner, Packed) and attribute == "weight"
-    if own.is_meta:
-        values = tensor.packed() if is_packed else tensor.dequantize(own.dtype if own.dtype.is_floating_point else None)
-        if isinstance(place.tensor, nn.Parameter):
-            values = nn.Parameter(values, place.tensor.requires_grad)
-        for owner, attribute in (_owner(module, name) for name in place.names):
-            setattr(owner, attribute, values)
-    elif is_packed:
-        own.copy_(tensor.packed())
-    elif own.is_contiguous():
-        tensor.dequantize(out=own)
+def _replace(module: nn.Module, place: _Place, values: torch.Tensor) -> None:
+    """Puts a tensor in place of one on the meta device."""
+    if isinstance(place.tensor, nn.Parameter):
+        values = nn.Parameter(values, place.tensor.requires_grad)
+    for owner, attribute in (_owner(module, name) for name in place.names):
+        setattr(owner, attribute, values)
+
+
+def _write(module: nn.Module, place: _Place, tensor: LazyTensor) -> None:
+    """Writes values into a tensor's memory."""
+    own = place.tensor.detach()
+    if _is_packed(module, place):
+        assert tensor.packed is not None
+        own.copy_(tensor.packed.load())
+    elif tensor.file_tensor is not None and own.is_contiguous():
+        tensor.file_tensor.dequantize(out=own)
     else:
-        own.copy_(tensor.dequantize())
+        own.copy_(tensor.load())
+
+
+def _values(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns values in a dtype if it is a float dtype, without a copy if they have it."""
+    if not dtype.is_floating_point:
+        return tensor.load()
+    return tensor.load().to(dtype) if tensor.file_tensor is None else tensor.file_tensor.dequantize(dtype)
 
 
 def _listed(parts: Sequence[str], separator: str = ", ") -> str:

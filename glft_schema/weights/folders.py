@@ -10,10 +10,12 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from glft_schema.errors import MetadataWarning, OptionError, one_line
+from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
+from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint
@@ -58,7 +60,7 @@ def write_folder(
         matrices = [tensor for tensor in written if len(stored[tensor.name].shape) > 1]
         config["dtype"] = matrices[0].type.exact if matrices else "float32"
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-        if problem := _write_tokenizer(Path(str(source.file.shards[0].name)), folder):
+        if problem := _write_tokenizer(source.metadata, folder):
             warnings.warn(f"no tokenizer is written: {problem}", MetadataWarning, stacklevel=4)
     return written
 
@@ -78,14 +80,14 @@ def _new_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _write_tokenizer(source: Path, folder: Path) -> str | None:
-    """Writes a GGUF file's tokenizer by transformers' classes. Returns the problem, or None."""
+def _write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> str | None:
+    """Writes a GGUF model's tokenizer by transformers' classes. Returns the problem, or None."""
     try:
-        from transformers import AutoTokenizer
-    except ImportError:
+        tokenizer_of(metadata).save_pretrained(folder)
+    except OptionError:
         return "transformers is not installed"
-    try:
-        AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name).save_pretrained(folder)
+    except FormatError as error:
+        return one_line(str(error))
     except Exception as error:  # of any library below
         return f"transformers: {one_line(str(error))}"
     return None

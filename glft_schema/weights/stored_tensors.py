@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.errors import TensorError, shown
-from glft_schema.families.operations import LazyTensor
+from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import Rows
 from glft_schema.tensors.tensor import Tensor
@@ -64,7 +64,10 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
 
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
     """Returns tensors for the operations of a family."""
-    return {name: LazyTensor(t.shape, t.dtype, t.load, t.file_tensor) for name, t in tensors.items()}
+    return {
+        name: LazyTensor(t.shape, t.dtype, t.load) if t.file_tensor is None else of_file(t.file_tensor)
+        for name, t in tensors.items()
+    }
 
 
 def check_dense(name: str, tensor: Any) -> None:

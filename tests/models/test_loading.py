@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
-from glft_schema.models.loading import load_model, load_vocabulary
+from glft_schema.models.loading import load_model
+from glft_schema.models.vocabulary import load_vocabulary
 from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
 from tests.models.conftest import tiny_gguf
 

@@ -1,0 +1,113 @@
+"""The vocabulary in metadata of GGUF as a tokenizer of transformers: the inverse of `vocabulary`.
+
+transformers converts the values of the keys, except for WordPiece.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from glft_schema.errors import FormatError, shown
+from glft_schema.families.libraries import library
+from glft_schema.families.vocabulary import ARCHITECTURE, CONTROL, SPACE
+
+KEYS = "tokenizer.ggml."
+TEMPLATE = "tokenizer.chat_template"
+FIELDS = {  # what transformers' conversion takes, by the name of a key
+    "tokenizer_type": "model",
+    "pre_tokenizer_type": "pre",
+    "tokens": "tokens",
+    "scores": "scores",
+    "token_type": "token_type",
+    "merges": "merges",
+    "precompiled_charsmap": "precompiled_charsmap",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "unk_token_id": "unknown_token_id",
+    "pad_token_id": "padding_token_id",
+    "add_prefix_space": "add_space_prefix",
+}
+SPECIAL = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",  # the spelling of the key
+    "cls_token": "cls_token_id",
+    "mask_token": "mask_token_id",
+}
+WITH_BOS = ("llama", "bert")  # kinds of vocabulary that begin texts with a token, unless a key says otherwise
+
+
+def begins_with_bos(metadata: Mapping[str, Any]) -> bool:
+    """Returns whether texts begin with a token, by the metadata of a GGUF model."""
+    return bool(metadata.get(KEYS + "add_bos_token", metadata.get(KEYS + "model") in WITH_BOS))
+
+
+def tokenizer_of(metadata: Mapping[str, Any]) -> Any:
+    """Returns the tokenizer of a GGUF model.
+
+    Raises:
+        FormatError: if a key is missing.
+        Exception: of transformers, for a vocabulary that it does not take.
+    """
+    found = {field: value for field, key in FIELDS.items() if (value := metadata.get(KEYS + key)) is not None}
+    for field in ("tokenizer_type", "tokens"):
+        if field not in found:
+            raise FormatError("expected a vocabulary, found none", f"metadata -> {KEYS}{FIELDS[field]}")
+    tokens = found["tokens"] = list(found["tokens"])
+    found |= {field: list(found[field]) for field in ("scores", "token_type", "merges") if field in found}
+    ids = {name: metadata[KEYS + key] for name, key in SPECIAL.items() if KEYS + key in metadata}
+    settings: dict[str, Any] = {name: _token(tokens, number, SPECIAL[name]) for name, number in ids.items()}
+    if TEMPLATE in metadata:
+        settings["chat_template"] = metadata[TEMPLATE]
+    if found["tokenizer_type"] == "bert":
+        return _wordpiece(found, metadata, settings)
+    for name in ("add_bos_token", "add_eos_token"):
+        if KEYS + name in metadata:
+            settings[name] = metadata[KEYS + name]
+    settings.setdefault("add_bos_token", begins_with_bos(metadata))
+    return _converted(metadata.get(ARCHITECTURE), found, settings)
+
+
+def _token(tokens: list[str], number: int, key: str) -> str:
+    if not 0 <= number < len(tokens):
+        problem = f"expected fewer than {len(tokens)}, the number of tokens, found {shown(number)}"
+        raise FormatError(problem, f"metadata -> {KEYS}{key}")
+    return tokens[number]
+
+
+def _converted(architecture: Any, found: dict[str, Any], settings: dict[str, Any]) -> Any:
+    """Returns a tokenizer that transformers converts."""
+    backend, more = _conversion()(architecture, found)
+    return library("transformers").PreTrainedTokenizerFast(tokenizer_object=backend, **{**settings, **more})
+
+
+@cache
+def _conversion() -> Callable[[Any, Any], tuple[Any, dict[str, Any]]]:
+    """Returns transformers' function from a vocabulary to a backend and more settings."""
+    try:
+        found = importlib.import_module("transformers.integrations.gguf")
+    except ImportError:
+        found = importlib.import_module("transformers.integrations.ggml")  # of older versions
+    return found.convert_gguf_tokenizer  # type: ignore[no-any-return]
+
+
+def _wordpiece(found: dict[str, Any], metadata: Mapping[str, Any], settings: dict[str, Any]) -> Any:
+    """Returns a tokenizer of words without a prefix and continuations with ``##``."""
+    types = found.get("token_type", [0] * len(found["tokens"]))
+    words = [text if type_ == CONTROL else _word(text) for text, type_ in zip(found["tokens"], types, strict=True)]
+    normalizer = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
+    settings |= {name: metadata.get(f"{KEYS}normalizer.{key}") for name, key in normalizer.items()}
+    if settings["do_lower_case"] is None:
+        settings["do_lower_case"] = True
+    for name, instead in (("cls_token", "bos_token"), ("sep_token", "eos_token")):
+        settings.setdefault(name, settings.get(instead))
+    return library("transformers").BertTokenizer(vocab={word: number for number, word in enumerate(words)}, **settings)
+
+
+def _word(text: str) -> str:
+    return text.removeprefix(SPACE) if text.startswith(SPACE) else "##" + text
