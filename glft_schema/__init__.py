@@ -8,6 +8,7 @@ and documentation follow from the declaration.
     glft.codec         constructs for declaring formats
     glft.formats       the formats, and how to declare one
     glft.describe      declarations as data, pages and code in other languages
+    glft.gguf_reader   gguf-py's GGUFReader, faster
     glft.kernels       formulas compiled for this machine
     glft.manifests     SHA-256 of files and tensors
     glft.nn            modules whose weights stay packed
@@ -50,7 +51,8 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from glft_schema import describe, kernels, lab, manifests
+    from glft_schema import describe, gguf_reader, kernels, lab, manifests, nn, transformers
+    from glft_schema.adapters.merging import MergedTensor, merge_lora
     from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
     from glft_schema.checks.derivation import Derivation, check_derivation
     from glft_schema.checks.manifests import hash_file
@@ -94,6 +96,7 @@ __all__ = [
     "ImportanceMatrix",
     "LimitError",
     "Limits",
+    "MergedTensor",
     "MetadataChange",
     "MetadataWarning",
     "Mix",
@@ -135,6 +138,7 @@ __all__ = [
     "edit",
     "fake_quantize",
     "formats",
+    "gguf_reader",
     "hash_file",
     "kernels",
     "lab",
@@ -143,6 +147,7 @@ __all__ = [
     "manifests",
     "measure_importance",
     "merge",
+    "merge_lora",
     "nn",
     "open",
     "open_checkpoint",
@@ -163,8 +168,9 @@ __all__ = [
 
 
 # Testing requires hypothesis, transformers that library: optional dependencies.
-PARTS = ("describe", "kernels", "lab", "manifests", "nn", "testing", "transformers")
+PARTS = ("describe", "gguf_reader", "kernels", "lab", "manifests", "nn", "testing", "transformers")
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
+    "adapters.merging": "MergedTensor merge_lora",
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",
     "checks.derivation": "Derivation check_derivation",
     "checks.manifests": "hash_file",

@@ -24,6 +24,7 @@ COMMANDS = {  # by name: the module that has it
     "kernels": "kernels",
     "lab": "lab",
     "merge": "split",
+    "merge-lora": "merge_lora",
     "plan": "plan",
     "quantize": "quantize",
     "schema": "schema",

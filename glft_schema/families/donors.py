@@ -110,8 +110,8 @@ class Donor:
         family = declared_family(folder) if folder else None
         if folder and family and family.arch == self.arch:
             with refusing(folder, "a valid config.json"):
-                return self._complete(self._by_table(tensors, family, read_config(folder))), family
-        return self._complete(self._by_names(tensors)), None
+                return self.completed(self._by_table(tensors, family, read_config(folder))), family
+        return self.completed(self._by_names(tensors)), None
 
     def _by_table(self, tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
         """Returns tensors mapped by the table of a family."""
@@ -216,7 +216,7 @@ class Donor:
                 raise TensorError(f"{problem} with about the same error: RMSE {rmses[0]:.3g} and {rmses[1]:.3g}", own.name)
         return functions[best]
 
-    def _complete(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
+    def completed(self, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
         """Returns all tensors of the donor, in its order. Raises TensorError if one is missing."""
         found = {}
         for name, own in self.file.tensors.items():

@@ -38,7 +38,7 @@ def hf_model(
         FormatError: if no family has the architecture, or a key is missing.
         TensorError: if the family has no such tensor, or a shape does not fit the metadata.
     """
-    family = _family_of(metadata)
+    family = family_in_gguf(metadata)
     config = config_of(metadata, family.keys, family.arch)
     left = dict(tensors)
     config |= family.restored(left, config)
@@ -72,7 +72,7 @@ def hf_model(
     return found, {**fixed, **config, **family.assumed_of(config)}
 
 
-def _family_of(metadata: Mapping[str, Any]) -> Family:
+def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
     """Returns the family of a model. Raises FormatError if none has its architecture."""
     arch = metadata.get("general.architecture")
     for family in FAMILIES:

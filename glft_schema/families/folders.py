@@ -18,7 +18,16 @@ from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.libraries import keys_of, library
 from glft_schema.families.names import Names, is_float32
-from glft_schema.families.operations import KEEP, LazyTensor, applied, as_float32, of_file, of_values
+from glft_schema.families.operations import (
+    KEEP,
+    LazyTensor,
+    Operation,
+    Transpose,
+    applied,
+    as_float32,
+    of_file,
+    of_values,
+)
 from glft_schema.families.vocabulary import vocabulary_keys
 from glft_schema.files.container import open as open_container
 from glft_schema.formats.registry import WITH_TYPES
@@ -156,14 +165,21 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
             if len(stack) < config[row.operation.stacks]:
                 continue
             parts = [stack[number] for number in sorted(stacks.pop(targets[0]))]
-        operation = row.operation
-        results = applied(lambda values, operation=operation: operation.to_gguf(values, config), parts, stored)  # type: ignore[misc]
-        for target, result in zip(targets, parts if operation is KEEP else results, strict=True):
+        results = _in_gguf(row.operation, parts, config, stored)
+        for target, result in zip(targets, results, strict=True):
             found[target] = as_float32(result) if is_float32(target, result.shape) else result
     if stacks:
         name, stack = next(iter(stacks.items()))
         raise TensorError(f"expected a tensor of each expert, found {len(stack)}", name)
     return found
+
+
+def _in_gguf(operation: Operation, parts: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
+    if operation is KEEP:
+        return parts
+    if isinstance(operation, Transpose) and parts[0].transposed is not None:
+        return [parts[0].transposed]
+    return applied(lambda values: operation.to_gguf(values, config), parts, name, operation.keeps_rows)
 
 
 def file_type(tensors: Mapping[str, LazyTensor]) -> int:

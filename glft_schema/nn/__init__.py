@@ -2,5 +2,6 @@
 
 from glft_schema.nn.loading import Unmatched, load_into
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
+from glft_schema.nn.saving import stored_tensors
 
-__all__ = ["Conv2d", "Embedding", "Experts", "Linear", "Packed", "Unmatched", "load_into"]
+__all__ = ["Conv2d", "Embedding", "Experts", "Linear", "Packed", "Unmatched", "load_into", "stored_tensors"]

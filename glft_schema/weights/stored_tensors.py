@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.chunks import Rows
-from glft_schema.tensors.tensor import Tensor
+from glft_schema.storage.source import BytesSource
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import Rows, matrix
+from glft_schema.tensors.tensor import Place, Tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,25 @@ class StoredTensor:
 def in_file(tensor: Tensor) -> StoredTensor:
     """Returns a tensor of an open weights file."""
     return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
+
+
+def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: torch.Tensor) -> Tensor:
+    """Returns a tensor with bytes in memory, which are not copied if the type has one field.
+
+    Args:
+        name: of the tensor.
+        type_: its type.
+        shape: its sizes in torch's order.
+        packed: as `Tensor.packed` returns them.
+
+    Raises:
+        TensorError: if the bytes are not in memory.
+    """
+    check_dense(name, packed)
+    fields = type_.unpacked(packed.detach().cpu().contiguous(), matrix(shape)[1])
+    pieces = list(type_.pieces(fields, LITTLE))
+    payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return Tensor(name, shape, Place(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
 
 
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:

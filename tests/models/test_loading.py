@@ -94,7 +94,7 @@ def test_missing_weights(tmp_path: Path) -> None:
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(glft.OptionError, match="running a model needs transformers: pip install"):
+    with pytest.raises(glft.OptionError, match="models and tokenizers need transformers: pip install"):
         load_model(tmp_path)
 
 

@@ -26,10 +26,17 @@ def quantized(parent: Path, name: str, type_: str = "Q8_0") -> Path:
 def test_computes_what_the_dequantized_model_computes(name: str, tmp_path: Path) -> None:
     path = quantized(tmp_path, name)
     packed, _ = glft.transformers.load(path)
-    layers = [layer for layer in packed.modules() if isinstance(layer, nn.Packed)]
     with glft.open(path) as file:
-        matrices = [tensor for tensor in file.tensors.values() if tensor.dtype.exact is None]
-    print(packed, len(matrices))
+        stored = sum(tensor.nbytes for tensor in file.tensors.values() if tensor.dtype.exact is None)
+    layers = {id(layer.weight): layer.weight.nbytes for layer in packed.modules() if isinstance(layer, nn.Packed)}
+    assert sum(layers.values()) == stored > 0
     with torch.no_grad():
         torch.testing.assert_close(packed(TOKENS)[0], load_model(path)(TOKENS)[0], atol=1e-5, rtol=1e-5)
-    assert layers
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
+    path = quantized(tmp_path, name)
+    packed, _ = glft.transformers.load(path)
+    glft.transformers.save(packed, tmp_path / "out.gguf", like=path)
+    assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()

@@ -1,0 +1,1 @@
+"""LoRA adapters, merged into quantized models."""

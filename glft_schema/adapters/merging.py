@@ -1,0 +1,132 @@
+"""Merges LoRA adapters into quantized models."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
+from glft_schema.display import Progress
+from glft_schema.errors import OptionError, TensorError, TiedWarning
+from glft_schema.families.export import OUTPUT
+from glft_schema.files.container import open
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine.chunks import Rows, row_chunks
+from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.checkpoints import open_entries
+from glft_schema.weights.convert import convert
+from glft_schema.weights.importance import read_importance
+from glft_schema.weights.schemes import Choice, Chosen
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+
+
+@dataclass(frozen=True)
+class MergedTensor:
+    """The result of merging an adapter into a tensor.
+
+    Attributes:
+        name: of the tensor.
+        type: its type, before and after.
+        update: the size of what the adapter adds, relative to that of the weights before: a ratio
+            of root mean squares.
+        errors: of the stored weights against the merged ones in float32.
+    """
+
+    name: str
+    type: TensorType
+    update: float
+    errors: NumberErrors
+
+
+def merge_lora(
+    model: StrPath,
+    adapter: StrPath,
+    out: StrPath,
+    *,
+    scale: float = 1.0,
+    importance: StrPath | Mapping[str, torch.Tensor] | None = None,
+    progress: Progress | None = None,
+) -> list[MergedTensor]:
+    """Writes a GGUF model with a LoRA adapter merged into its weights.
+
+    Only tensors that the adapter changes are decoded. They are merged in float32, a few rows at a
+    time, and encoded in their own type. All others are copied bit for bit.
+
+    Args:
+        model: a GGUF file, or a file of a set.
+        adapter: a folder of peft, or an adapter of llama.cpp in a GGUF file.
+        out: the file to write; replaced only on success.
+        scale: a factor of the update.
+        importance: an importance matrix for encoding, or its file; see `read_importance`.
+        progress: called after each tensor with its name and the share written, from 0 to 1.
+
+    Returns:
+        The changed tensors, in file order.
+
+    Raises:
+        OptionError: if a file is not what it should be, or a library is missing.
+        FormatError: if the adapter is not plain LoRA, or for another architecture.
+        TensorError: if the adapter changes a tensor that the model does not have in this shape, or
+            the merged weights are not finite.
+        OSError: from the system.
+
+    Warns:
+        TiedWarning: if the token embedding changes, and is also the output matrix.
+    """
+    checkpoint = open_entries(model)
+    if checkpoint.file is None or checkpoint.file.format is not WITH_TYPES:
+        raise OptionError(f"expected a {WITH_TYPES.name} file as the model, found another source")
+    importance = read_importance(importance) if isinstance(importance, (str, os.PathLike)) else importance or {}
+    file, stored = checkpoint.file, in_memory(checkpoint.tensors)
+    updates = {name: update._replace(scale=scale * update.scale) for name, update in read_updates(adapter, file).items()}
+    for name, update in updates.items():
+        if name not in stored:
+            raise TensorError(f"{file.name} lacks this tensor, which the adapter changes", name)
+        if stored[name].shape != update.shape:
+            raise TensorError(f"expected an update of {list(stored[name].shape)}, found {list(update.shape)}", name)
+    if EMBEDDING in updates and OUTPUT not in stored:
+        warnings.warn(f"{EMBEDDING} is also the output matrix, which changes, too", TiedWarning, stacklevel=2)
+    merged = {name: _merged(file.tensors[name], updates[name]) if name in updates else stored[name] for name in stored}
+    convert(
+        checkpoint._replace(tensors=merged),
+        out,
+        format=WITH_TYPES.name,
+        schemes=Chosen({name: Choice(file.tensors[name].dtype) for name in merged}),
+        importance={name: values for name, values in importance.items() if name in updates},
+        progress=progress,
+        measure=False,
+    )
+    with open(out) as written:
+        return [_compared(file.tensors[name], written.tensors[name], updates[name]) for name in stored if name in updates]
+
+
+def _merged(tensor: Tensor, update: Update) -> StoredTensor:
+    """Returns a tensor with its update, in float32, a few rows at a time."""
+
+    def read(first: int, shape: Sequence[int]) -> torch.Tensor:
+        start = first // shape[1]
+        return _sum(tensor, update, slice(start, start + shape[0]))
+
+    rows = Rows(tensor.shape, torch.float32, read)
+    return StoredTensor(tensor.shape, torch.float32, lambda: rows[slice(0, len(rows))], rows=rows)
+
+
+def _sum(tensor: Tensor, update: Update, rows: slice) -> torch.Tensor:
+    return tensor.read(rows, dtype=torch.float32).add_(update.rows(rows))
+
+
+def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:
+    """Returns the size of an update, and the errors of the stored weights."""
+    errors, change = NumberErrors(), NumberErrors()
+    for rows in row_chunks(*tensor.shape):
+        before = tensor.read(rows, dtype=torch.float32)
+        merged = before + update.rows(rows)
+        errors.add(stored.read(rows, dtype=torch.float32), merged)
+        change.add(merged, before)
+    return MergedTensor(tensor.name, stored.dtype, change.relative, errors)

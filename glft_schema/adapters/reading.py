@@ -1,0 +1,165 @@
+"""LoRA adapters of peft, and of llama.cpp in GGUF files, by the names of a GGUF model's tensors.
+
+Sources: peft 0.21's LoRA layers, and llama.cpp's src/llama-adapter.cpp and convert_lora_to_gguf.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from glft_schema.checks.roles import check_fit
+from glft_schema.errors import FormatError, OptionError, TensorError, shown
+from glft_schema.families.config import Config, config_of, read_json
+from glft_schema.families.export import family_in_gguf
+from glft_schema.families.names import Names
+from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, of_file
+from glft_schema.files.container import open
+from glft_schema.files.file import File
+from glft_schema.lazy import torch
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.checkpoints import open_checkpoint
+from glft_schema.weights.stored_tensors import as_lazy
+
+CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+PREFIX = "base_model.model."  # of names in peft's files
+IN_PEFT = re.compile(r"(?P<name>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
+IN_GGUF = re.compile(r"(?P<name>.+)\.lora_(?P<side>[ab])")
+EMBEDDING = "token_embd.weight"
+OTHER_METHODS = {  # settings of adapters that are more than A and B
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "modules_to_save": "modules_to_save",
+    "target_parameters": "target_parameters",
+    "lora_bias": "a bias of B",
+}
+
+
+class Update(NamedTuple):
+    """What an adapter adds to a tensor of a GGUF model: ``scale * up @ down``.
+
+    Attributes:
+        up: [out, rank].
+        down: [rank, in].
+        scale: of the product.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.up.shape[0], self.down.shape[1]
+
+    def rows(self, rows: slice) -> torch.Tensor:
+        """Returns rows of the update, float32."""
+        return (self.up[rows].float() @ self.down.float()).mul_(self.scale)
+
+
+def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
+    """Returns the updates of an adapter, by the names of a model's tensors.
+
+    Args:
+        adapter: a folder of peft, or a GGUF file.
+        base: the model.
+
+    Raises:
+        OptionError: if it is neither.
+        FormatError: if it is not plain LoRA, or does not belong to the model.
+        TensorError: if a tensor has no counterpart in the adapter, the model or its family.
+        OSError: if a file cannot be read.
+    """
+    if Path(adapter).is_dir():
+        return _of_peft(Path(adapter), base)
+    with open(adapter) as file:
+        for finding in check_fit(file, base):
+            raise FormatError(finding.problem, finding.path, offset=finding.offset, file=str(adapter))
+        return dict(_of_gguf(file))
+
+
+def _of_gguf(file: File) -> Iterator[tuple[str, Update]]:
+    """Yields the updates of an adapter of llama.cpp, which fits its base."""
+    alpha = float(file.metadata.get("adapter.lora.alpha", 0))
+    for name, (a, b) in _pairs({name: of_file(tensor) for name, tensor in file.tensors.items()}, IN_GGUF):
+        up, down = (a, b.T) if name == EMBEDDING else (b, a)
+        yield name, Update(up, down, alpha / down.shape[0] if alpha else 1.0)  # llama.cpp takes 0 as no scaling
+
+
+def _of_peft(folder: Path, base: File) -> dict[str, Update]:
+    """Returns the updates of a folder of peft."""
+    settings, weights = read_settings(folder)
+    _check_plain(settings, folder)
+    family = family_in_gguf(base.metadata)
+    config = config_of(base.metadata, family.keys, family.arch)
+    names, updates = Names(family, config, len(base.tensors)), dict[str, Update]()
+    for stored, (a, b) in _pairs(as_lazy(open_checkpoint(weights)), IN_PEFT):
+        layer = stored.removeprefix(PREFIX)
+        row, numbers, suffix = names.row_of(layer.removeprefix(family.prefix) + ".weight")
+        if not isinstance(row.operation, (PermuteRows, Transpose)) and row.operation is not KEEP:
+            raise TensorError("expected an adapter of a single matrix, found one of several", stored)
+        if isinstance(row.operation, PermuteRows):
+            (b,) = row.operation.to_gguf([b], config)
+        (name,) = names.in_gguf(row, numbers, suffix)
+        updates[name] = Update(b, a, _scale(settings, layer, a.shape[0], folder))
+    return updates
+
+
+def _check_plain(settings: Config, folder: Path) -> None:
+    """Raises FormatError unless an adapter is A and B alone."""
+    file = str(folder / CONFIG)
+    for field, expected in (("peft_type", "LORA"), ("bias", "none")):
+        if (found := settings.get(field, expected if field == "bias" else None)) != expected:
+            raise FormatError(f"expected {shown(expected)}, found {shown(found)}", field, file=file)
+    for field, method in OTHER_METHODS.items():
+        if settings.get(field):
+            raise FormatError(f"expected A and B of LoRA alone, found {method}", field, file=file)
+
+
+def read_settings(folder: Path) -> tuple[Config, Path]:
+    """Returns adapter_config.json of a folder, and the path of its weights.
+
+    Raises:
+        OptionError: if the folder has no adapter.
+        FormatError, OSError: if a file cannot be read.
+    """
+    weights = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if weights is None or not (folder / CONFIG).is_file():
+        raise OptionError(f"expected a LoRA adapter: a GGUF file, or a folder with {CONFIG} and {WEIGHTS[0]}, found neither")
+    return read_json(folder / CONFIG), weights
+
+
+def _scale(settings: Config, layer: str, rank: int, folder: Path) -> float:
+    """Returns the factor of a layer's product, by the patterns that peft matches."""
+    patterns = settings.get("alpha_pattern") or {}
+    matching = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", layer))
+    alpha = next(matching, settings.get("lora_alpha"))
+    if not isinstance(alpha, (int, float)):
+        raise FormatError(f"expected a number, found {shown(alpha)}", "lora_alpha", file=str(folder / CONFIG))
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _pairs(
+    tensors: Mapping[str, LazyTensor], pattern: re.Pattern[str]
+) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+    """Yields A and B by the name of what they change; those of an embedding as of a linear layer.
+
+    Raises TensorError if one of them is missing, or they do not fit.
+    """
+    found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
+    for name, tensor in tensors.items():
+        if not (match := pattern.fullmatch(name)) or len(tensor.shape) != 2:
+            raise TensorError(f"expected a matrix A or B of LoRA, found {list(tensor.shape)}", name)
+        values = tensor.load()
+        side = match["side"].upper()
+        if match.groupdict().get("embedding"):  # [rank, rows] and [columns, rank]
+            side, values = {"A": "B", "B": "A"}[side], values.T
+        found.setdefault(match["name"], {})[side] = name, values
+    for name, sides in found.items():
+        if len(sides) < 2:
+            raise TensorError("expected both A and B of LoRA, found one", next(iter(sides.values()))[0])
+        yield name, (sides["A"][1], sides["B"][1])

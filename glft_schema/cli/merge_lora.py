@@ -1,0 +1,45 @@
+"""`glft merge-lora`: merges a LoRA adapter into a quantized model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from glft_schema.adapters.merging import MergedTensor
+from glft_schema.adapters.merging import merge_lora as merge
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.display import aligned
+from glft_schema.errors import safe
+
+
+def merge_lora(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF model, or a file of a set.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="LoRA adapter: a folder of peft, or a GGUF file.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
+    scale: Annotated[float, typer.Option(metavar="X", help="Factor of the adapter's update.")] = 1.0,
+    imatrix: Annotated[Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for encoding.")] = None,
+) -> None:
+    """Merges a LoRA adapter into a GGUF model.
+
+    Only tensors that the adapter changes are decoded. They are merged in float32 and encoded again
+    in their own types, all others are copied. For each changed tensor the report has the size of
+    the update relative to the weights, and the error of the stored weights relative to the merged
+    ones.
+    """
+    with file_errors(out, tensors=model):
+        refuse_overwriting(out, model, adapter, imatrix)
+        with progress_bar(f"writing {out.name}") as bar:
+            merged = merge(model, adapter, out, scale=scale, importance=imatrix, progress=bar)
+    echo(*report(merged, out))
+
+
+def report(merged: list[MergedTensor], out: Path) -> list[str]:
+    """Returns the lines of the report."""
+    rows = []
+    for tensor in merged:
+        relative = f"{tensor.update:.3%}", f"{tensor.errors.relative:.3%}"
+        rows.append((safe(tensor.name), tensor.type.name, *relative, f"{tensor.errors.largest:g}"))
+    lines = [f"{out}: {len(merged)} tensors changed, all others copied"]
+    return [*lines, "", *aligned([("tensor", "dtype", "update", "error", "max error"), *rows], right=3)]

@@ -1,0 +1,79 @@
+"""Saves models of transformers as GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from glft_schema.errors import OptionError
+from glft_schema.families.config import config_of
+from glft_schema.families.donors import OUTPUT, Donor
+from glft_schema.families.folders import gguf_tensors
+from glft_schema.families.operations import LazyTensor
+from glft_schema.files.container import open
+from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.lazy import torch
+from glft_schema.models.loading import family_of
+from glft_schema.nn.saving import stored_tensors
+from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types import TensorType
+from glft_schema.weights.checkpoints import Checkpoint
+from glft_schema.weights.convert import convert
+from glft_schema.weights.payloads import WrittenTensor
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, packed_tensor
+
+
+def save(
+    model: Any, path: StrPath, *, like: StrPath, importance: Mapping[str, torch.Tensor] | None = None
+) -> list[WrittenTensor]:
+    """Writes a model of transformers as a GGUF file, by the example of the file that it was loaded
+    from.
+
+    Packed weights are stored as they are, so that layers that have not changed have the bytes of
+    the example. Other weights get the example's types.
+
+    Args:
+        model: of a declared family, packed or not.
+        path: the file to write; replaced only on success.
+        like: a GGUF model of the same family and shapes, for metadata, vocabulary, names and types.
+        importance: weight of errors in each column, by tensor in GGUF; see `read_importance`.
+
+    Returns:
+        The result for each tensor, in file order.
+
+    Raises:
+        OptionError: if the model is of no declared family, or `like` is not a model of its family.
+        TensorError: if one side lacks a tensor of the other, or has another shape.
+        FormatError, OSError: as `convert`.
+    """
+    family = family_of(model)
+    if family is None:
+        raise OptionError(f"expected a model of a declared family, found {type(model).__name__}")
+    with open(like) as file:
+        donor = Donor.of(file)
+        if donor.arch != family.arch:
+            raise OptionError(f"expected a GGUF model of the {family.arch} family as the example, found {donor.arch}")
+        config = config_of(donor.metadata, family.keys, family.arch)
+        tensors = as_lazy(stored_tensors(model))
+        own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
+        found = gguf_tensors(own, replace(family, generated=lambda config: {}), config)  # of the example, instead
+        if OUTPUT not in file.tensors:
+            found.pop(OUTPUT, None)  # tied to the token embedding
+        stored = {name: _stored(name, tensor, file.tensors[name].dtype) for name, tensor in donor.completed(found).items()}
+        checkpoint = Checkpoint(stored, donor.metadata, None, family.arch, file)
+        return convert(checkpoint, path, format=WITH_TYPES.name, importance=importance, measure=False)
+
+
+def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
+    """Returns the weight of a packed Linear layer, which may stand for gpt2's Conv1D."""
+    return tensor if tensor.packed and isinstance(model.get_submodule(name.rpartition(".")[0]), torch.nn.Linear) else None
+
+
+def _stored(name: str, tensor: LazyTensor, type_: TensorType) -> StoredTensor:
+    """Returns a tensor to be written, with its bytes if they are of the type."""
+    if tensor.file_tensor is not None:
+        return in_file(tensor.file_tensor)
+    if tensor.packed and tensor.packed.type == type_:
+        return in_file(packed_tensor(name, type_, tensor.shape, tensor.packed.load()))
+    return StoredTensor(tensor.shape, tensor.dtype, tensor.load)
