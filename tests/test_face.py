@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 FACES = [glft, glft.types, glft.codec, glft.formats, glft.describe, glft.manifests, glft.nn, glft.testing, glft.lab]
 MOST = {  # functions with more than two positional arguments
     "save_file": 3,
+    "merge_lora": 3,
     "quantize": 3,
     "write_gguf_lite": 3,  # the lab's signature
     "node_of": 3,  # a singledispatch function for user-defined constructs

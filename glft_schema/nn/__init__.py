@@ -1,7 +1,18 @@
 """Modules of torch whose weights stay packed, as a file stores them."""
 
+from glft_schema.nn.diffusers import replace_gguf_linear
 from glft_schema.nn.loading import Unmatched, load_into
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.nn.saving import stored_tensors
 
-__all__ = ["Conv2d", "Embedding", "Experts", "Linear", "Packed", "Unmatched", "load_into", "stored_tensors"]
+__all__ = [
+    "Conv2d",
+    "Embedding",
+    "Experts",
+    "Linear",
+    "Packed",
+    "Unmatched",
+    "load_into",
+    "replace_gguf_linear",
+    "stored_tensors",
+]

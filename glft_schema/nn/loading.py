@@ -222,7 +222,13 @@ def _can_be_packed(module: nn.Module, name: str) -> bool:
     owner, parent = module.get_submodule(path), _owner(module, path)[0]
     kinds = nn.Linear, nn.Embedding, nn.Conv2d  # and no subclasses, which may compute something else
     reads_weights = isinstance(parent, nn.TransformerEncoderLayer)  # of its layers, in its fast path
-    return type(owner) in kinds and not reads_weights and getattr(owner, "max_norm", None) is None
+    known = type(owner) in kinds or _scale(owner) is not None
+    return known and not reads_weights and getattr(owner, "max_norm", None) is None
+
+
+def _scale(owner: nn.Module) -> float | None:
+    """Returns the factor of Gemma's embeddings, which transformers has as a subclass."""
+    return owner.scalar_embed_scale if type(owner).__name__.endswith("TextScaledWordEmbedding") else None  # type: ignore[return-value]
 
 
 def _pack(module: nn.Module, place: _Place, tensor: LazyTensor, packed: torch.Tensor) -> None:
@@ -250,7 +256,8 @@ def _layer(owner: nn.Module, type_: TensorType) -> Linear | Embedding | Conv2d:
     """Returns a packed layer in place of another one, with its bias."""
     layer: Linear | Embedding | Conv2d
     if isinstance(owner, nn.Embedding):
-        return Embedding(owner.num_embeddings, owner.embedding_dim, type_, padding_idx=owner.padding_idx, device="meta")
+        sizes, scale = (owner.num_embeddings, owner.embedding_dim), _scale(owner)
+        return Embedding(*sizes, type_, padding_idx=owner.padding_idx, scale=1.0 if scale is None else scale, device="meta")
     if isinstance(owner, nn.Linear):
         layer = Linear(owner.in_features, owner.out_features, type_, device="meta")
     else:

@@ -127,6 +127,7 @@ class Embedding(Packed, nn.Embedding):
         embedding_dim: columns of the weights.
         type: of the weights, or its name.
         padding_idx: kept for those who ask; packed weights have no gradient.
+        scale: a factor of results, in their dtype.
         device: of the weights.
         dtype: of the results.
 
@@ -141,15 +142,18 @@ class Embedding(Packed, nn.Embedding):
         type: TensorType | str,
         *,
         padding_idx: int | None = None,
+        scale: float = 1.0,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         nn.Embedding.__init__(self, num_embeddings, embedding_dim, padding_idx, device="meta", dtype=dtype)
+        self.scale = scale
         self._pack(type, (num_embeddings, embedding_dim), device, dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = self.weight.index_select(0, input.reshape(-1))
-        return packed_weights(rows, self.type_name, self.embedding_dim, self.dtype).view(*input.shape, self.embedding_dim)
+        found = packed_weights(rows, self.type_name, self.embedding_dim, self.dtype).view(*input.shape, self.embedding_dim)
+        return found if self.scale == 1 else found * torch.full((), self.scale, dtype=found.dtype, device=found.device)
 
 
 class Conv2d(Packed, nn.Conv2d):

@@ -122,7 +122,7 @@ FAULTS = {
     "text":    (("m.gguf", "none", "-o", "o.gguf"), "none: No such file or directory"),
     "short":   (("m.gguf", "t.txt", "-o", "o.gguf"), "found 54: use a longer text or a smaller context (--context)"),
     "model":   (("m.glft", "t.txt", "-o", "o.gguf"), "expected a GGUF file or a Hugging Face folder to run, found another"),
-    "words":   (("bert.gguf", "t.txt", "-o", "o.gguf"), "bert.gguf: expected a tokenizer that transformers loads"),
+    "words":   (("rwkv.gguf", "t.txt", "-o", "o.gguf"), "rwkv.gguf: expected a tokenizer that transformers loads"),
 }
 # fmt: on
 
@@ -132,8 +132,8 @@ def test_faults_of_the_command_line(fault: str, tmp_path: Path) -> None:
     arguments, message = FAULTS[fault]
     if "m.gguf" in arguments:
         tiny_gguf(tmp_path, "tiny-llama").rename(tmp_path / "m.gguf")
-    if "bert.gguf" in arguments:
-        tiny_gguf(tmp_path, "tiny-bert").rename(tmp_path / "bert.gguf")
+    if "rwkv.gguf" in arguments:
+        glft.edit(tiny_gguf(tmp_path, "tiny-llama"), tmp_path / "rwkv.gguf", set={"tokenizer.ggml.model": "rwkv"})
     glft.save_file({"x": torch.ones(3)}, tmp_path / "m.glft")
     (tmp_path / "t.txt").write_text("the a " * (5 if fault == "short" else 600))
     options = ["--tokenizer", make_folder(tmp_path, "tiny-qwen3")] if fault == "model" else []
