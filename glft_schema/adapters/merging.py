@@ -118,7 +118,7 @@ def _merged(tensor: Tensor, update: Update) -> StoredTensor:
 
 
 def _sum(tensor: Tensor, update: Update, rows: slice) -> torch.Tensor:
-    return tensor.read(rows, dtype=torch.float32).add_(update.rows(rows))
+    return tensor.read(rows, dtype=torch.float32) + update.rows(rows)  # not in place: it may be a view of the file
 
 
 def _compared(tensor: Tensor, stored: Tensor, update: Update) -> MergedTensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from glft_schema.errors import FormatError, OptionError, TensorError, shown
 from glft_schema.families.config import Config, config_of, read_json
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
-from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, of_file
+from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, applied, of_file, of_values
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
@@ -28,6 +29,7 @@ CONFIG, WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_
 PREFIX = "base_model.model."  # of names in peft's files
 IN_PEFT = re.compile(r"(?P<name>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.weight)?")
 IN_GGUF = re.compile(r"(?P<name>.+)\.lora_(?P<side>[ab])")
+COPIED = ".base_layer.weight"  # peft saves the embedding that it adapts, unchanged
 EMBEDDING = "token_embd.weight"
 OTHER_METHODS = {  # settings of adapters that are more than A and B
     "use_dora": "DoRA",
@@ -102,9 +104,10 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
         row, numbers, suffix = names.row_of(layer.removeprefix(family.prefix) + ".weight")
         if not isinstance(row.operation, (PermuteRows, Transpose)) and row.operation is not KEEP:
             raise TensorError("expected an adapter of a single matrix, found one of several", stored)
-        if isinstance(row.operation, PermuteRows):
-            (b,) = row.operation.to_gguf([b], config)
         (name,) = names.in_gguf(row, numbers, suffix)
+        if isinstance(row.operation, PermuteRows):
+            (permuted,) = applied(partial(row.operation.to_gguf, config=config), [of_values(b)], stored)
+            b = permuted.load()
         updates[name] = Update(b, a, _scale(settings, layer, a.shape[0], folder))
     return updates
 
@@ -152,6 +155,8 @@ def _pairs(
     """
     found: dict[str, dict[str, tuple[str, torch.Tensor]]] = {}
     for name, tensor in tensors.items():
+        if name.endswith(COPIED):
+            continue
         if not (match := pattern.fullmatch(name)) or len(tensor.shape) != 2:
             raise TensorError(f"expected a matrix A or B of LoRA, found {list(tensor.shape)}", name)
         values = tensor.load()

