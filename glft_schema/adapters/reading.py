@@ -88,8 +88,7 @@ def _of_gguf(file: File) -> Iterator[tuple[str, Update]]:
     """Yields the updates of an adapter of llama.cpp, which fits its base."""
     alpha = float(file.metadata.get("adapter.lora.alpha", 0))
     for name, (a, b) in _pairs({name: of_file(tensor) for name, tensor in file.tensors.items()}, IN_GGUF):
-        up, down = (a, b.T) if name == EMBEDDING else (b, a)
-        yield name, Update(up, down, alpha / down.shape[0] if alpha else 1.0)  # llama.cpp takes 0 as no scaling
+        yield name, Update(b, a, alpha / len(a) if alpha else 1.0)  # llama.cpp takes 0 as no scaling
 
 
 def _of_peft(folder: Path, base: File) -> dict[str, Update]:
@@ -161,10 +160,15 @@ def _pairs(
             raise TensorError(f"expected a matrix A or B of LoRA, found {list(tensor.shape)}", name)
         values = tensor.load()
         side = match["side"].upper()
-        if match.groupdict().get("embedding"):  # [rank, rows] and [columns, rank]
+        if match["name"] == EMBEDDING:  # [rows, rank] and [columns, rank]
+            side, values = ("B", values) if side == "A" else ("A", values.T)
+        elif match.groupdict().get("embedding"):  # [rank, rows] and [columns, rank]
             side, values = {"A": "B", "B": "A"}[side], values.T
         found.setdefault(match["name"], {})[side] = name, values
     for name, sides in found.items():
         if len(sides) < 2:
             raise TensorError("expected both A and B of LoRA, found one", next(iter(sides.values()))[0])
-        yield name, (sides["A"][1], sides["B"][1])
+        a, b = sides["A"][1], sides["B"][1]
+        if len(a) != b.shape[1]:
+            raise TensorError(f"expected {len(a)} columns, the rank of A, found {b.shape[1]}", sides["B"][0])
+        yield name, (a, b)

@@ -196,6 +196,10 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "ia3": (lambda f: settings(f, peft_type="IA3"), "peft_type: expected 'LORA', found 'IA3'"),
     "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a number, found None"),
     "no B": (lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B": None}), "expected both A and B of LoRA, found one"),
+    "rank": (
+        lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B.weight": torch.ones(64, 3)}),
+        f"'{LAYER}.q_proj.lora_B.weight': expected 4 columns, the rank of A, found 3",
+    ),
     "extra": (lambda f: tensors(f, {"x.weight": torch.ones(2)}), "'x.weight': expected a matrix A or B of LoRA, found [2]"),
     "layer": (
         lambda f: tensors(f, {f"{OTHER}.lora_{side}.weight": torch.ones(4, 4) for side in "AB"}),

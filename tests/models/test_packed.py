@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
 
 def quantized(parent: Path, name: str, type_: str = "Q8_0") -> Path:
     """Writes the folder of a family, and its GGUF file with matrices of a file type."""
+    parent.mkdir(exist_ok=True)
     out = parent / f"{name}.gguf"
     glft.quantize(make_folder(parent, name), out, type_)
     return out
@@ -40,3 +43,99 @@ def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
     packed, _ = glft.transformers.load(path)
     glft.transformers.save(packed, tmp_path / "out.gguf", like=path)
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+def test_gives_the_asked_dtype(tmp_path: Path) -> None:
+    path = quantized(tmp_path, "tiny-llama")
+    model, _ = glft.transformers.load(path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16, torch.uint8}
+    assert model(TOKENS).logits.dtype == torch.bfloat16
+    plain, _ = glft.transformers.load(path, packed=False)
+    assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
+    half, _ = glft.transformers.load(quantized(tmp_path / "half", "tiny-llama", "BF16"))
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+def test_changed_weights_are_saved_in_their_type(tmp_path: Path) -> None:
+    path, out = quantized(tmp_path, "tiny-llama"), tmp_path / "out.gguf"
+    model, _ = glft.transformers.load(path)
+    norm, layer = model.model.norm, torch.nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        norm.weight.mul_(2)
+    model.model.layers[1].self_attn.q_proj = layer
+    glft.transformers.save(model, out, like=path)
+    with glft.open(path) as before, glft.open(out) as after:
+        changed = {name for name, tensor in before.tensors.items() if after.tensors[name].raw != tensor.raw}
+        assert changed == {"output_norm.weight", "blk.1.attn_q.weight"}
+        assert after.tensors["blk.1.attn_q.weight"].dtype.name == "Q8_0"
+        norms = [file.tensors["output_norm.weight"].dequantize() for file in (before, after)]
+        assert torch.equal(norms[1], 2 * norms[0])
+    saved, weights = load_model(out).model.layers[1].self_attn.q_proj.weight.detach(), layer.weight.detach()
+    assert float((saved - weights).abs().max()) < float(weights.abs().max()) / 127
+
+
+def edited(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+    """Writes a file again with other tensors or keys."""
+    with glft.open(path) as file:
+        tensors, metadata = dict(glft.open_checkpoint(path)), dict(file.metadata)
+        change(tensors, metadata)
+        glft.save_file(tensors, path.with_name("edited.gguf"), metadata, rules=[])
+    return path.with_name("edited.gguf")
+
+
+# fmt: off
+FAULTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
+    "architecture": (lambda t, m: m.update({"general.architecture": "mamba"}),
+                     r"expected a known architecture \(.*llama.*\), found 'mamba'"),
+    "missing":      (lambda t, m: t.pop("blk.1.ffn_up.weight"),
+                     r"expected values for this tensor, found none \(tensor 'model.layers.1.mlp.up_proj.weight'\)"),
+    "left over":    (lambda t, m: t.update({"blk.0.attn_q.bias": torch.ones(64)}),
+                     r"LlamaForCausalLM has no such tensor \(tensor 'model.layers.0.self_attn.q_proj.bias'\)"),
+    "unknown":      (lambda t, m: t.update({"blk.0.other.weight": torch.ones(64, 64)}),
+                     r"the llama family has no such tensor: exclude it \(tensor 'blk.0.other.weight'\)"),
+    "shape":        (lambda t, m: t.update({"blk.0.ffn_up.weight": torch.ones(64, 64)}),
+                     r"model.layers.0.mlp.up_proj.weight: expected \[96, 64\], found \[64, 64\]"),
+    "key":          (lambda t, m: m.pop("llama.embedding_length"), "expected the key llama.embedding_length, found none"),
+    "vocabulary":   (lambda t, m: m.pop("tokenizer.ggml.tokens"), "expected a vocabulary, found none"),
+    "token":        (lambda t, m: m.update({"tokenizer.ggml.bos_token_id": 999}),
+                     "expected fewer than 264, the number of tokens, found 999"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(fault: str, tmp_path: Path) -> None:
+    change, message = FAULTS[fault]
+    path = edited(quantized(tmp_path, "tiny-llama"), change)
+    with pytest.raises((glft.FormatError, glft.OptionError), match=message) as caught:
+        glft.transformers.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_other_sources(tmp_path: Path) -> None:
+    path = quantized(tmp_path, "tiny-llama")
+    with pytest.raises(glft.OptionError, match="expected a GGUF file, found a folder, which from_pretrained loads"):
+        glft.transformers.load(tmp_path / "tiny-llama")
+    model, _ = glft.transformers.load(path)
+    with pytest.raises(glft.OptionError, match="expected a GGUF model of the llama family as the example, found qwen2"):
+        glft.transformers.save(model, tmp_path / "out.gguf", like=quantized(tmp_path, "tiny-qwen2"))
+    with pytest.raises(glft.OptionError, match="expected a model of a declared family, found Linear"):
+        glft.transformers.save(torch.nn.Linear(2, 2), tmp_path / "out.gguf", like=path)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+TOKENIZED = ("the a", " the  a\n", "<s> a</s>", "na\u00efve \u6f22 42")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_tokenizer(name: str, tmp_path: Path) -> None:
+    """Beside transformers' own conversion, or the folder if it has none."""
+    path = quantized(tmp_path, name)
+    _, tokenizer = glft.transformers.load(path)
+    source = {"gguf_file": path.name} if name != "tiny-bert" else {"subfolder": name}
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(tmp_path, **source)
+    for text in TOKENIZED:
+        assert tokenizer(text).input_ids == theirs(text).input_ids, text
+    for special in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        if name != "tiny-bert":
+            assert getattr(tokenizer, special) == getattr(theirs, special)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,49 @@ def test_tied_tensors_that_differ(path: Path, tmp_path: Path) -> None:
         glft.load_into(Net(), tmp_path / "untied.gguf")
     glft.save_file({**state, "head.weight": state["embed.weight"].clone()}, tmp_path / "equal.gguf", schemes={"*": "f32"})
     assert glft.load_into(Net(), tmp_path / "equal.gguf") == ([], [])
+
+
+def test_types_without_a_formula(path: Path, tmp_path: Path) -> None:
+    """The number of the type is 99: no reader knows it."""
+    stored = path.read_bytes()
+    with glft.open(path) as file:
+        (field,) = (tensor.field for tensor in glft.gguf_reader.GGUFReader(path).tensors if tensor.name == "up.weight")
+        assert file.tensors["up.weight"].dtype.name == "Q6_K"
+    at = field.offset + 8 + len("up.weight") + 4 + 8 * 2
+    (tmp_path / "unknown.gguf").write_bytes(stored[:at] + (99).to_bytes(4, "little") + stored[at + 4 :])
+    net = Net()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    with pytest.raises(OptionError, match=r"up\.weight: .*99"):
+        glft.load_into(net, tmp_path / "unknown.gguf", packed=True)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+def test_a_device_without_memory(tmp_path: Path) -> None:
+    """The process may take 150 MB more; the second layer needs 256 MiB."""
+    code = """
+import resource, sys
+import torch
+from torch import nn
+import glft_schema as glft
+
+glft.load_into(nn.Linear(64, 64, False, "meta"), sys.argv[2])
+net = nn.Sequential(nn.Linear(64, 64, False, "meta"), nn.Linear(4096, 16384, False, "meta"))
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 150_000_000, size + 150_000_000))
+try:
+    glft.load_into(net, sys.argv[1])
+except glft.OptionError as error:
+    print(error, {str(parameter.device) for parameter in net.parameters()})
+glft.load_into(net, sys.argv[1], packed=True)
+print(net[1].type_name)
+"""
+    weights = {"0.weight": torch.ones(64, 64), "1.weight": torch.ones(16384, 4096)}
+    big, small = tmp_path / "big.gguf", tmp_path / "small.gguf"
+    glft.save_file(weights, big, schemes={"*": "q8_0"})
+    glft.save_file({"weight": torch.ones(64, 64)}, small, schemes={"*": "q8_0"})
+    done = subprocess.run([sys.executable, "-c", code, big, small], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{big}: 1.weight: cpu lacks the memory for this tensor {{'meta'}}\nQ8_0\n"
 
 
 def test_hooks_shared_layers_and_devices(path: Path) -> None:

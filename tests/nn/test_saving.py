@@ -1,0 +1,51 @@
+"""Modules with packed weights as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import glft_schema as glft
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 256)
+        self.layer = nn.Linear(256, 256)
+        self.conv = nn.Conv2d(64, 8, 2)
+        self.head = nn.Linear(256, 20, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Buffer(torch.ones(3))
+
+
+@pytest.mark.parametrize(("name", "type_"), [("m.gguf", "q4_k"), ("m.gguf", "q8_0"), ("m.glft", "q4_per_group_64")])
+def test_bytes_and_ties_stay(name: str, type_: str, tmp_path: Path) -> None:
+    path, module = tmp_path / name, Tied()
+    schemes = {"*": "f32", "embed.weight": type_, "head.weight": type_, "layer.weight": type_}
+    if name.endswith(".glft"):  # in GGUF, rows are those of the last dim, of two columns
+        schemes["conv.weight"] = type_
+    glft.save_file(module.state_dict(), path, schemes=schemes)
+    glft.load_into(module, path, packed=True)
+    stored = glft.nn.stored_tensors(module)
+    assert {tensor.file_tensor.dtype.scheme for tensor in stored.values() if tensor.file_tensor} == {type_}
+    glft.save_file(stored, tmp_path / f"again-{name}")
+    assert (tmp_path / f"again-{name}").read_bytes() == path.read_bytes()
+
+
+def test_schemes_win(tmp_path: Path) -> None:
+    module = nn.ModuleDict({"experts": glft.nn.Experts((3, 64, 32), "Q8_0")})
+    module["experts"].weight.copy_(torch.randint(0, 60, (3, 64 * 34), dtype=torch.uint8))
+    expected = module["experts"].dequantize()
+    glft.save_file(glft.nn.stored_tensors(module), tmp_path / "m.gguf", schemes={"*": "f32"})
+    with glft.open(tmp_path / "m.gguf") as file:
+        assert torch.equal(file.tensors["experts"].dequantize(), expected)
+
+
+def test_values_that_are_not_in_memory() -> None:
+    module = nn.Sequential(glft.nn.Linear(64, 64, "Q8_0", device="meta"))
+    with pytest.raises(glft.TensorError, match=r"expected a dense tensor with values in memory, found a Parameter \(meta\)"):
+        glft.nn.stored_tensors(module)
