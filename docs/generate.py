@@ -38,6 +38,7 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Editing": "edit Edited Change",
     "Quantizing": "quantize Quantized Recipe plan Plan TensorPlan Candidate Mix",
     "Importance matrices": "measure_importance read_importance ImportanceMatrix ColumnSums ColumnStatistics",
+    "Adapters": "merge_lora MergedTensor",
     "Sets of files": "split merge",
     "Checks": "check_rules check_fit Finding check_values Oddity check_derivation Derivation hash_file",
     "Comparison": "compare Comparison MetadataChange TensorComparison TensorVersion NumberErrors",
@@ -47,7 +48,9 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "Errors and warnings": "FormatError TruncatedError LimitError TensorError OptionError SchemeError ClosedError "
     "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
-SUBPACKAGES = ("types", "codec", "formats", "describe", "kernels", "nn", "manifests", "testing", "lab")
+SUBPACKAGES = (
+    "types", "codec", "formats", "describe", "kernels", "nn", "transformers", "gguf_reader", "manifests", "testing", "lab"
+)  # fmt: skip
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MEASUREMENTS = {  # rows of speed-tables.md that are in speed.md: what was measured, and the peer
