@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.tensor_types.engine.chunks import slices
+from glft_schema.tensor_types.kernels.workers import in_order
 
+FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
+HALF = (torch.float16, torch.bfloat16)
+CHUNK_OF_KERNEL = 1 << 21  # the same where kernels decode them
 CHUNK = 1 << 22  # weights decoded at a time: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
@@ -54,10 +59,48 @@ def packed_weights(packed: torch.Tensor, type: str, columns: int, dtype: torch.d
 def _linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     _check_input(x, columns)
     flat = x.reshape(math.prod(x.shape[:-1]), columns)
-    out = x.new_empty(len(flat), rows)
-    for part, weights in _decoded(packed, type, rows, columns, x.dtype):
-        torch.mm(flat, weights.t(), out=out[:, part])
-    return out.view(*x.shape[:-1], rows)
+    if len(flat) <= FEW and x.dtype in HALF:
+        flat = flat.float()
+    out = flat.new_empty(len(flat), rows)
+
+    def multiply(part: slice, weights: torch.Tensor) -> None:
+        if len(flat) == 1:
+            torch.mv(weights, flat[0], out=out[0, part])
+        else:
+            torch.mm(flat, weights.t(), out=out[:, part])
+
+    _for_each_part(multiply, packed, type, rows, columns, flat.dtype)
+    return out.to(x.dtype).view(*x.shape[:-1], rows)
+
+
+def _for_each_part(
+    function: Callable[[slice, torch.Tensor], object],
+    packed: torch.Tensor,
+    type: str,
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+) -> None:
+    """Calls a function with some rows of the weights at a time, in memory that the next ones
+    overwrite."""
+    threads, read_by = torch.get_num_threads(), _reader(packed, type, rows, columns)
+    if read_by is None:
+        for part, weights in _decoded(packed, type, rows, columns, dtype):
+            function(part, weights)
+        return
+    size = max(min(CHUNK_OF_KERNEL // columns, -(-rows // (2 * threads))), 1)
+    readers: dict[int, Callable[[slice], torch.Tensor]] = {}
+
+    def run(part: slice) -> None:
+        read = readers.get(get_ident()) or readers.setdefault(get_ident(), read_by(size))
+        weights = read(part)
+        if dtype != torch.float32:
+            weights = _memory(weights.numel(), dtype, weights.device)[: weights.numel()].view(weights.shape).copy_(weights)
+        function(part, weights)
+
+    parts = slices(rows, size)
+    for _ in in_order(run, parts) if threads > 1 else map(run, parts):
+        pass
 
 
 def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
@@ -72,6 +115,29 @@ def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: 
 def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
     found, out = registered_type(type), packed.new_empty((len(packed), columns), dtype=dtype)
     return found.decode(found.unpacked(packed, columns), columns, dtype=dtype, out=out)
+
+
+def _reader(
+    packed: torch.Tensor, type: str, rows: int, columns: int
+) -> Callable[[int], Callable[[slice], torch.Tensor]] | None:
+    """Returns a function that makes readers of float32 weights, of some rows at most, one for each
+    thread; or None if no kernel decodes these weights."""
+    found = registered_type(type)
+    kernel, cell = found.decoding_kernel(columns, packed.device), found.kernel_cell(columns)
+    if kernel is None or len(packed) != rows or columns < 2 * cell:
+        return None
+    from glft_schema.tensor_types.engine.decoders import reader  # slow to import
+
+    given, cells = [*found.kernel_arguments(packed, columns).values()], columns // cell
+    if not reader(kernel, given, 2):
+        return None
+
+    def make(most: int) -> Callable[[slice], torch.Tensor]:
+        read = reader(kernel, given, most * cells)
+        assert read
+        return lambda part: read(part.start * cells, part.stop * cells).view(-1, columns)
+
+    return make
 
 
 def _decoded(

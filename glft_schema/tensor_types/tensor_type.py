@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from construct import this
 
@@ -27,6 +27,9 @@ from glft_schema.tensor_types.engine.chunks import Fault, Rows, matrix, quantize
 from glft_schema.tensor_types.engine.decoding import dequantize_chunks
 from glft_schema.tensor_types.engine.memory import new_memory
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
+
+if TYPE_CHECKING:
+    from glft_schema.tensor_types.kernels.in_use import Kernel
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
@@ -326,17 +329,25 @@ class TensorType:
     def _decode_by_kernel(self, fields: Mapping[str, torch.Tensor], out: torch.Tensor) -> bool:
         """Writes numbers into `out` [rows, columns] by a kernel; returns False if none can be
         used."""
-        from glft_schema.tensor_types.engine.decoders import decode_by_kernel, decoder  # slow to import
-        from glft_schema.tensor_types.kernels.in_use import find
+        from glft_schema.tensor_types.engine.decoders import decode_by_kernel  # slow to import
 
         columns = out.shape[1]
-        cell = self.kernel_cell(columns)
-        if out.device.type != "cpu" or columns % cell:
-            return False
-        kernel = find(decoder(self.scheme, self.formula, cell))
+        kernel, cell = self.decoding_kernel(columns, out.device), self.kernel_cell(columns)
         if kernel is None:
             return False
         return decode_by_kernel(kernel, self.columns(self._cells(fields, columns, cell)), out.view(-1, cell))
+
+    def kernel_arguments(self, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
+        """Returns a kernel's arguments for rows of bytes, see `packed`: the formula's, by cells."""
+        return self.columns(self._cells(self.unpacked(packed, columns), columns, self.kernel_cell(columns)))
+
+    def decoding_kernel(self, columns: int, device: torch.device) -> Kernel | None:
+        """Returns the kernel that decodes rows of `columns` numbers, or None if there is none."""
+        from glft_schema.tensor_types.engine.decoders import decoder  # slow to import
+        from glft_schema.tensor_types.kernels.in_use import find
+
+        cell = self.kernel_cell(columns)
+        return None if device.type != "cpu" or columns % cell else find(decoder(self.scheme, self.formula, cell))
 
     def kernel_cell(self, columns: int) -> int:
         """Returns the numbers in a row of a kernel's arguments: a block, a group, or some of a

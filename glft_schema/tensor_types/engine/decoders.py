@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from threading import get_ident
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.decoding import decode, dims_of
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
 from glft_schema.tensor_types.engine.scaled import Fields, Formula
 from glft_schema.tensor_types.kernels.in_use import Function, Identity, Kernel, find
-from glft_schema.tensor_types.kernels.workers import run_parts
+from glft_schema.tensor_types.kernels.workers import part_size, run_parts
 
+Reader = Callable[[int, int], "torch.Tensor"]  # from the first and the last cell to their weights
 CONVERTED = ("float16", "bfloat16")  # dtypes that kernels convert float32 weights to
 
 # Numbers in a part of a kernel's work. Fewer are not worth a thread. Those of a part that is then
@@ -59,26 +61,62 @@ def decode_by_kernel(kernel: Kernel, fields: Fields, out: torch.Tensor) -> bool:
         if run := kernel.bound([*given, out]):
             run_parts(run, rows, *_part_sizes(cell, MOST))
         return run is not None
-    dtype = str(out.dtype).removeprefix("torch.")
-    to_dtype = find(converter(dtype)) if dtype in CONVERTED and rows > 1 else None
-    some = torch.empty(2, cell)
-    if not to_dtype or not to_dtype.bound([some.view(-1), out[:2].view(-1)]):
+    name = str(out.dtype).removeprefix("torch.")
+    to_dtype = find(converter(name)) if name in CONVERTED and rows > 1 else None
+    if to_dtype is None:
         return False
-    if not kernel.bound([*(field[:2] for field in given), some]):
+    sizes = _part_sizes(cell, MOST_CONVERTED)
+    most = part_size(rows, *sizes)
+
+    def of_thread() -> Callable[[int, int], None] | None:
+        weights = torch.empty(most, cell)
+        decode_some = kernel.bound([*given, weights], {len(given)})
+        convert_some = to_dtype.bound([weights.view(-1), out.view(-1)], {0})
+        if decode_some is None or convert_some is None:
+            return None
+
+        def run(first: int, last: int) -> None:
+            decode_some(first, last)
+            convert_some(first * cell, last * cell)
+
+        return run
+
+    runs = {get_ident(): of_thread()}
+    if runs[get_ident()] is None:
         return False
 
-    def run_and_convert(first: int, last: int) -> None:
-        count = last - first
-        part = torch.empty(count, cell)
-        decode_part = kernel.bound([*(field[first:last] for field in given), part])
-        convert_part = to_dtype.bound([part.view(-1), out[first:last].view(-1)])
-        assert decode_part
-        assert convert_part
-        decode_part(0, count)
-        convert_part(0, count * cell)
+    def run_in_thread(first: int, last: int) -> None:
+        thread = get_ident()
+        if thread not in runs:
+            runs[thread] = of_thread()
+        if run := runs[thread]:
+            run(first, last)
 
-    run_parts(run_and_convert, rows, *_part_sizes(cell, MOST_CONVERTED))
+    run_parts(run_in_thread, rows, *sizes)
     return True
+
+
+def reader(kernel: Kernel, given: Sequence[torch.Tensor], most: int) -> Reader | None:
+    """Returns a function that decodes the cells from one index to another, for one thread.
+
+    It returns weights [cells, cell], float32, in memory of its own, which the next call overwrites.
+    Returns None if the kernel takes other tensors.
+
+    Args:
+        kernel: that decodes.
+        given: the arguments of the formula for all cells.
+        most: the largest number of cells in a call; the smallest is two.
+    """
+    weights = torch.empty(max(most, 2), kernel.cell)
+    decode_some = kernel.bound([*given, weights], {len(given)})
+    if decode_some is None:
+        return None
+
+    def read(first: int, last: int) -> torch.Tensor:
+        decode_some(first, last)
+        return weights[: last - first]
+
+    return read
 
 
 def _part_sizes(cell: int, most: int) -> tuple[int, int]:

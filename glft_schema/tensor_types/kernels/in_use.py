@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing import parent_process
@@ -85,25 +85,39 @@ class Kernel:
         ]
         self._library = library
 
-    def bound(self, tensors: Sequence[torch.Tensor]) -> Callable[[int, int], None] | None:
+    @property
+    def cell(self) -> int:
+        """The numbers in a row of the last argument."""
+        dtype, sizes, _ = self._layout[-1]
+        nbytes: int = math.prod(sizes) * dtype.itemsize
+        return nbytes // torch.float32.itemsize
+
+    def bound(self, tensors: Sequence[torch.Tensor], fixed: Collection[int] = ()) -> Callable[[int, int], None] | None:
         """Returns a function that runs the kernel on the rows from one index to another.
 
         Returns None unless the tensors have exactly the layout that the kernel was compiled for.
         The last one, which the kernel writes, may be seen in another shape or dtype.
+
+        Args:
+            tensors: the arguments, of equally many rows.
+            fixed: indices of those whose first rows are always used; they may have fewer.
         """
-        (dtype, sizes, _), out, rows = self._layout[-1], tensors[-1], len(tensors[-1])
-        if len(tensors) != len(self._layout) or rows < 2 or not _can_be_seen(out, dtype, rows * math.prod(sizes)):
+        (dtype, sizes, _), out = self._layout[-1], tensors[-1]
+        rows = [len(tensor) for tensor in tensors]
+        if len(tensors) != len(self._layout) or min(rows) < 2 or not _can_be_seen(out, dtype, rows[-1] * math.prod(sizes)):
             return None
-        arguments = [*tensors[:-1], out.view(-1).view(dtype).view(rows, *sizes)]
+        if len({count for number, count in enumerate(rows) if number not in fixed}) > 1:
+            return None
+        arguments = [*tensors[:-1], out.view(-1).view(dtype).view(rows[-1], *sizes)]
         fits = all(
             _is_plain(tensor)
             and tensor.dtype == dtype
-            and tensor.shape == (rows, *sizes)
+            and tensor.shape[1:] == sizes
             and tensor.stride() == strides
             and tensor.data_ptr() % tensor.itemsize == 0
             for tensor, (dtype, sizes, strides) in zip(arguments, self._layout, strict=True)
         )
-        return self._library.bound(arguments) if fits else None
+        return self._library.bound(arguments, fixed) if fits else None
 
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
         """Runs the kernel of a step, and returns the tensors that it makes.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,10 +21,12 @@ SHIM = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
 
 
 class Shim:
-    """The functions of libtorch's C interface."""
+    """The functions of libtorch's C interface. They are short, and keep Python's global lock: a
+    thread that gives it up waits for it behind others.
+    """
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__ or ""), "lib", SHIM[sys.platform]))
+        library = ctypes.PyDLL(os.path.join(os.path.dirname(torch.__file__ or ""), "lib", SHIM[sys.platform]))
         self.tensor = library.aoti_torch_create_tensor_from_blob
         self.tensor.argtypes = [POINTER, INT64, POINTER, POINTER, INT64, INT32, INT32, INT32, POINTER]
         self.cpu: int = library.aoti_torch_device_type_cpu()
@@ -62,18 +64,22 @@ class Library:
         if create(ctypes.byref(self._container), SIZE(min(os.cpu_count() or 1, 64)), b"cpu", None):
             raise OSError("AOTInductor cannot create the model")
 
-    def bound(self, tensors: Sequence[torch.Tensor]) -> Callable[..., None]:
+    def bound(self, tensors: Sequence[torch.Tensor], fixed: Collection[int] = ()) -> Callable[..., None]:
         """Returns a function that runs the library on tensors, which it keeps alive.
 
         The function takes the first and last row to run on, if the first dims are equally many
         rows. It raises RuntimeError if the library fails.
+
+        Args:
+            tensors: the arguments.
+            fixed: indices of those whose first rows are always used.
         """
         make, cpu, kept = self._interface.tensor, self._interface.cpu, tuple(tensors)
         sizes = (INT64 * sum(tensor.dim() for tensor in kept))(*(size for tensor in kept for size in tensor.shape))
         strides = (INT64 * len(sizes))(*(stride for tensor in kept for stride in tensor.stride()))
         arguments, index = [], 0  # of the tensor's first size and stride
-        for tensor in kept:
-            pitch = tensor.stride(0) * tensor.itemsize if tensor.dim() else 0
+        for number, tensor in enumerate(kept):
+            pitch = tensor.stride(0) * tensor.itemsize if tensor.dim() and number not in fixed else 0
             arguments.append((tensor.data_ptr(), pitch, tensor.dim(), index, self._interface.dtypes[tensor.dtype]))
             index += tensor.dim()
 

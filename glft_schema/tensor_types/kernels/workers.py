@@ -80,16 +80,13 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
         function: may run in several threads at once. It must not hold Python's global lock.
         count: the end of the range.
         least: the smallest part that is worth a call.
-        most: the largest part; the actual ones may be somewhat larger.
+        most: the largest part; the actual ones may be somewhat larger, see `part_size`.
 
     Raises:
         Exception: of the function, after all threads have stopped.
     """
-    threads = min(torch.get_num_threads(), -(-count // least))
-    size = min(max(-(-count // (4 * threads)), least), most) if threads > 1 else most
-    while 1 < size < count and count % size == 1:  # the last part would be one element, which kernels do not take
-        size += 1
-    parts = _Parts(count, size)
+    threads = _threads(count, least)
+    parts = _Parts(count, part_size(count, least, most))
     helpers = [helper for _ in range(threads - 1) if (helper := _submitted(lambda: _run(function, parts)))]
     try:
         _run(function, parts)
@@ -99,6 +96,19 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
     for helper in helpers:
         if not helper.cancelled():
             helper.result()
+
+
+def part_size(count: int, least: int, most: int) -> int:
+    """Returns the size of the largest part that `run_parts` makes."""
+    threads = _threads(count, least)
+    size = min(max(-(-count // (4 * threads)), least), most) if threads > 1 else most
+    while 1 < size < count and count % size == 1:  # the last part would be one element, which kernels do not take
+        size += 1
+    return size
+
+
+def _threads(count: int, least: int) -> int:
+    return min(torch.get_num_threads(), -(-count // least))
 
 
 class _Parts:

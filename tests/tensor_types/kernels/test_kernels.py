@@ -16,6 +16,7 @@ import glft_schema
 from glft_schema import save_file
 from glft_schema.errors import OptionError
 from glft_schema.formats.glft import GLFT
+from glft_schema.nn import Linear
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.decoders import decoder
 from glft_schema.tensor_types.ggml import GGML_TYPES
@@ -40,8 +41,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     found: list[int] = []
     bound = in_use.Kernel.bound
 
-    def counting(self: in_use.Kernel, tensors: list[torch.Tensor]) -> object:
-        if run := bound(self, tensors):
+    def counting(self: in_use.Kernel, tensors: list[torch.Tensor], *fixed: object) -> object:
+        if run := bound(self, tensors, *fixed):
             found.append(len(tensors[-1]))
         return run
 
@@ -72,6 +73,29 @@ def test_writes_the_same_bits(
 ) -> None:
     fields = fields_of(type_, rows, columns)
     assert_same_bits(type_.decode(fields, columns, dtype=dtype), by_operations(type_, fields, columns, dtype))
+    assert calls
+
+
+@by_type
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("batch", [1, 3, 40])
+@pytest.mark.parametrize(("rows", "columns"), [(300, 4096), (4099, 1024), (7, 256)])
+def test_packed_layers(
+    type_: TensorType, threads: int, batch: int, rows: int, columns: int, required: None, calls: list[int]
+) -> None:
+    """Kernels decode for several threads, each of which multiplies its rows."""
+    layer, x = Linear(columns, rows, type_), torch.randn(batch, columns, generator=torch.Generator().manual_seed(1))
+    fields = fields_of(type_, rows, columns)
+    layer.weight.copy_(type_.packed(fields))
+    weights, before = by_operations(type_, fields, columns, torch.float32), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad():
+            for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+                expected = x.to(dtype).float() @ weights.to(dtype).float().T
+                assert float((layer(x.to(dtype)).float() - expected).abs().max() / expected.abs().max()) < error
+    finally:
+        torch.set_num_threads(before)
     assert calls
 
 
