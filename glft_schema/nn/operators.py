@@ -84,7 +84,7 @@ def _for_each_part(
     """Calls a function with some rows of the weights at a time, in memory that the next ones
     overwrite."""
     threads, read_by = torch.get_num_threads(), _reader(packed, type, rows, columns)
-    if read_by is None:
+    if read_by is None or dtype not in (torch.float32, *HALF):
         for part, weights in _decoded(packed, type, rows, columns, dtype):
             function(part, weights)
         return
@@ -129,11 +129,11 @@ def _reader(
     from glft_schema.tensor_types.engine.decoders import reader  # slow to import
 
     given, cells = [*found.kernel_arguments(packed, columns).values()], columns // cell
-    if not reader(kernel, given, 2):
+    if not reader(kernel, given, torch.empty(2, cell)):
         return None
 
     def make(most: int) -> Callable[[slice], torch.Tensor]:
-        read = reader(kernel, given, most * cells)
+        read = reader(kernel, given, _memory(most * columns, torch.float32, packed.device)[: most * columns].view(-1, cell))
         assert read
         return lambda part: read(part.start * cells, part.stop * cells).view(-1, columns)
 

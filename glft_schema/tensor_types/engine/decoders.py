@@ -96,25 +96,25 @@ def decode_by_kernel(kernel: Kernel, fields: Fields, out: torch.Tensor) -> bool:
     return True
 
 
-def reader(kernel: Kernel, given: Sequence[torch.Tensor], most: int) -> Reader | None:
-    """Returns a function that decodes the cells from one index to another, for one thread.
+def reader(kernel: Kernel, given: Sequence[torch.Tensor], memory: torch.Tensor) -> Reader | None:
+    """Returns a function that decodes the cells from one index to another into memory, for one
+    thread.
 
-    It returns weights [cells, cell], float32, in memory of its own, which the next call overwrites.
-    Returns None if the kernel takes other tensors.
+    It returns weights [cells, cell], which the next call overwrites. Returns None if the kernel
+    takes other tensors.
 
     Args:
         kernel: that decodes.
         given: the arguments of the formula for all cells.
-        most: the largest number of cells in a call; the smallest is two.
+        memory: float32 [cells, cell], two or more, for as many as a call decodes; at least two.
     """
-    weights = torch.empty(max(most, 2), kernel.cell)
-    decode_some = kernel.bound([*given, weights], {len(given)})
+    decode_some = kernel.bound([*given, memory], {len(given)})
     if decode_some is None:
         return None
 
     def read(first: int, last: int) -> torch.Tensor:
         decode_some(first, last)
-        return weights[: last - first]
+        return memory[: last - first]
 
     return read
 
