@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, shown
-from glft_schema.families.config import Config, config_of, read_json
+from glft_schema.families.config import Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
 from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, applied, of_file, of_values
@@ -77,7 +77,8 @@ def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
         OSError: if a file cannot be read.
     """
     if Path(adapter).is_dir():
-        return _of_peft(Path(adapter), base)
+        with refusing(Path(adapter) / CONFIG, "valid settings of an adapter"):
+            return _of_peft(Path(adapter), base)
     with open(adapter) as file:
         for finding in check_fit(file, base):
             raise FormatError(finding.problem, finding.path, offset=finding.offset, file=str(adapter))

@@ -195,6 +195,8 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "bias": (lambda f: settings(f, bias="all"), "bias: expected 'none', found 'all'"),
     "ia3": (lambda f: settings(f, peft_type="IA3"), "peft_type: expected 'LORA', found 'IA3'"),
     "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a number, found None"),
+    "patterns": (lambda f: settings(f, alpha_pattern=[1]), "expected valid settings of an adapter, found AttributeError"),
+    "pattern": (lambda f: settings(f, alpha_pattern={"(": 1}), "expected valid settings of an adapter, found"),
     "no B": (lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B": None}), "expected both A and B of LoRA, found one"),
     "rank": (
         lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B.weight": torch.ones(64, 3)}),
