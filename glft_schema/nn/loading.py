@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from glft_schema.errors import OptionError, safe
+from glft_schema.errors import OptionError, one_line, safe
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
@@ -153,13 +153,15 @@ def fill(
 
 @contextmanager
 def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
-    """Raises OptionError, which names a tensor, if a device lacks the memory for it."""
+    """Raises OptionError, which names a tensor, if a device lacks the memory for it, or is not
+    there.
+    """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:  # also of torch.OutOfMemoryError
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error):
-            raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
-        raise
+    except (RuntimeError, MemoryError, AssertionError) as error:  # also of torch.OutOfMemoryError
+        is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+        problem = "lacks the memory for this tensor" if is_full else f"cannot hold this tensor: {one_line(str(error))}"
+        raise OptionError(f"{source}: {name}: {device} {problem}") from error
 
 
 def _places(module: nn.Module) -> list[_Place]:

@@ -230,6 +230,22 @@ def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "layer", "message"),
+    [
+        ("tiny-qwen2", "lm_head", "lacks this tensor, which the adapter changes"),
+        ("tiny-qwen3moe", "model.layers.0.mlp.experts.1.down_proj", "expected an adapter of a single matrix, found one of"),
+    ],
+)
+def test_layers_without_a_matrix_of_their_own(name: str, layer: str, message: str, tmp_path: Path) -> None:
+    """A tied output, and one expert of a stack."""
+    path = gguf_of(tmp_path, name, "Q8_0")
+    adapted(path, tmp_path / "adapter", ["q_proj"])
+    names = [f"base_model.model.{layer}.lora_{side}.weight" for side in "AB"]
+    save_file({names[0]: torch.ones(4, 64), names[1]: torch.ones(264, 4)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    assert_refused(in_this_process("merge-lora", path, tmp_path / "adapter", tmp_path / "out.gguf"), message)
+
+
+@pytest.mark.parametrize(
     ("pairs", "metadata", "message"),
     [
         ({}, {"general.architecture": "qwen2"}, "expected the base's architecture, 'llama', found 'qwen2'"),

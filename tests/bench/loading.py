@@ -11,6 +11,7 @@ import torch
 
 import glft_schema
 from glft_schema import load_file, save_file
+from glft_schema.transformers import load
 from tests.bench import files
 from tests.bench.measure import Row, in_turn, once
 
@@ -26,6 +27,14 @@ def by_transformers(path: Path) -> dict[str, torch.Tensor]:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path.parent, gguf_file=path.name))
     tensors: dict[str, torch.Tensor] = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
     return tensors
+
+
+def by_from_pretrained(path: Path) -> tuple[object, object]:
+    """Returns the model and the tokenizer of transformers' own loading."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = {"gguf_file": path.name, "local_files_only": True}
+    return AutoModelForCausalLM.from_pretrained(path.parent, **source), AutoTokenizer.from_pretrained(path.parent, **source)
 
 
 def bytes_of_a_row(folder: Path) -> Iterator[Row]:
@@ -53,5 +62,7 @@ def rows() -> Iterator[Row]:
     model = files.smollm2()
     what, ours = "load SmolLM2 as a state dict, again", in_turn({"ours": lambda: load_file(model)}, 6)["ours"]
     yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_transformers(model)), "s", at_most=1 / 50)
+    what, ours = "load SmolLM2 and its tokenizer, packed", in_turn({"ours": lambda: load(model)}, 6)["ours"]
+    yield Row(what, ours, "transformers, gguf_file=", once(lambda: by_from_pretrained(model)), "s", at_most=1 / 20)
     with tempfile.TemporaryDirectory() as name:
         yield from bytes_of_a_row(Path(name))

@@ -289,7 +289,16 @@ def test_a_format_and_a_type_as_a_package(tmp_path: Path) -> None:
     assert "T4" in (tmp_path / "model.html").read_text("utf-8")
     assert (tmp_path / "weight.npy").stat().st_size == 4 * 128 + 128
     verbs = {verb for verb, *_ in outputs}
-    others = {"imatrix", "kernels", "lab", "merge", "plan", "quantize", "split"}  # of GGUF, of the machine and of the lab
+    others = {
+        "imatrix",
+        "kernels",
+        "lab",
+        "merge",
+        "merge-lora",
+        "plan",
+        "quantize",
+        "split",
+    }  # of GGUF, of the machine and of the lab
     assert verbs | others == set(COMMANDS)
 
 

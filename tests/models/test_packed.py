@@ -112,6 +112,12 @@ def test_faults(fault: str, tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_missing_half_of_fused_experts(tmp_path: Path) -> None:
+    path = edited(quantized(tmp_path, "tiny-qwen3moe"), lambda t, m: t.pop("blk.1.ffn_up_exps.weight"))
+    with pytest.raises(glft.FormatError, match=r"expected blk\.1\.ffn_up_exps\.weight with this tensor, found none"):
+        glft.transformers.load(path)
+
+
 def test_other_sources(tmp_path: Path) -> None:
     path = quantized(tmp_path, "tiny-llama")
     with pytest.raises(glft.OptionError, match="expected a GGUF file, found a folder, which from_pretrained loads"):

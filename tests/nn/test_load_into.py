@@ -170,6 +170,14 @@ print(net[1].type_name)
     assert done.stdout == f"{big}: 1.weight: cpu lacks the memory for this tensor {{'meta'}}\nQ8_0\n"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(path: Path) -> None:
+    net = Net("meta")
+    with pytest.raises(OptionError, match=r"net\.gguf: \w+.*: cuda cannot hold this tensor: "):
+        glft.load_into(net, path, packed=True, device="cuda")
+    assert all(parameter.is_meta for parameter in net.parameters())
+
+
 def test_hooks_shared_layers_and_devices(path: Path) -> None:
     """A replaced layer keeps its hooks. One that is used twice is replaced by one layer."""
     net, calls = Net("meta"), []
