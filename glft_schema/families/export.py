@@ -83,7 +83,7 @@ def family_in_gguf(metadata: Mapping[str, Any]) -> Family:
 
 
 def _inverse(operation: Operation, tensors: list[LazyTensor], config: Config, name: str) -> list[LazyTensor]:
-    results = applied(lambda values: operation.to_hf(values, config), tensors, name, operation.keeps_rows)
+    results = applied(lambda values: operation.to_hf(values, config), tensors, name, operation.scope)
     if isinstance(operation, Transpose) and len(tensors[0].shape) == 2:
         return [replace(results[0], transposed=tensors[0])]
     return results

@@ -179,7 +179,7 @@ def _in_gguf(operation: Operation, parts: list[LazyTensor], config: Config, name
         return parts
     if isinstance(operation, Transpose) and parts[0].transposed is not None:
         return [parts[0].transposed]
-    return applied(lambda values: operation.to_gguf(values, config), parts, name, operation.keeps_rows)
+    return applied(lambda values: operation.to_gguf(values, config), parts, name, operation.scope)
 
 
 def file_type(tensors: Mapping[str, LazyTensor]) -> int:

@@ -4,18 +4,94 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import construct
 
 from glft_schema.codec.construct_errors import our_errors
-from glft_schema.codec.context import new_context
+from glft_schema.codec.context import LITTLE, ByteOrder, new_context
+from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.structs import member
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.formats.format import Format
 from glft_schema.limits import current
+from glft_schema.storage.tensor_bytes import Sink
 from glft_schema.tensors.region import payload_size
+
+
+class Layout(NamedTuple):
+    """The bytes of a file to be written.
+
+    Attributes:
+        pieces: (first byte, bytes) of all that belongs to no payload.
+        starts: first byte of each payload, by the name of the tensor; without shared ones.
+        order: byte order of the payloads.
+        nbytes: of the file.
+    """
+
+    pieces: tuple[tuple[int, bytes], ...]
+    starts: Mapping[str, int]
+    order: ByteOrder
+    nbytes: int
+
+
+ABSENT = bytes(1 << 20)  # stands for bytes of payloads
+
+
+class _Absent:
+    """A payload that is not there: it notes where it begins."""
+
+    def __init__(self, payload: Any, stream: Sink, starts: dict[str, int], orders: set[ByteOrder]) -> None:
+        self.nbytes = int(payload.nbytes)
+        self._name, self._stream, self._starts, self._orders = payload.name, stream, starts, orders
+
+    def pieces(self, order: ByteOrder) -> Iterator[memoryview]:
+        self._starts[self._name] = self._stream.tell()
+        self._orders.add(order)
+        for start in range(0, self.nbytes, len(ABSENT)):
+            yield memoryview(ABSENT)[: self.nbytes - start]
+
+
+class _Pieces:
+    """A stream that keeps what is written, except payloads that are not there."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, bytearray]] = []
+        self._at = self._end = 0  # of what is written, and of what is kept
+
+    def write(self, data: memoryview) -> int:
+        if data.obj is not ABSENT:
+            if self._end < self._at or not self.found:
+                self.found.append((self._at, bytearray()))
+            self.found[-1][1].extend(data)
+            self._end = self._at + data.nbytes
+        self._at += data.nbytes
+        return data.nbytes
+
+
+def laid_out(format: Format, regions: Mapping[str, Any], rules: Any) -> Layout:
+    """Returns the layout of a file, without a byte of its payloads.
+
+    Args:
+        format: the format of the regions.
+        regions: by name, with offsets; see `with_offsets`. Payloads have a `name` and `nbytes`.
+        rules: rule sets that the file must satisfy.
+
+    Raises:
+        FormatError: if the file cannot be built.
+    """
+    kept = _Pieces()
+    stream, starts, orders = Sink(kept), dict[str, int](), set[ByteOrder]()
+    absent = {name: _Absent(payload, stream, starts, orders) for name, payload in regions["data"].items()}
+    shared = {payload.name: absent[payload.name] for payload in regions["data"].values()}
+    payloads = {name: shared[payload.name] for name, payload in regions["data"].items()}
+    context = new_context(False, rules=rule_sets(rules), limits=current())
+    with our_errors():
+        format.struct._build({**regions, "data": payloads}, stream, context, "(building)")
+    return Layout(
+        tuple((at, bytes(piece)) for at, piece in kept.found), starts, orders.pop() if orders else LITTLE, stream.tell()
+    )
 
 
 def with_offsets(

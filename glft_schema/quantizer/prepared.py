@@ -78,5 +78,6 @@ def _without_leading_ones(tensor: StoredTensor) -> StoredTensor:
     ones = next((i for i, size in enumerate(tensor.shape[:-1]) if size != 1), max(len(tensor.shape) - 1, 0))
     if not ones:
         return tensor
-    shape, load = tensor.shape[ones:], tensor.load
-    return replace(tensor, shape=shape, load=lambda: load().reshape(shape))
+    shape, load, own = tensor.shape[ones:], tensor.load, tensor.file_tensor
+    read = None if own is None else lambda index: own[(0,) * ones + index]
+    return replace(tensor, shape=shape, load=lambda: load().reshape(shape), read=read)

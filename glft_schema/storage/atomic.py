@@ -32,6 +32,8 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
     The next write to `path` removes it. Locks tell files in use from abandoned ones. If locks are
     local to a machine, one of two machines that write to `path` at once may get an error.
 
+    It also removes the temporary files of `resumable_write`.
+
     The new file gets mode, owner and group of the old one if the system permits, otherwise the
     umask applies. A symbolic link is followed and stays a link. Other hard links keep the old file.
 
@@ -62,6 +64,71 @@ def atomic_write(path: StrPath) -> Iterator[BinaryIO]:
             os.replace(temporary, target)
             if folder is not None:
                 _sync_folder(folder)
+
+
+@contextmanager
+def resumable_write(path: StrPath, key: str) -> Iterator[int]:
+    """Opens the temporary file ``.NAME.KEY.part`` and renames it to `path` when the block ends.
+
+    If the block raises, or the process is killed, the temporary file and others that begin with
+    ``.NAME.KEY.`` remain, and the next call with `key` goes on with them. A call with another key
+    removes them unless they are in use, and so does `atomic_write`.
+
+    Args:
+        path: the file to write.
+        key: 16 hexadecimal digits that stand for the new file's content.
+
+    Yields:
+        A descriptor of the temporary file, for reading and writing.
+
+    Raises:
+        OptionError: if another process is writing this file.
+        OSError: as `atomic_write`.
+    """
+    with _naming(path):
+        target, old = _find(path)
+        fd = _open_locked(partial_path(path, key))
+    try:
+        if fd is None:
+            raise OptionError(f"expected no other process that writes {shown(os.fspath(path))}, found one")
+        folder, name = os.path.split(target)
+        _remove_abandoned(folder, _start(name), key)
+        if old:
+            _copy_owner_and_mode(fd, old)
+        yield fd
+        with _naming(path):
+            os.fsync(fd)
+            os.replace(partial_path(path, key), target)
+            _attempt(_sync_path, folder)
+        _remove_abandoned(folder, _start(name))
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _open_locked(path: str) -> int | None:
+    """Opens a temporary file that may exist, and locks it. Returns None if another process holds
+    the lock."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            if not lock(fd):
+                _attempt(os.close, fd)
+                return None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    return fd
+        except BaseException:
+            _attempt(os.close, fd)
+            raise
+        _attempt(os.close, fd)  # another writer took it for abandoned before it was locked
+
+
+def partial_path(path: StrPath, key: str, part: str = "") -> str:
+    """Returns the path of the temporary file of `resumable_write`, or of another one with `part` in
+    its name."""
+    folder, name = os.path.split(os.path.realpath(path))
+    return os.path.join(folder, f"{_start(name)}{key}.{part + '.' if part else ''}part")
 
 
 @contextmanager
@@ -156,7 +223,7 @@ def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
 def _create_beside(target: str) -> tuple[str, io.FileIO]:
     """Creates and locks a temporary file in the folder of `target`. Returns its path and file."""
     folder, name = os.path.split(target)
-    start = f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}."
+    start = _start(name)
     _remove_abandoned(folder, start)
     while True:
         path = os.path.join(folder, f"{start}{os.urandom(4).hex()}.tmp")
@@ -172,6 +239,11 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
         _attempt(os.unlink, path)
 
 
+def _start(name: str) -> str:
+    """Returns the start of the names of a file's temporary files."""
+    return f".{os.fsencode(name)[:200].decode('utf-8', 'ignore')}."
+
+
 def lock(fd: int) -> bool:
     """Locks a file until it is closed; returns False if another process holds the lock."""
     try:
@@ -184,9 +256,16 @@ def lock(fd: int) -> bool:
     return True
 
 
-def _remove_abandoned(folder: str, start: str) -> None:
-    """Removes unlocked temporary files: those of writers that were killed."""
-    temporary = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}\.tmp")
+def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
+    """Removes unlocked temporary files: those of writers that were killed.
+
+    Args:
+        folder: their folder.
+        start: of their names.
+        kept: the key of those that are kept; see `resumable_write`.
+    """
+    others = rf"(?!{kept}\.)" if kept else ""
+    temporary = re.compile(rf"{re.escape(start)}([0-9a-f]{{8}}\.tmp|{others}[0-9a-f]{{16}}\.([0-9]+\.)?part)")
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's
@@ -222,6 +301,14 @@ def _attempt(function: Callable[..., object], *args: object) -> None:
     """Calls a function that cleans up. Its errors are ignored: no data can be lost any more."""
     with suppress(OSError):
         function(*args)
+
+
+def _sync_path(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync_folder(fd)
+    finally:
+        os.close(fd)
 
 
 def _sync_folder(fd: int) -> None:

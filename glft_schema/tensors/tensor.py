@@ -127,6 +127,32 @@ class Tensor:
         self._source.check_open()
         return self.dtype.packed(self._fields())
 
+    @outside_graphs
+    def packed_part(self, index: Sequence[slice]) -> torch.Tensor:
+        """Returns a part of `packed`, and reads no other bytes.
+
+        Args:
+            index: a slice of the rows, in any steps, and one of their bytes, in steps of 1.
+
+        Raises:
+            TensorError: if the part begins or ends inside a block. Others as `dequantize`.
+        """
+        self._source.check_open()
+        self._check_known()
+        rows, columns = matrix(self.shape)
+        pitch = self.nbytes // max(rows, 1)
+        wanted, unit = range(pitch)[index[1]], self.dtype.unit(self.shape)
+        if len(wanted) == pitch:
+            across = range(columns)
+        else:
+            size = pitch * unit // max(columns, 1) if len(list(self.dtype.fields())) == 1 else pitch
+            if wanted.start % size or wanted.stop % size:
+                problem = f"expected bytes {wanted.start} to {wanted.stop} of a row to begin and end at multiples of {size}"
+                raise TensorError(f"{problem}, the size of a block", self.name)
+            across = range(wanted.start // size * unit, wanted.stop // size * unit)
+        fields = self.dtype.cut(self._source, self.position, self.shape, range(rows)[index[0]], across, self.order)
+        return self.dtype.packed(fields)
+
     def pieces(self, order: ByteOrder | None = None) -> Iterator[memoryview]:
         """Yields the payload in chunks, unchanged or converted to another byte order.
 
@@ -141,11 +167,27 @@ class Tensor:
         for start in range(0, self.nbytes, PIECE):
             yield self._source.read(self.position + start, min(PIECE, self.nbytes - start))
 
+    def span(self, first: int, last: int, order: ByteOrder | None = None) -> Iterator[tuple[int, memoryview]]:
+        """Yields bytes `first` to `last` of the payload in chunks, each with its first byte.
+
+        Raises:
+            TensorError: if they are to be converted to another byte order; see `fields_of`.
+            ClosedError, TruncatedError: as `dequantize`.
+        """
+        if order not in (None, self.order):
+            raise TensorError(f"expected the byte order of the file, {self.order}, found {order}", self.name)
+        for start in range(first, last, PIECE):
+            yield start, self._source.read(self.position + start, min(PIECE, last - start))
+
     def _fields(self) -> dict[str, torch.Tensor]:
-        """Returns the payload's fields [rows, numbers per row], little-endian."""
+        return self.fields_of(range(matrix(self.shape)[0]))
+
+    def fields_of(self, rows: range) -> dict[str, torch.Tensor]:
+        """Returns the fields of rows of the matrix, [rows, numbers per row], little-endian. Raises
+        as `dequantize`."""
         self._check_known()
-        rows, columns = matrix(self.shape)
-        return self.dtype.cut(self._source, self.position, self.shape, range(rows), range(columns), self.order)
+        columns = matrix(self.shape)[1]
+        return self.dtype.cut(self._source, self.position, self.shape, rows, range(columns), self.order)
 
     def copy_to(self, stream: Any) -> int:
         """Copies the payload to a stream, by the system if it can. Returns the byte count.

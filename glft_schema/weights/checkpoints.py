@@ -131,7 +131,7 @@ def _open_like(
 def _mapped(tensor: LazyTensor) -> StoredTensor:
     if tensor.file_tensor is not None:
         return in_file(tensor.file_tensor)
-    return StoredTensor(tensor.shape, tensor.dtype, tensor.load)
+    return StoredTensor(tensor.shape, tensor.dtype, tensor.load, read=tensor.part if tensor.read or tensor.transposed else None)
 
 
 def open_entries(source: Weights) -> Checkpoint:

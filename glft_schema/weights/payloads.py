@@ -10,12 +10,15 @@ from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
+from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine.chunks import Rows, matrix, row_chunks
+from glft_schema.tensor_types.engine.chunks import CHUNK, Rows, matrix, row_chunks, slices
 from glft_schema.tensor_types.engine.differences import max_error
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.schemes import Choice
 from glft_schema.weights.stored_tensors import StoredTensor, check_dense
+
+PART = 4 * CHUNK  # numbers that are encoded at once
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,68 @@ class PlannedPayload:
         if self.done:
             self.done(self.name)
 
+    def span(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+        """Yields bytes `first` to `last` of the payload in pieces, each with its first byte.
+
+        Only rows with bytes there are read and encoded. The pieces of a type with several fields
+        are not in order. Raises as `pieces`.
+        """
+        copied = self.copy_of
+        if copied is not None or self.is_unchanged:
+            self.error = 0.0
+        elif self.measure:
+            self.error = self.error or 0.0
+        if copied is not None and (copied.order == order or not copied.dtype.is_known):
+            yield from copied.span(first, last, order)
+            return
+        dims = self.stored.shape
+        (rows, columns), spans = matrix(dims), self.type.field_spans(dims)
+        pitches = {name: nbytes // rows for name, (_, nbytes) in spans.items()} if rows else {}
+        wanted = [_rows_between(first - spans[name][0], last - spans[name][0], pitch, rows) for name, pitch in pitches.items()]
+        wanted = [part for part in wanted if part]
+        if not wanted:
+            return
+        needed = range(min(part.start for part in wanted), max(part.stop for part in wanted))
+        whole = None if self._has_parts else self._loaded()
+        for chunk in slices(needed.stop, max(PART // max(columns, 1), 1), needed.start):
+            fields = self._fields_of(chunk, whole)
+            for name, part in self.type.fields():
+                start = spans[name][0] + chunk.start * pitches[name]
+                stored = tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+                begin, end = max(first - start, 0), min(last - start, len(stored))
+                if begin < end:
+                    yield start + begin, stored[begin:end]
+
+    @property
+    def _has_parts(self) -> bool:
+        return len(self.stored.shape) > 1 and self.stored.has_parts
+
+    def _fields_of(self, rows: slice, whole: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """Returns the fields of some rows of the matrix.
+
+        Args:
+            rows: of the matrix.
+            whole: the source, if it cannot be read in parts.
+        """
+        if (copied := self.copy_of) is not None:
+            return copied.fields_of(range(rows.start, rows.stop))
+        dims = self.stored.shape
+        if whole is None:
+            source = self.stored.part(rows)
+            self._check(source, (rows.stop - rows.start, *dims[1:]))
+        else:
+            source = whole[rows] if len(dims) > 1 else whole
+        importance = self.stored.importance
+        if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
+            importance = importance.reshape(dims[0], dims[-1])[rows]
+        watch = self._compare if self.measure and not self.is_unchanged else None
+        try:
+            return self.type.encode(source, self.name, importance=importance, watch=watch)
+        except TensorError as error:
+            if error.index is not None and len(dims) > 1:
+                raise TensorError(error.problem, error.tensor, (error.index[0] + rows.start, *error.index[1:])) from None
+            raise
+
     def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
         source = self.stored.rows or self._loaded()
         if self.is_unchanged:
@@ -108,12 +173,16 @@ class PlannedPayload:
 
     def _loaded(self) -> torch.Tensor:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""
-        tensor, dims = self.stored.load(), self.stored.shape
+        tensor = self.stored.load()
+        self._check(tensor, self.stored.shape)
+        return tensor
+
+    def _check(self, tensor: torch.Tensor, dims: tuple[int, ...]) -> None:
+        """Raises TensorError if a source, or rows of it, do not match the plan."""
         check_dense(self.name, tensor)
         if (tuple(tensor.shape), tensor.dtype) != (dims, self.stored.dtype):
             planned, found = f"{self.stored.dtype} {list(dims)}", f"{tensor.dtype} {list(tensor.shape)}"
             raise TensorError(f"expected {planned} as planned, found {found}", self.name)
-        return tensor
 
     def _compare(self, source: torch.Tensor, fields: Mapping[str, torch.Tensor]) -> None:
         """Updates the error with some rows [rows, in] and their encoded fields."""
@@ -127,6 +196,13 @@ class PlannedPayload:
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
         note, asked = self.choice.note, self.choice.asked
         return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked)
+
+
+def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:
+    """Returns the rows of `pitch` bytes that have some of the bytes `first` to `last`."""
+    if not pitch:
+        return range(0)
+    return range(min(max(first, 0) // pitch, rows), min(max(-(-last // pitch), 0), rows))
 
 
 def payloads_of(

@@ -1,25 +1,81 @@
-"""Saves tensors: plans all sizes and offsets, then writes one payload at a time."""
+"""Saves tensors: plans all sizes and offsets, then writes one payload at a time.
+
+A `FilePlan` is written by `FilePlan.write`, or within `written_by` by another function, such as one
+that shares the work with other processes.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TiedWarning, shown
 from glft_schema.files.container import Container
-from glft_schema.files.layout import with_offsets
+from glft_schema.files.layout import Layout, laid_out, with_offsets
+from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_for
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.payloads import WrittenTensor, payloads_of
+from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
 from glft_schema.weights.schemes import Choice, Schemes, choose_types
 from glft_schema.weights.stored_tensors import StoredTensor, in_memory
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A file to be written: all of it except the bytes of payloads.
+
+    Attributes:
+        format: its format.
+        regions: by name, with the offset of each payload.
+        rules: rule sets that it must satisfy.
+        payloads: in file order, including those of tensors that share the payload of another.
+        aliases: names of tensors -> the tensor whose payload they share.
+        progress: called as writing goes on, with a tensor's name and the share written.
+    """
+
+    format: Format
+    regions: Mapping[str, Any]
+    rules: Any
+    payloads: Mapping[str, PlannedPayload]
+    aliases: Mapping[str, str]
+    progress: Progress | None = None
+
+    def write(self, path: StrPath) -> None:
+        """Writes the file, one payload at a time. It is replaced only on success."""
+        Container.build_file({"format": self.format.name, **self.regions}, path, rules=self.rules)
+
+    def laid_out(self) -> Layout:
+        """Returns the bytes that belong to no payload, and where each payload begins."""
+        return laid_out(self.format, self.regions, self.rules)
+
+    def written(self) -> list[WrittenTensor]:
+        """Returns the result for each tensor, after writing."""
+        payloads, aliases = self.payloads, self.aliases
+        return [payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()]
+
+
+Writer = Callable[[FilePlan, StrPath], None]
+_WRITER: ContextVar[Writer] = ContextVar("writer", default=FilePlan.write)
+
+
+@contextmanager
+def written_by(writer: Writer) -> Iterator[None]:
+    """Lets a function write the files that `save_file`, `convert` and `quantize` plan in the
+    block."""
+    token = _WRITER.set(writer)
+    try:
+        yield
+    finally:
+        _WRITER.reset(token)
 
 
 @outside_graphs
@@ -85,8 +141,36 @@ def save_file(
     """
     if not isinstance(tensors, Mapping):
         raise OptionError(f"expected tensors by name, such as model.state_dict(), found {shown(tensors)}")
-    target = format_for(path, format)
-    stored = with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance)
+    planned = plan_file(
+        with_importance(in_memory(leave_out(tensors, exclude)), {} if importance is None else importance),
+        format_for(path, format),
+        metadata,
+        schemes=schemes,
+        alignment=alignment,
+        header=header,
+        rules=rules,
+        progress=progress,
+        measure=measure,
+        strict=strict,
+    )
+    _WRITER.get()(planned, path)
+    return planned.written()
+
+
+def plan_file(
+    stored: Mapping[str, StoredTensor],
+    target: Format,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    schemes: Schemes | None = None,
+    alignment: int | None = None,
+    header: Mapping[str, Any] | None = None,
+    rules: str | Iterable[str] | None = None,
+    progress: Progress | None = None,
+    measure: bool = False,
+    strict: bool = False,
+) -> FilePlan:
+    """Plans a file of tensors. Arguments and errors are those of `save_file`."""
     choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict)
     rules = target.keeps_to if rules is None else rule_sets(rules)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
@@ -104,9 +188,8 @@ def save_file(
         elif value:
             raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
     regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
-    Container.build_file({"format": target.name, **regions}, path, rules=rules)
-    in_order = [payloads[str(row["name"])] for row in rows]
-    return [payload.written(payloads.get(aliases.get(payload.name, ""))) for payload in in_order]
+    in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
+    return FilePlan(target, regions, rules, in_order, aliases, progress)
 
 
 def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:
@@ -128,7 +211,7 @@ def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) 
             difference = "type" if choices[earlier[0]].type != choices[name].type else "importance"
             note = f"tied to {shown(earlier[0])}, which has a different {difference}, so it is stored separately"
             choices[name] = replace(choices[name], note="; ".join(filter(None, (choices[name].note, note))))
-            warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=3)
+            warnings.warn(f"tensor {shown(name)} is {note}", TiedWarning, stacklevel=4)
         earlier.append(name)
     return aliases
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError, shown
-from glft_schema.families.operations import LazyTensor, of_file
+from glft_schema.families.operations import LazyTensor, Slices, of_file
 from glft_schema.lazy import torch
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
@@ -29,6 +29,7 @@ class StoredTensor:
         file_tensor: the tensor of a weights file it comes from, or None.
         rows: loads parts of the matrix [out, in]; None if only `load` is available.
         importance: see `TensorType.encode`; None if unknown.
+        read: loads a part, at a slice for each dim; None if only `load` is available.
     """
 
     shape: tuple[int, ...]
@@ -38,11 +39,26 @@ class StoredTensor:
     file_tensor: Tensor | None = None
     rows: Rows | None = None
     importance: torch.Tensor | None = None
+    read: Callable[[Slices], torch.Tensor] | None = None
 
     @property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether `part` reads no more than it returns."""
+        return self.rows is not None or self.read is not None or self.file_tensor is not None
+
+    def part(self, rows: slice) -> torch.Tensor:
+        """Returns some rows of the first dim; all of a tensor without dims."""
+        index = (rows, *(slice(0, size) for size in self.shape[1:]))[: len(self.shape)]
+        if self.rows is not None:
+            return self.rows[rows].view(-1, *self.shape[1:])
+        if self.read is not None:
+            return self.read(index)
+        return self.load()[index] if self.file_tensor is None else self.file_tensor[index]
 
 
 def in_file(tensor: Tensor) -> StoredTensor:
@@ -87,7 +103,7 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
     """Returns tensors for the operations of a family."""
     return {
-        name: LazyTensor(t.shape, t.dtype, t.load) if t.file_tensor is None else of_file(t.file_tensor)
+        name: LazyTensor(t.shape, t.dtype, t.load, read=t.read) if t.file_tensor is None else of_file(t.file_tensor)
         for name, t in tensors.items()
     }
 

@@ -1,0 +1,121 @@
+"""`python -m glft_schema.distributed`: `glft quantize` and `glft convert`, shared by all ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextvars import ContextVar
+from functools import wraps
+from typing import Annotated, Any, TextIO, cast
+
+import typer
+
+from glft_schema.cli import main
+from glft_schema.cli.commands import PLAIN, Command
+from glft_schema.cli.convert import convert
+from glft_schema.cli.quantize import quantize
+from glft_schema.cli.terminal import FAILED, REFUSED, echo
+from glft_schema.distributed.ranks import TIMEOUT, Ranks, RanksError
+from glft_schema.distributed.writing import together
+from glft_schema.errors import OptionError, QuantizationWarning
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.folders import is_folder
+
+INPUTS = ("source", "like", "imatrix")  # arguments of the commands
+app = typer.Typer(no_args_is_help=True, **PLAIN)
+_TIMEOUT = ContextVar("timeout", default=TIMEOUT)
+
+
+@app.callback()
+def options(
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, help="Give up if no rank makes progress for this long.")
+    ] = TIMEOUT,
+) -> None:
+    """Quantizes and converts models in several processes, which a launcher starts:
+
+    torchrun --nproc-per-node N [--nnodes M] -m glft_schema.distributed quantize IN OUT Q4_K_M
+
+    All processes need one file system with IN and OUT. OUT has the bytes that glft writes. After a
+    failure, the same command goes on with what is finished; torchrun --max-restarts repeats it.
+    """
+    _TIMEOUT.set(timeout)
+
+
+class _RefusedError(ValueError):
+    """An error that a command has reported."""
+
+
+class _Stderr:
+    """Standard error, which knows the last line written to it.
+
+    Args:
+        stream: the real one.
+        is_first: whether it is of rank 0; others show no bars.
+    """
+
+    def __init__(self, stream: Any, is_first: bool) -> None:
+        self.last = ""
+        self._stream, self._is_first = stream, is_first
+
+    def write(self, text: str) -> int:
+        self.last = text.strip() or self.last
+        return int(self._stream.write(text))
+
+    def isatty(self) -> bool:
+        return self._is_first and bool(self._stream.isatty())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _shared(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that all ranks run together. Rank 0 prints the report."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        try:
+            ranks = Ranks.of_environment(_TIMEOUT.get())
+            with _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks):
+                try:
+                    if arguments.get("format") is None and is_folder(arguments.get("output", "")):
+                        raise OptionError("expected a file as the output of several processes, found a folder")
+                    command(**arguments)
+                except typer.Exit as done:
+                    if done.exit_code:
+                        raise _RefusedError(stderr.last.removeprefix("glft: ")) from None
+        except _RefusedError:
+            raise typer.Exit(REFUSED) from None
+        except (RanksError, OptionError) as error:
+            echo(f"glft: {error}", error=True)
+            raise typer.Exit(FAILED) from None
+
+    return run
+
+
+def _inputs(arguments: Mapping[str, Any]) -> list[StrPath]:
+    return [arguments[name] for name in INPUTS if arguments.get(name)]
+
+
+@contextmanager
+def _speaking(ranks: Ranks) -> Iterator[_Stderr]:
+    """Lets rank 0 print the report and show the bar; others print errors and lost weights only."""
+    stderr = _Stderr(sys.stderr, ranks.is_first)
+    with ExitStack() as opened:
+        opened.enter_context(redirect_stderr(cast(TextIO, stderr)))
+        if not ranks.is_first:
+            opened.enter_context(redirect_stdout(opened.enter_context(open(os.devnull, "w"))))
+            opened.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("default", QuantizationWarning)
+        yield stderr
+
+
+for command in (quantize, convert):
+    app.command(command.__name__, cls=Command)(_shared(command))
+
+if __name__ == "__main__":
+    main(app)

@@ -1,0 +1,183 @@
+"""The processes that work together, and what they tell each other through torch's store.
+
+Messages are few and small, so the store that every launcher provides is enough. It works with any
+backend, and a wait can end as soon as a rank reports a failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch import distributed
+from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import _get_default_store
+
+from glft_schema.errors import OptionError, alternatives, one_line
+
+TIMEOUT = 600.0  # seconds without progress
+LONGEST_NAP = 1.0  # seconds between two looks at the store
+LONGEST = 1000  # characters of an error
+FAILED, MOVED = "failed", "moved"
+
+Value = TypeVar("Value")
+_USES = itertools.count()
+
+
+class RanksError(RuntimeError):
+    """A failure of one rank, raised on all of them."""
+
+
+class Ranks:
+    """This process among those that work together.
+
+    Attributes:
+        rank: its number.
+        count: the number of processes.
+
+    Args:
+        store: a store that all of them reach.
+        rank: as above.
+        count: as above.
+        timeout: seconds that a rank waits for the others while none of them makes progress.
+    """
+
+    def __init__(self, store: Store, rank: int, count: int, timeout: float = TIMEOUT) -> None:
+        self.rank, self.count = rank, count
+        self._store, self._timeout = store, timeout
+        self._step = 0
+
+    @classmethod
+    def of_process_group(cls, timeout: float = TIMEOUT) -> Ranks:
+        """Returns the ranks of the default process group; one rank if there is none."""
+        use = f"glft_schema/{next(_USES)}"
+        if not distributed.is_initialized():
+            return cls(HashStore(), 0, 1, timeout)
+        store = PrefixStore(use, _get_default_store())
+        return cls(store, distributed.get_rank(), distributed.get_world_size(), timeout)
+
+    @classmethod
+    def of_environment(cls, timeout: float = TIMEOUT) -> Ranks:
+        """Returns the ranks of a launcher such as torchrun; one rank if there is none.
+
+        Raises:
+            RanksError: if the store cannot be reached.
+        """
+        if "WORLD_SIZE" not in os.environ:
+            return cls(HashStore(), 0, 1, timeout)
+        try:
+            store, rank, count = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        except (RuntimeError, ValueError) as error:
+            raise RanksError(f"rank {os.environ.get('RANK', '?')}: no store: {one_line(str(error))}") from error
+        return cls(PrefixStore("glft_schema", store), rank, count, timeout)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which begins and commits files."""
+        return self.rank == 0
+
+    def gather(self, value: Value, look: Callable[[int], object] = lambda moved: None) -> list[Value]:
+        """Returns the value of each rank, on all ranks. Each rank must call it as often.
+
+        Args:
+            value: of this rank.
+            look: called while waiting, with what `move` has added up.
+
+        Raises:
+            RanksError: if a rank has failed, or nothing moves for the timeout.
+        """
+        self._step += 1
+        key = f"step {self._step}"
+        with self._reaching():
+            self._store.set(f"{key} {self.rank}", pickle.dumps(value))  # type: ignore[arg-type]
+            if self.is_first:
+                found = [self._waited(f"{key} {rank}", rank, look) for rank in range(self.count)]
+                self._store.set(key, pickle.dumps(found))  # type: ignore[arg-type]
+                return found
+            values: list[Value] = self._waited(key, 0, look)
+            return values
+
+    def of_first(self, value: Value) -> Value:
+        """Returns the value of rank 0, on all ranks. Raises as `gather`."""
+        return self.gather(value if self.is_first else None)[0]  # type: ignore[return-value]
+
+    def move(self, amount: int) -> int:
+        """Adds to the progress of all ranks. Returns the sum."""
+        with self._reaching():
+            self._check_failed()
+            return int(self._store.add(MOVED, amount))
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Reports an error in the block to all ranks, which raise RanksError at their next step."""
+        try:
+            yield
+        except RanksError:
+            raise
+        except BaseException as error:
+            self.fail(described(error))
+            raise
+
+    def fail(self, problem: str) -> None:
+        """Lets all other ranks raise RanksError. The first problem counts."""
+        try:
+            if not self._store.check([FAILED]):
+                self._store.set(FAILED, f"rank {self.rank}: {problem}")
+        except RuntimeError:
+            pass  # the store is gone, which they notice themselves
+
+    def _check_failed(self) -> None:
+        if self._store.check([FAILED]):
+            raise RanksError(self._store.get(FAILED).decode("utf-8", "replace"))
+
+    def _waited(self, key: str, rank: int, look: Callable[[int], object]) -> Any:
+        """Returns the value that another rank sets."""
+        seen, since, nap = -1, time.monotonic(), 0.001
+        while not self._store.check([key]):
+            self._check_failed()
+            moved, now = int(self._store.add(MOVED, 0)), time.monotonic()
+            if moved != seen:
+                seen, since = moved, now
+                look(moved)
+            if now - since > self._timeout:
+                problem = f"no answer and no progress for {self._timeout:g} seconds"
+                self.fail(f"expected an answer of rank {rank}, found {problem}")
+                self._check_failed()
+            time.sleep(nap)
+            nap = min(2 * nap, LONGEST_NAP)
+        return pickle.loads(self._store.get(key))
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Raises RanksError if the store is gone."""
+        try:
+            yield
+        except RanksError:
+            raise
+        except RuntimeError as error:  # also torch's DistNetworkError and DistStoreError
+            raise RanksError(f"rank {self.rank}: the store of the ranks is gone: {one_line(str(error))}") from error
+
+
+def described(error: BaseException) -> str:
+    """Returns an error as one line."""
+    known = isinstance(error, (OSError, ValueError))
+    return one_line(str(error) if known else f"{type(error).__name__}: {error}", LONGEST)
+
+
+def check_equal(found: list[Any], what: str) -> None:
+    """Raises OptionError, which names ranks, unless all ranks have what rank 0 has.
+
+    Args:
+        found: by rank.
+        what: what they have, in the plural.
+    """
+    others = [rank for rank, value in enumerate(found) if value != found[0]]
+    if others:
+        ranks = f"rank{'s' * (len(others) > 1)} {alternatives(map(str, others[:8]))}"
+        raise OptionError(f"{ranks}: expected the {what} of rank 0, {found[0]}, found {found[others[0]]}")

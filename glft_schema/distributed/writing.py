@@ -1,0 +1,246 @@
+"""One file, written by all ranks: each its share of the file's units, then rank 0 commits it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.metadata import version
+from typing import NamedTuple
+
+from glft_schema.codec.context import ByteOrder
+from glft_schema.distributed.costs import cost
+from glft_schema.distributed.fingerprints import Fingerprint, digest
+from glft_schema.distributed.ranks import TIMEOUT, Ranks, check_equal
+from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
+from glft_schema.errors import FormatError, shown
+from glft_schema.files.layout import Layout
+from glft_schema.storage.atomic import partial_path, resumable_write
+from glft_schema.storage.source import StrPath
+from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.save import FilePlan, written_by
+
+KEY = 16  # hexadecimal digits
+READ = 1 << 22  # bytes to hash at once
+LINE = re.compile(r"([0-9]+) ([0-9]+) ([0-9a-f]{64})")
+
+
+@contextmanager
+def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, timeout: float = TIMEOUT) -> Iterator[None]:
+    """Lets all ranks write each file of the block together: of `save_file`, `convert` and
+    `quantize`.
+
+    All ranks run the block, with equal arguments, on one file system. Each encodes and writes its
+    share of the bytes. The file has the bytes that one process writes. If a rank fails, all raise,
+    the old file stays, and the next run goes on with what is finished; see `resumable_write`.
+
+    Args:
+        inputs: files that are read, which must be the same on all ranks and not change.
+        ranks: those that work together; by default of torch's process group.
+        timeout: seconds that a rank waits for the others while none of them makes progress.
+
+    Raises:
+        RanksError: if another rank fails, or does not answer.
+        OptionError: if ranks have other versions, inputs or plans than rank 0.
+    """
+    ranks = Ranks.of_process_group(timeout) if ranks is None else ranks
+    paths = [*inputs]
+    with ranks.failing_together(), written_by(lambda plan, path: write(plan, path, ranks, paths)):
+        yield
+
+
+class Span(NamedTuple):
+    """Bytes of a file: a payload, or bytes that belong to none."""
+
+    start: int
+    nbytes: int
+    content: PlannedPayload | bytes
+
+    def pieces(self, first: int, last: int, order: ByteOrder) -> Iterator[tuple[int, memoryview]]:
+        """Yields those of the file's bytes `first` to `last` that are in the span, with
+        positions."""
+        first, last = max(first - self.start, 0), min(last - self.start, self.nbytes)
+        if isinstance(self.content, bytes):
+            yield self.start + first, memoryview(self.content)[first:last]
+        elif first < last:
+            for at, piece in self.content.span(first, last, order):
+                yield self.start + at, piece
+
+    @property
+    def in_order(self) -> bool:
+        """Whether pieces are yielded in the order of the file."""
+        return isinstance(self.content, bytes) or len(list(self.content.type.fields())) < 2
+
+    @property
+    def cost(self) -> float:
+        return 0.0 if isinstance(self.content, bytes) else cost(self.content)
+
+    @property
+    def name(self) -> str | None:
+        """The tensor's name, or None."""
+        return None if isinstance(self.content, bytes) else self.content.name
+
+
+def spans_of(layout: Layout, payloads: Mapping[str, PlannedPayload]) -> list[Span]:
+    """Returns the spans of a file, in order."""
+    spans = [Span(start, len(piece), piece) for start, piece in layout.pieces]
+    spans += [Span(start, payloads[name].nbytes, payloads[name]) for name, start in layout.starts.items()]
+    return sorted((span for span in spans if span.nbytes), key=lambda span: span.start)
+
+
+def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath] = ()) -> None:
+    """Writes a planned file together with the other ranks; see `together`."""
+    layout = plan.laid_out()
+    spans, source = spans_of(layout, plan.payloads), Fingerprint.of_inputs(inputs)
+    key = _key(plan, layout, source)
+    told = ranks.gather((version("glft_schema"), source, key))
+    for what, found in zip(("versions", "inputs", "plans"), zip(*told, strict=True), strict=True):
+        check_equal(list(found), what)
+    units = units_of([Part(span.start, span.nbytes, span.cost) for span in spans], layout.nbytes)
+    with ExitStack() as opened:
+        journals = Journals(path, key, ranks.rank)
+        fd = opened.enter_context(resumable_write(path, key)) if ranks.is_first else -1
+        if ranks.is_first:
+            os.truncate(fd, layout.nbytes)
+        begun = ranks.move(0)
+        known = ranks.of_first(journals.read() if ranks.is_first else {})
+        if not ranks.is_first:
+            fd = os.open(partial_path(path, key), os.O_RDWR)
+            opened.callback(os.close, fd)
+        done = _verified(fd, [unit for unit in units if (unit.start, unit.stop) in known], known, ranks)
+        left = [unit for unit in units if (unit.start, unit.stop) not in done]
+        before = layout.nbytes - sum(unit.stop - unit.start for unit in left)
+
+        def look(moved: int, name: str = "") -> None:
+            if plan.progress and ranks.is_first:
+                plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
+
+        def finished(unit: Unit, name: str) -> None:
+            journals.add(unit, _sha256(fd, unit))
+            look(ranks.move(unit.stop - unit.start), name)
+
+        for run in runs(shares(left, ranks.count)[ranks.rank]):
+            _write_run(fd, run, spans, layout.order, path, finished)
+        os.fsync(fd)
+        errors = ranks.gather(
+            {name: payload.error for name, payload in plan.payloads.items() if payload.error is not None}, look
+        )
+        for name, payload in plan.payloads.items():
+            measured = [found[name] for found in errors if name in found]
+            payload.error = max(measured) if measured and not (done and payload.error) else None
+        check_equal([source, Fingerprint.of_inputs(inputs)], "inputs at the beginning")
+    ranks.gather(None)  # the file is in place
+
+
+def _key(plan: FilePlan, layout: Layout, source: Fingerprint) -> str:
+    """Returns the digits that stand for a file's content."""
+    payloads = [
+        (name, str(payload.type), payload.stored.shape, payload.stored.dtype, payload.measure, _importance(payload))
+        for name, payload in plan.payloads.items()
+    ]
+    return digest([version("glft_schema"), source.entries, layout.nbytes, layout.starts, *layout.pieces, *payloads])[:KEY]
+
+
+def _importance(payload: PlannedPayload) -> str:
+    importance = payload.stored.importance
+    return "" if importance is None else digest([importance.detach().cpu().contiguous().numpy().tobytes()])
+
+
+class Journals:
+    """The units that ranks have finished, with their SHA-256: a file for each rank.
+
+    Args:
+        path: the file that is written.
+        key: as for `resumable_write`.
+        rank: whose journal is written.
+    """
+
+    def __init__(self, path: StrPath, key: str, rank: int) -> None:
+        self._folder, start = os.path.split(partial_path(path, key))
+        self._names = re.compile(re.escape(start.removesuffix("part")) + r"[0-9]+\.part")
+        self._own = partial_path(path, key, str(rank))
+
+    def read(self) -> dict[tuple[int, int], str]:
+        """Returns the SHA-256 of the units in all journals, by first and last byte."""
+        found: dict[tuple[int, int], str] = {}
+        with os.scandir(self._folder) as entries:
+            journals = [entry.path for entry in entries if self._names.fullmatch(entry.name)]
+        for journal in sorted(journals):
+            with suppress(OSError), open(journal, encoding="ascii", errors="replace") as lines:
+                matches = [LINE.fullmatch(line.rstrip("\n")) for line in lines]  # the last one may be incomplete
+                found |= {(int(match[1]), int(match[2])): match[3] for match in matches if match}
+        return found
+
+    def add(self, unit: Unit, sha256: str) -> None:
+        """Adds a unit to this rank's journal."""
+        fd = os.open(self._own, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(fd, f"{unit.start} {unit.stop} {sha256}\n".encode())
+        finally:
+            os.close(fd)
+
+
+def _verified(fd: int, units: list[Unit], known: Mapping[tuple[int, int], str], ranks: Ranks) -> set[tuple[int, int]]:
+    """Returns the finished units whose bytes are those of the journals. Ranks share the work."""
+    own = [(unit.start, unit.stop) for unit in units[ranks.rank :: ranks.count] if _sha256(fd, unit) == known[unit[:2]]]
+    return {unit for found in ranks.gather(own) for unit in found}
+
+
+def _sha256(fd: int, unit: Unit) -> str:
+    total = hashlib.sha256()
+    for start in range(unit.start, unit.stop, READ):
+        total.update(os.pread(fd, min(READ, unit.stop - start), start))
+    return total.hexdigest()
+
+
+def _write_run(
+    fd: int,
+    run: Sequence[Unit],
+    spans: Sequence[Span],
+    order: ByteOrder,
+    path: StrPath,
+    finished: Callable[[Unit, str], None],
+) -> None:
+    """Writes units that follow each other. `finished` is called with each and a tensor's name."""
+    first, last, left = run[0].start, run[-1].stop, [*run]
+
+    def finish(until: int, name: str) -> None:
+        while left and left[0].stop <= until:
+            finished(left.pop(0), name)
+
+    name = ""
+    for span in spans:
+        if span.start + span.nbytes <= first or span.start >= last:
+            continue
+        finish(span.start, name)
+        name = span.name or name
+        with _naming(span.name):
+            for at, piece in span.pieces(first, last, order):
+                _write_at(fd, piece, at, span.name, path)
+                if span.in_order:
+                    finish(at + len(piece), name)
+    finish(last, name)
+
+
+@contextmanager
+def _naming(tensor: str | None) -> Iterator[None]:
+    """Adds the tensor's name to errors of its source."""
+    try:
+        yield
+    except FormatError as error:
+        error.tensor = error.tensor or tensor
+        raise
+
+
+def _write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> None:
+    """Writes all bytes of a piece. Raises OSError, which names the tensor and the file."""
+    left = piece.cast("B")
+    try:
+        while left:
+            written = os.pwrite(fd, left, position)
+            left, position = left[written:], position + written
+    except OSError as error:
+        text = f"tensor {shown(tensor)}: {error.strerror}" if tensor else error.strerror
+        raise OSError(error.errno, text, os.fspath(path)) from None
