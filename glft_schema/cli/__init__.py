@@ -51,8 +51,8 @@ def limits_in(texts: list[str]) -> Limits:
     return Limits(**unique("--limit", "name", limits))
 
 
-def main(command: typer.Typer = app) -> None:
-    """Runs the command line, of `glft` by default."""
+def main(command: typer.Typer | None = None) -> None:
+    """Runs a command line, that of `glft` by default."""
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it
@@ -65,7 +65,7 @@ def main(command: typer.Typer = app) -> None:
             stream.reconfigure(errors="backslashreplace")  # for names outside the terminal's encoding
     try:
         try:
-            command()
+            (command or app)()
         finally:
             sys.stdout.flush()
     except ModuleNotFoundError as error:  # mostly torch, which only some commands need

@@ -5,6 +5,7 @@
 
 from glft_schema.distributed.ranks import RanksError
 from glft_schema.distributed.reading import StorageReader
+from glft_schema.distributed.saving import StorageWriter
 from glft_schema.distributed.writing import together
 
-__all__ = ["RanksError", "StorageReader", "together"]
+__all__ = ["RanksError", "StorageReader", "StorageWriter", "together"]

@@ -10,6 +10,7 @@ import itertools
 import os
 import pickle
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,7 +28,7 @@ LONGEST = 1000  # characters of an error
 FAILED, MOVED = "failed", "moved"
 
 Value = TypeVar("Value")
-_USES = itertools.count()
+_USES: dict[str, Iterator[int]] = defaultdict(itertools.count)  # by the ranks of a group
 
 
 class RanksError(RuntimeError):
@@ -54,13 +55,17 @@ class Ranks:
         self._step = 0
 
     @classmethod
-    def of_process_group(cls, timeout: float = TIMEOUT) -> Ranks:
-        """Returns the ranks of the default process group; one rank if there is none."""
-        use = f"glft_schema/{next(_USES)}"
+    def of_process_group(cls, timeout: float = TIMEOUT, group: distributed.ProcessGroup | None = None) -> Ranks:
+        """Returns the ranks of a process group, the default one by default; one rank if there is
+        none.
+
+        All ranks of the group must call it as often.
+        """
         if not distributed.is_initialized():
             return cls(HashStore(), 0, 1, timeout)
-        store = PrefixStore(use, _get_default_store())
-        return cls(store, distributed.get_rank(), distributed.get_world_size(), timeout)
+        members = "-".join(map(str, distributed.get_process_group_ranks(group)))
+        store = PrefixStore(f"glft_schema/{members}/{next(_USES[members])}", _get_default_store())
+        return cls(store, distributed.get_rank(group), distributed.get_world_size(group), timeout)
 
     @classmethod
     def of_environment(cls, timeout: float = TIMEOUT) -> Ranks:

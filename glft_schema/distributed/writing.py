@@ -94,7 +94,7 @@ def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath]
     """Writes a planned file together with the other ranks; see `together`."""
     layout = plan.laid_out()
     spans, source = spans_of(layout, plan.payloads), Fingerprint.of_inputs(inputs)
-    key = _key(plan, layout, source)
+    key = digest([plan_digest(plan, layout), *source.entries])[:KEY]
     told = ranks.gather((version("glft_schema"), source, key))
     for what, found in zip(("versions", "inputs", "plans"), zip(*told, strict=True), strict=True):
         check_equal(list(found), what)
@@ -134,13 +134,13 @@ def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath]
     ranks.gather(None)  # the file is in place
 
 
-def _key(plan: FilePlan, layout: Layout, source: Fingerprint) -> str:
-    """Returns the digits that stand for a file's content."""
+def plan_digest(plan: FilePlan, layout: Layout) -> str:
+    """Returns the SHA-256 of all that decides about a file's bytes, except the tensors' values."""
     payloads = [
         (name, str(payload.type), payload.stored.shape, payload.stored.dtype, payload.measure, _importance(payload))
         for name, payload in plan.payloads.items()
     ]
-    return digest([version("glft_schema"), source.entries, layout.nbytes, layout.starts, *layout.pieces, *payloads])[:KEY]
+    return digest([version("glft_schema"), layout.nbytes, layout.starts, *layout.pieces, *payloads])
 
 
 def _importance(payload: PlannedPayload) -> str:
@@ -218,7 +218,7 @@ def _write_run(
         name = span.name or name
         with _naming(span.name):
             for at, piece in span.pieces(first, last, order):
-                _write_at(fd, piece, at, span.name, path)
+                write_at(fd, piece, at, span.name, path)
                 if span.in_order:
                     finish(at + len(piece), name)
     finish(last, name)
@@ -234,7 +234,7 @@ def _naming(tensor: str | None) -> Iterator[None]:
         raise
 
 
-def _write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> None:
+def write_at(fd: int, piece: memoryview, position: int, tensor: str | None, path: StrPath) -> None:
     """Writes all bytes of a piece. Raises OSError, which names the tensor and the file."""
     left = piece.cast("B")
     try:

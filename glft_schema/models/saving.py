@@ -8,10 +8,12 @@ from typing import Any
 
 from glft_schema.errors import OptionError
 from glft_schema.families.config import config_of
+from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import gguf_tensors
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open
+from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
@@ -21,7 +23,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, packed_tensor
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, of_lazy, packed_tensor
 
 
 def save(
@@ -51,18 +53,36 @@ def save(
     if family is None:
         raise OptionError(f"expected a model of a declared family, found {type(model).__name__}")
     with open(like) as file:
-        donor = Donor.of(file)
-        if donor.arch != family.arch:
-            raise OptionError(f"expected a GGUF model of the {family.arch} family as the example, found {donor.arch}")
-        config = config_of(donor.metadata, family.keys, family.arch)
         tensors = as_lazy(stored_tensors(model))
         own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
-        found = gguf_tensors(own, replace(family, generated=lambda config: {}), config)  # of the example, instead
-        if OUTPUT not in file.tensors:
-            found.pop(OUTPUT, None)  # tied to the token embedding
-        stored = {name: _stored(name, tensor, file.tensors[name].dtype) for name, tensor in donor.completed(found).items()}
-        checkpoint = Checkpoint(stored, donor.metadata, None, family.arch, file)
+        checkpoint = by_example(own, file, family)
         return convert(checkpoint, path, format=WITH_TYPES.name, importance=importance, measure=False)
+
+
+def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | None = None) -> Checkpoint:
+    """Returns the tensors of a model of transformers with the names, types and metadata of a GGUF
+    model.
+
+    Args:
+        tensors: by their names in transformers.
+        file: the GGUF model, which stays open.
+        family: the model's; that of the file by default.
+
+    Raises:
+        OptionError: if the file is not a model of the family, or of none.
+        TensorError: if one side lacks a tensor of the other, or has another shape.
+    """
+    donor = Donor.of(file)
+    family = family or next((known for known in FAMILIES if known.arch == donor.arch), None)
+    if family is None or donor.arch != family.arch:
+        expected = f"the {family.arch} family" if family else "a declared family"
+        raise OptionError(f"expected a GGUF model of {expected} as the example, found {donor.arch}")
+    config = config_of(donor.metadata, family.keys, family.arch)
+    found = gguf_tensors(tensors, replace(family, generated=lambda config: {}), config)  # of the example, instead
+    if OUTPUT not in file.tensors:
+        found.pop(OUTPUT, None)  # tied to the token embedding
+    stored = {name: _stored(name, tensor, file.tensors[name].dtype) for name, tensor in donor.completed(found).items()}
+    return Checkpoint(stored, donor.metadata, None, family.arch, file)
 
 
 def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
@@ -72,8 +92,6 @@ def _transposed(model: Any, name: str, tensor: LazyTensor) -> LazyTensor | None:
 
 def _stored(name: str, tensor: LazyTensor, type_: TensorType) -> StoredTensor:
     """Returns a tensor to be written, with its bytes if they are of the type."""
-    if tensor.file_tensor is not None:
-        return in_file(tensor.file_tensor)
-    if tensor.packed and tensor.packed.type == type_:
+    if tensor.file_tensor is None and tensor.packed and tensor.packed.type == type_:
         return in_file(packed_tensor(name, type_, tensor.shape, tensor.packed.load()))
-    return StoredTensor(tensor.shape, tensor.dtype, tensor.load)
+    return of_lazy(tensor)

@@ -13,7 +13,6 @@ from glft_schema.errors import OptionError
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
-from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
@@ -21,7 +20,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.patterns import leave_out
-from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, in_memory
+from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, in_memory, of_lazy
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
 
 
@@ -113,7 +112,7 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     if converter.path is not None or (declared_family(path) is None and converter.script()):
         return _of_file(converter.open(path))._replace(converter=converter.name)
     model = open_folder(path)
-    return Checkpoint({name: _mapped(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
+    return Checkpoint({name: of_lazy(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
 
 
 def _open_like(
@@ -124,14 +123,8 @@ def _open_like(
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
     stored = in_memory(leave_out(source.tensors, exclude))
     tensors, family = donor.tensors_of(as_lazy(stored), folder)
-    mapped = {name: _mapped(tensor) for name, tensor in tensors.items()}
+    mapped = {name: of_lazy(tensor) for name, tensor in tensors.items()}
     return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
-
-
-def _mapped(tensor: LazyTensor) -> StoredTensor:
-    if tensor.file_tensor is not None:
-        return in_file(tensor.file_tensor)
-    return StoredTensor(tensor.shape, tensor.dtype, tensor.load, read=tensor.part if tensor.read or tensor.transposed else None)
 
 
 def open_entries(source: Weights) -> Checkpoint:

@@ -98,34 +98,61 @@ class PlannedPayload:
         Only rows with bytes there are read and encoded. The pieces of a type with several fields
         are not in order. Raises as `pieces`.
         """
+        whole = None
+        for rows in self.chunks_between(first, last, order):
+            if rows is None:
+                assert self.copy_of is not None
+                self.error = 0.0
+                yield from self.copy_of.span(first, last, order)
+                return
+            if whole is None and not self.has_parts:
+                whole = self.loaded()
+            yield from self.encoded(rows, first, last, order, whole)
+
+    def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
+        """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
+        copied."""
         copied = self.copy_of
-        if copied is not None or self.is_unchanged:
-            self.error = 0.0
-        elif self.measure:
-            self.error = self.error or 0.0
         if copied is not None and (copied.order == order or not copied.dtype.is_known):
-            yield from copied.span(first, last, order)
-            return
-        dims = self.stored.shape
-        (rows, columns), spans = matrix(dims), self.type.field_spans(dims)
-        pitches = {name: nbytes // rows for name, (_, nbytes) in spans.items()} if rows else {}
-        wanted = [_rows_between(first - spans[name][0], last - spans[name][0], pitch, rows) for name, pitch in pitches.items()]
+            return [None]
+        rows, columns = matrix(self.stored.shape)
+        wanted = [
+            _rows_between(first - start, last - start, nbytes // rows, rows)
+            for start, nbytes in (self.type.field_spans(self.stored.shape).values() if rows else ())
+        ]
         wanted = [part for part in wanted if part]
         if not wanted:
-            return
-        needed = range(min(part.start for part in wanted), max(part.stop for part in wanted))
-        whole = None if self._has_parts else self._loaded()
-        for chunk in slices(needed.stop, max(PART // max(columns, 1), 1), needed.start):
-            fields = self._fields_of(chunk, whole)
-            for name, part in self.type.fields():
-                start = spans[name][0] + chunk.start * pitches[name]
-                stored = tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
-                begin, end = max(first - start, 0), min(last - start, len(stored))
-                if begin < end:
-                    yield start + begin, stored[begin:end]
+            return []
+        start, stop = min(part.start for part in wanted), max(part.stop for part in wanted)
+        return [*slices(stop, max(PART // max(columns, 1), 1), start)]
+
+    def encoded(
+        self, rows: slice, first: int, last: int, order: ByteOrder = LITTLE, whole: torch.Tensor | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
+        """Yields those of the bytes `first` to `last` that are of some rows, as `span`.
+
+        Args:
+            rows: of the matrix.
+            first, last: bytes of the payload.
+            order: byte order of the file.
+            whole: the source, if it cannot be read in parts.
+        """
+        fields, spans, count = (
+            self._fields_of(rows, whole),
+            self.type.field_spans(self.stored.shape),
+            matrix(self.stored.shape)[0],
+        )
+        for name, part in self.type.fields():
+            start, nbytes = spans[name]
+            start += rows.start * (nbytes // count)
+            stored = tensor_bytes(fields[name] if order == LITTLE else part.swapped(fields[name]))
+            begin, end = max(first - start, 0), min(last - start, len(stored))
+            if begin < end:
+                yield start + begin, stored[begin:end]
 
     @property
-    def _has_parts(self) -> bool:
+    def has_parts(self) -> bool:
+        """Whether the source can be read in parts."""
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
     def _fields_of(self, rows: slice, whole: torch.Tensor | None) -> dict[str, torch.Tensor]:
@@ -136,6 +163,7 @@ class PlannedPayload:
             whole: the source, if it cannot be read in parts.
         """
         if (copied := self.copy_of) is not None:
+            self.error = 0.0
             return copied.fields_of(range(rows.start, rows.stop))
         dims = self.stored.shape
         if whole is None:
@@ -147,6 +175,7 @@ class PlannedPayload:
         if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]
         watch = self._compare if self.measure and not self.is_unchanged else None
+        self.error = 0.0 if self.is_unchanged else (self.error or 0.0) if self.measure else None
         try:
             return self.type.encode(source, self.name, importance=importance, watch=watch)
         except TensorError as error:
@@ -155,7 +184,7 @@ class PlannedPayload:
             raise
 
     def _encoded(self, order: ByteOrder) -> Iterator[memoryview]:
-        source = self.stored.rows or self._loaded()
+        source = self.stored.rows or self.loaded()
         if self.is_unchanged:
             self.error = 0.0
             chunks = (
@@ -171,7 +200,7 @@ class PlannedPayload:
             del source
             yield from self.type.pieces(fields, order)
 
-    def _loaded(self) -> torch.Tensor:
+    def loaded(self) -> torch.Tensor:
         """Returns the source tensor. Raises TensorError if it does not match the plan."""
         tensor = self.stored.load()
         self._check(tensor, self.stored.shape)

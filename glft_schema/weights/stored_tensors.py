@@ -66,6 +66,14 @@ def in_file(tensor: Tensor) -> StoredTensor:
     return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
 
 
+def of_lazy(tensor: LazyTensor) -> StoredTensor:
+    """Returns a tensor of a mapped model."""
+    if tensor.file_tensor is not None:
+        return in_file(tensor.file_tensor)
+    read = tensor.part if tensor.read or tensor.transposed else None
+    return StoredTensor(tensor.shape, tensor.dtype, tensor.load, read=read)
+
+
 def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: torch.Tensor) -> Tensor:
     """Returns a tensor with bytes in memory, which are not copied if the type has one field.
 

@@ -1,0 +1,182 @@
+"""Parts of tensors that other ranks hold: who holds what, and the exchange of what is needed.
+
+All ranks know which rank holds which part, and what each rank encodes next. So each computes what
+it has to send and to receive, and nothing is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+
+from glft_schema.errors import TensorError
+from glft_schema.families.operations import LazyTensor, Slices
+
+
+class Chunk(NamedTuple):
+    """A part of a tensor that a rank holds.
+
+    Attributes:
+        offsets: of its first number in the tensor.
+        sizes: its shape.
+        rank: that holds it.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    rank: int
+
+
+class Request(NamedTuple):
+    """A part of a tensor that a rank needs."""
+
+    name: str
+    ranges: tuple[range, ...]
+
+    @property
+    def shape(self) -> list[int]:
+        return [len(part) for part in self.ranges]
+
+
+class Piece(NamedTuple):
+    """A part of a request that one rank holds.
+
+    Attributes:
+        rank: that holds it.
+        chunk: of the rank.
+        held: where it is in the chunk.
+        wanted: where it is in the request.
+    """
+
+    rank: int
+    chunk: Chunk
+    held: Slices
+    wanted: Slices
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in it."""
+        return math.prod(part.stop - part.start for part in self.wanted)
+
+
+class Holdings:
+    """Which rank holds which parts of tensors.
+
+    Args:
+        chunks: by name; those of a tensor do not overlap.
+    """
+
+    def __init__(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
+        self._chunks = {name: sorted(found) for name, found in chunks.items()}
+        self._starts = {name: [chunk.offsets[:1] for chunk in found] for name, found in self._chunks.items()}
+        self._tallest = {name: max((chunk.sizes[:1] or (1,))[0] for chunk in found) for name, found in self._chunks.items()}
+
+    def pieces(self, request: Request) -> list[Piece]:
+        """Returns the pieces of a request, always in the same order.
+
+        Raises:
+            TensorError: if no rank holds a part of it.
+        """
+        name, ranges = request
+        chunks, first = self._chunks[name], 0
+        if ranges:
+            first = bisect_left(self._starts[name], (ranges[0].start - self._tallest[name] + 1,))
+        found, numbers = [], 0
+        for chunk in chunks[first:]:
+            if ranges and chunk.offsets[0] >= ranges[0].stop:
+                break
+            parts = [_common(*part) for part in zip(ranges, chunk.offsets, chunk.sizes, strict=True)]
+            if all(wanted.start < wanted.stop for _, wanted in parts):
+                found.append(Piece(chunk.rank, chunk, tuple(held for held, _ in parts), tuple(wanted for _, wanted in parts)))
+                numbers += found[-1].numbers
+        if numbers != math.prod(request.shape):
+            raise TensorError(f"expected {math.prod(request.shape)} numbers in the shards of all ranks, found {numbers}", name)
+        return found
+
+
+def _common(wanted: range, offset: int, size: int) -> tuple[slice, slice]:
+    """Returns which numbers of a chunk's dim are wanted, and where in the wanted range they are."""
+    first = max(-(-(offset - wanted.start) // wanted.step), 0)
+    last = min(-(-(offset + size - wanted.start) // wanted.step), len(wanted))
+    held = wanted[first : max(last, first)]
+    return slice(held.start - offset, held.stop - offset, held.step), slice(first, max(last, first))
+
+
+class Remote:
+    """The tensors that ranks hold, as tensors to be written.
+
+    A read within `requests_of` is noted, and returns a tensor without values. A read after `answer`
+    returns the values.
+    """
+
+    def __init__(self) -> None:
+        self._noted: list[Request] | None = None
+        self._answers: dict[Request, torch.Tensor] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> LazyTensor:
+        """Returns a tensor that ranks hold."""
+
+        def read(index: Slices) -> torch.Tensor:
+            request = Request(name, tuple(range(size)[part] for size, part in zip(shape, index, strict=True)))
+            if self._noted is None:
+                return self._answers[request]
+            self._noted.append(request)
+            return torch.empty(request.shape, dtype=dtype, device="meta")
+
+        return LazyTensor(shape, dtype, lambda: read(tuple(slice(0, size) for size in shape)), read=read)
+
+    def noting(self) -> list[Request]:
+        """Begins to note reads. Returns the list that they are added to."""
+        self._noted = []
+        return self._noted
+
+    def answer(self, answers: dict[Request, torch.Tensor]) -> None:
+        """Answers reads from now on."""
+        self._noted, self._answers = None, answers
+
+
+class Exchange:
+    """A group of gloo through which ranks exchange parts of tensors.
+
+    Args:
+        group: the ranks; all of them by default.
+        timeout: seconds to wait for a message.
+    """
+
+    def __init__(self, group: distributed.ProcessGroup | None, timeout: float) -> None:
+        self._ranks = [0]
+        self._group = None
+        if distributed.is_initialized():
+            self._ranks = distributed.get_process_group_ranks(group)
+            wait = timedelta(seconds=timeout)
+            self._group = distributed.new_group(self._ranks, wait, "gloo", use_local_synchronization=True)
+
+    def messages(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, int]) -> dict[int, torch.Tensor]:
+        """Sends u8 [bytes] to ranks, and returns those of others.
+
+        Args:
+            outgoing: by rank.
+            incoming: the number of bytes, by rank.
+
+        Raises:
+            RuntimeError: if a rank is gone, or the timeout is over.
+        """
+        received = {rank: torch.empty(nbytes, dtype=torch.uint8) for rank, nbytes in incoming.items()}
+        works = [distributed.irecv(buffer, self._ranks[rank], self._group) for rank, buffer in received.items()]
+        works += [distributed.isend(message, self._ranks[rank], self._group) for rank, message in outgoing.items()]
+        for work in works:
+            if work is not None:
+                work.wait()
+        return received
+
+    def close(self) -> None:
+        """Ends the group."""
+        if self._group is not None:
+            distributed.destroy_process_group(self._group)
+            self._group = None
