@@ -79,7 +79,7 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         try:
             ranks = Ranks.of_environment(_TIMEOUT.get())
-            with _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks):
+            with _leaving(ranks), _speaking(ranks) as stderr, together(_inputs(arguments), ranks=ranks):
                 try:
                     if arguments.get("format") is None and is_folder(arguments.get("output", "")):
                         raise OptionError("expected a file as the output of several processes, found a folder")
@@ -94,6 +94,14 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(FAILED) from None
 
     return run
+
+
+@contextmanager
+def _leaving(ranks: Ranks) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        ranks.leave()
 
 
 def _inputs(arguments: Mapping[str, Any]) -> list[StrPath]:

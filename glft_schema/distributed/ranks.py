@@ -12,7 +12,7 @@ import pickle
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ from glft_schema.errors import OptionError, alternatives, one_line
 TIMEOUT = 600.0  # seconds without progress
 LONGEST_NAP = 1.0  # seconds between two looks at the store
 LONGEST = 1000  # characters of an error
-FAILED, MOVED = "failed", "moved"
+GRACE = 5.0  # seconds to wait for others that end
+FAILED, MOVED, LEFT = "failed", "moved", "left"
 
 Value = TypeVar("Value")
 _USES: dict[str, Iterator[int]] = defaultdict(itertools.count)  # by the ranks of a group
@@ -80,7 +81,8 @@ class Ranks:
             store, rank, count = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         except (RuntimeError, ValueError) as error:
             raise RanksError(f"rank {os.environ.get('RANK', '?')}: no store: {one_line(str(error))}") from error
-        return cls(PrefixStore("glft_schema", store), rank, count, timeout)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+        return cls(PrefixStore(f"glft_schema/{attempt}", store), rank, count, timeout)
 
     @property
     def is_first(self) -> bool:
@@ -131,11 +133,18 @@ class Ranks:
 
     def fail(self, problem: str) -> None:
         """Lets all other ranks raise RanksError. The first problem counts."""
-        try:
+        with suppress(RuntimeError):  # the store is gone, which they notice themselves
             if not self._store.check([FAILED]):
                 self._store.set(FAILED, f"rank {self.rank}: {problem}")
-        except RuntimeError:
-            pass  # the store is gone, which they notice themselves
+
+    def leave(self) -> None:
+        """Tells that this process is about to end. Rank 0, which may hold the store, waits until all
+        others have said so, at most `GRACE` seconds."""
+        with suppress(RuntimeError):
+            gone, until = self._store.add(LEFT, 1), time.monotonic() + GRACE
+            while self.is_first and gone < self.count and time.monotonic() < until:
+                time.sleep(0.02)
+                gone = self._store.add(LEFT, 0)
 
     def _check_failed(self) -> None:
         if self._store.check([FAILED]):

@@ -178,7 +178,7 @@ class _MovedRows:
         pieces = [read(source, at) for source, at in self._spans(ordered.tolist())]
         pieces = [piece.reshape(-1, piece.shape[-1]) for piece in pieces]
         found = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        return found if torch.equal(origins, ordered) else torch.empty_like(found).index_copy_(0, order, found)
+        return found if torch.equal(origins, ordered) else torch.empty_like(found).index_copy_(0, order.to(found.device), found)
 
     def _spans(self, numbers: Sequence[int]) -> Iterator[tuple[LazyTensor, Slices]]:
         """Yields rows at equal distances in one matrix of a source, by slices of all dims but the

@@ -35,7 +35,8 @@ def load(
             otherwise they are dequantized.
         dtype: of other weights and of the computation; by default that of the matrices if it is
             float16 or bfloat16 in all of them, otherwise float32.
-        device: of all weights.
+        device: of all weights. On ``meta`` they have no values, and nothing of them is read: for
+            models that are sharded first and loaded by `glft_schema.distributed`.
 
     Returns:
         The model, in evaluation mode, and the tokenizer.
@@ -119,13 +120,18 @@ def _of_gguf(
     with torch.inference_mode(False):
         if packed:
             found = {name: _of_linear(module, name, tensor) for name, tensor in found.items()}
+        is_meta = torch.device(device).type == "meta"
+        if is_meta and not packed:
+            return module.eval()
         experts = [name for name, tensor in found.items() if len(tensor.shape) == 3]
         unmatched = fill(module, found, path, packed=packed, strict=False, device=device, experts=experts)
         _check_missing(unmatched.missing, family)
         for name in unmatched.left_over:
             raise TensorError(f"{type(module).__name__} has no such tensor", name)
-        _initialise(module, unmatched.missing, device)
-    return module.to(device).eval()
+        if not is_meta:  # buffers have values, and keep them
+            _initialise(module, unmatched.missing, device)
+            module.to(device)
+    return module.eval()
 
 
 def _of_linear(module: Any, name: str, tensor: LazyTensor) -> LazyTensor:

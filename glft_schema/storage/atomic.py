@@ -90,7 +90,7 @@ def resumable_write(path: StrPath, key: str) -> Iterator[int]:
         fd = _open_locked(partial_path(path, key))
     try:
         if fd is None:
-            raise OptionError(f"expected no other process that writes {shown(os.fspath(path))}, found one")
+            raise OptionError(f"expected no other process that writes {os.path.basename(target)!r}, found one")
         folder, name = os.path.split(target)
         _remove_abandoned(folder, _start(name), key)
         if old:

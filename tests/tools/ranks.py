@@ -6,6 +6,7 @@ import datetime
 import multiprocessing
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ def _rank(sender: Any, store: str, rank: int, ranks: int, function: Callable[...
     import torch
     from torch import distributed
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
     distributed.init_process_group("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout)

