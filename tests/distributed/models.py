@@ -37,7 +37,11 @@ def _parallelize(model: Any, mesh: Any) -> None:
 
     kinds = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
     for layer in model.model.layers:
-        plan = {name: kinds[TENSOR_PARALLEL[name.rpartition(".")[2]]]() for name, _ in layer.named_modules() if name.rpartition(".")[2] in TENSOR_PARALLEL}
+        plan = {
+            name: kinds[TENSOR_PARALLEL[name.rpartition(".")[2]]]()
+            for name, _ in layer.named_modules()
+            if name.rpartition(".")[2] in TENSOR_PARALLEL
+        }
         parallelize_module(layer, mesh, plan)
 
 

@@ -9,6 +9,7 @@ import pytest
 from glft_schema.families import pre_tokenizers
 from tests.golden.record_conversions import PRE
 
+TABLE = "glft_schema.families.vocabulary.PRE_TOKENIZERS"
 LIBRARIES = ("gguf", "sentencepiece", "tokenizers")
 
 
@@ -19,15 +20,17 @@ def libraries() -> None:
             pytest.skip(f"needs {name}: pip install 'glft_schema[hf]'")
 
 
+class AnyFingerprint(dict[str, str]):
+    """A table of pre-tokenizers in which none is unknown."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> str:
+        return PRE
+
+
 @pytest.fixture(autouse=True)
 def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the tokenizers of tiny folders known."""
-
-    class AnyFingerprint(dict[str, str]):
-        def __contains__(self, key: object) -> bool:
-            return True
-
-        def __missing__(self, key: str) -> str:
-            return PRE
-
-    monkeypatch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))
+    monkeypatch.setattr(TABLE, AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
+import pickle
 import tempfile
 import traceback
 import warnings
@@ -50,8 +51,8 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
 
 def _received(receiver: Any) -> tuple[str, Any]:
     try:
-        return receiver.recv() if receiver.poll(TIMEOUT) else ("no result in time", None)
-    except EOFError:
+        return pickle.loads(receiver.recv_bytes()) if receiver.poll(TIMEOUT) else ("no result in time", None)
+    except (EOFError, ConnectionResetError):
         return "ended without a result", None
 
 
@@ -62,10 +63,12 @@ def _rank(sender: Any, store: str, rank: int, ranks: int, function: Callable[...
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
-    distributed.init_process_group("gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout)
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timeout
+    )
     try:
-        sender.send(("", function(*arguments)))
+        sender.send_bytes(pickle.dumps(("", function(*arguments))))  # a pipe of torch would send file descriptors
     except BaseException:
-        sender.send((traceback.format_exc(), None))
+        sender.send_bytes(pickle.dumps((traceback.format_exc(), None)))
     finally:
         distributed.destroy_process_group()

@@ -1,0 +1,118 @@
+"""What ranks do with plain tensors; run by `tests.tools.ranks`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+
+import glft_schema as glft
+from glft_schema.distributed import StorageReader, StorageWriter
+
+Placements = tuple[Replicate | Shard | Partial, ...]
+
+
+def example() -> dict[str, torch.Tensor]:
+    """Returns tensors of all numbers of dims, in order of their names."""
+    torch.manual_seed(0)
+    return {
+        "big": torch.randn(640, 2560),
+        "narrow": torch.randn(37, 512),
+        "scalar": torch.tensor(3.0),
+        "stack": torch.randn(4, 6, 256).half(),
+        "vector": torch.randn(50),
+    }
+
+
+def distributed(tensors: dict[str, torch.Tensor], mesh_shape: tuple[int, ...], placements: Placements) -> dict[str, Any]:
+    """Returns tensors on a mesh; dims that one does not have are replicated."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+    state: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        own = [Replicate() if isinstance(each, Shard) and each.dim >= tensor.dim() else each for each in placements]
+        state[name] = distribute_tensor(tensor, mesh, own) if tensor.dim() else tensor
+    return state
+
+
+def load(
+    path: Path, mesh_shape: tuple[int, ...], placements: Placements, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Returns the whole tensors that ranks have loaded."""
+    with glft.open(path) as file:
+        empty = {name: torch.zeros(tensor.shape, dtype=dtype) for name, tensor in file.tensors.items()}
+    state = distributed(empty, mesh_shape, placements)
+    checkpoint.load(state, storage_reader=StorageReader(path))
+    return {name: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor for name, tensor in state.items()}
+
+
+def load_into(
+    path: Path, state: dict[str, torch.Tensor], packed: tuple[str, ...] = (), paths: tuple[Path, ...] = ()
+) -> dict[str, torch.Tensor]:
+    """Loads into plain tensors; of another file on each rank if there are several."""
+    own = paths[torch.distributed.get_rank()] if paths else path
+    assert own is not None
+    checkpoint.load(state, storage_reader=StorageReader(own, packed=packed))
+    return state
+
+
+def load_packed(
+    path: Path, name: str, shape: tuple[int, int], mesh_shape: tuple[int, ...], placements: Placements
+) -> torch.Tensor:
+    """Returns the bytes of a tensor that ranks have loaded."""
+    state = distributed({name: torch.zeros(shape, dtype=torch.uint8)}, mesh_shape, placements)
+    checkpoint.load(state, storage_reader=StorageReader(path, packed=[name]))
+    return state[name].full_tensor()
+
+
+def bytes_read(path: Path, name: str, shape: tuple[int, ...], ranks: int, dim: int) -> int:
+    """Returns how many bytes this rank reads of a file that is open and not mapped."""
+    state = distributed({name: torch.zeros(shape)}, (ranks,), (Shard(dim),))
+    read = []
+    for _ in range(2):  # the first load also reads modules
+        reader = StorageReader(path, mmap=False)
+        prepare = reader.prepare_local_plan
+        reader.prepare_local_plan = lambda plan, prepare=prepare: (read.append(_read()), prepare(plan))[1]  # type: ignore[method-assign]
+        checkpoint.load(state, storage_reader=reader)
+        read.append(_read())
+    assert state[name].to_local().any()
+    return read[3] - read[2]
+
+
+def _read() -> int:
+    with open("/proc/self/io") as file:
+        return int(file.readline().split()[1])
+
+
+def save(path: Path, mesh_shape: tuple[int, ...], placements: Placements, options: dict[str, Any]) -> str:
+    """Writes the example. Returns the SHA-256 of the file."""
+    state = distributed(example(), mesh_shape, placements)
+    checkpoint.save(state, storage_writer=StorageWriter(path, **options))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def save_state(
+    path: Path, state: dict[str, Any], options: dict[str, Any] | None = None, of_rank: dict[int, dict[str, Any]] | None = None
+) -> None:
+    """Writes a state dict, with other options on some ranks."""
+    own = {**(options or {}), **(of_rank or {}).get(torch.distributed.get_rank(), {})}
+    checkpoint.save(state, storage_writer=StorageWriter(path, **own))
+
+
+def save_and_fail(path: Path, how: str) -> None:
+    """Writes the example, while rank 1 fails in some way."""
+    if torch.distributed.get_rank() == 1:
+        if how == "disk":
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, 1 << 12))
+        elif how == "killed":
+            os.kill(os.getpid(), 9)
+    state = distributed(example(), (torch.distributed.get_world_size(),), (Shard(0),))
+    if how == "numbers" and torch.distributed.get_rank() == 1:
+        state["big"].to_local()[5, 7] = torch.nan
+    checkpoint.save(state, storage_writer=StorageWriter(path, schemes={"*": "f32" if how == "disk" else "q8_0"}, timeout=5))

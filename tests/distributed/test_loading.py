@@ -1,0 +1,186 @@
+"""Weights files loaded by ranks: shards of every kind, names of models, and errors."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.tensor import Replicate, Shard
+
+import glft_schema as glft
+from glft_schema.distributed import StorageReader
+from tests.distributed import models, tensors
+from tests.families.tiny_folders import make_folder
+from tests.tools.ranks import RankError, run
+
+pytestmark = pytest.mark.slow
+MESHES = [
+    ((2,), (Shard(0),)),
+    ((2,), (Shard(1),)),
+    ((3,), (Shard(1),)),  # cut inside blocks
+    ((4,), (Shard(2),)),
+    ((2, 2), (Shard(0), Shard(1))),
+    ((2, 2), (Shard(1), Shard(0))),
+    ((2, 2), (Shard(0), Shard(0))),
+    ((2,), (Replicate(),)),
+]
+TYPES = {
+    "gguf": {"big": "q4_k", "narrow": "iq4_nl", "stack": "q6_k"},
+    "glft": {"big": "q8_per_channel", "narrow": "q4_per_group_64"},
+    "safetensors": {},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for ending, schemes in TYPES.items():
+        glft.save_file(tensors.example(), folder / f"one.{ending}", schemes=schemes)
+    for ending in ("gguf", "safetensors"):
+        with glft.open(folder / f"one.{ending}") as file:
+            (folder / f"set-{ending}").mkdir()
+            glft.split(file, folder / f"set-{ending}" / "part", max_tensors=2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["one.gguf", "one.glft", "one.safetensors", "set-gguf/part-00001-of-00003.gguf", "set-safetensors"]
+)
+def test_all_ranks_get_their_shards(folder: Path, name: str) -> None:
+    with glft.open(folder / name) as file:
+        expected = {name: tensor.dequantize(torch.float32).clone() for name, tensor in file.tensors.items()}
+    for mesh, placements in MESHES if name == "one.gguf" else MESHES[:5:2]:
+        for found in run(torch.Size(mesh).numel(), tensors.load, folder / name, mesh, placements):
+            assert found.keys() == expected.keys()
+            assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_in_the_targets_dtype(folder: Path) -> None:
+    with glft.open(folder / "one.gguf") as file:
+        expected = file.tensors["big"].dequantize(torch.bfloat16)
+    assert torch.equal(run(2, tensors.load, folder / "one.gguf", (2,), (Shard(1),), torch.bfloat16)[0]["big"], expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_rank_reads_its_share_and_a_block_for_each_row_that_is_cut(tmp_path: Path, dim: int) -> None:
+    path, (rows, columns), ranks = tmp_path / "m.gguf", (512, 256 * 9), 4
+    glft.save_file({"weight": torch.randn(rows, columns), "other": torch.randn(2000, 2560)}, path, schemes={"*": "q4_k"})
+    with glft.open(path) as file:
+        share = file.tensors["weight"].nbytes / ranks
+    block, cuts, others = 144, 2 * rows * dim, 4096  # others: what torch tells the other ranks
+    for read in run(ranks, tensors.bytes_read, path, "weight", (rows, columns), ranks, dim):
+        assert share <= read <= share + block * cuts + others
+
+
+def test_packed_bytes_are_cut_between_blocks(folder: Path) -> None:
+    with glft.open(folder / "one.gguf") as file:
+        packed = file.tensors["big"].packed().clone()
+    for mesh, placements in (((2,), (Shard(0),)), ((2,), (Shard(1),)), ((2, 5), (Shard(0), Shard(1)))):
+        count = torch.Size(mesh).numel()
+        if count <= 4:
+            found = run(count, tensors.load_packed, folder / "one.gguf", "big", tuple(packed.shape), mesh, placements)
+            assert all(torch.equal(each, packed) for each in found)
+    with pytest.raises(
+        RankError,
+        match="tensor 'big': expected bytes 0 to 480 of a row to begin and end at multiples of 144, the size of a block",
+    ):
+        run(3, tensors.load_packed, folder / "one.gguf", "big", tuple(packed.shape), (3,), (Shard(1),))
+
+
+def test_packed_bytes_of_several_fields_have_whole_rows(folder: Path) -> None:
+    with glft.open(folder / "one.glft") as file:
+        packed = file.tensors["big"].packed().clone()
+    assert torch.equal(
+        run(2, tensors.load_packed, folder / "one.glft", "big", tuple(packed.shape), (2,), (Shard(0),))[1], packed
+    )
+    with pytest.raises(RankError, match="to begin and end at multiples of 2562"):
+        run(2, tensors.load_packed, folder / "one.glft", "big", tuple(packed.shape), (2,), (Shard(1),))
+
+
+@pytest.mark.parametrize(
+    ("state", "packed", "problem"),
+    [
+        (
+            {"vector": torch.zeros(50, dtype=torch.int32)},
+            (),
+            "tensor 'vector': expected a target of a float dtype or torch.float32, found torch.int32",
+        ),
+        ({"big": torch.zeros(640, 2560, dtype=torch.uint8)}, (), "tensor 'big': expected a target of a float dtype"),
+        (
+            {"big": torch.zeros(640, 1440)},
+            ("big",),
+            "tensor 'big': expected a target of torch.uint8 for the tensor's bytes, found torch.float32",
+        ),
+        (
+            {"vector": torch.zeros(1, 50)},
+            ("vector",),
+            "tensor 'vector': expected a quantized tensor to be read as bytes, found another",
+        ),
+        ({"none": torch.zeros(1)}, (), "Missing key in checkpoint state_dict: none"),
+        ({"vector": torch.zeros(51)}, (), "Size mismatch"),
+    ],
+)
+def test_targets_that_are_refused(folder: Path, state: dict[str, torch.Tensor], packed: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(RankError) as raised:
+        run(2, tensors.load_into, folder / "one.gguf", state, packed)
+    assert str(raised.value).count(problem) >= 2  # on both ranks
+
+
+def test_nothing_is_written_before_all_targets_are_checked(folder: Path) -> None:
+    state = {"big": torch.zeros(640, 2560), "vector": torch.zeros(50, dtype=torch.int64)}
+    with (
+        pytest.warns(UserWarning, match="torch.distributed"),
+        pytest.raises(checkpoint.api.CheckpointException, match="vector"),
+    ):
+        checkpoint.load(state, storage_reader=StorageReader(folder / "one.gguf"))
+    assert not state["big"].any()
+
+
+def test_ranks_that_open_other_files(folder: Path, tmp_path: Path) -> None:
+    paths = (folder / "one.gguf", tmp_path / "one.gguf")
+    shutil.copyfile(*paths)
+    state = {"vector": torch.zeros(50)}
+    assert torch.equal(
+        run(2, tensors.load_into, None, state, (), paths)[1]["vector"], tensors.example()["vector"]
+    )  # equal copies
+    os.truncate(paths[1], 100)
+    with pytest.raises(RankError, match=r"(?s)rank 1: .*TruncatedError"):
+        run(2, tensors.load_into, None, state, (), paths)
+    glft.save_file({"vector": torch.zeros(50)}, paths[1])
+    with pytest.raises(RankError, match=r"rank 1: expected the files of rank 0, one\.gguf of [0-9]+ bytes, found one\.gguf of"):
+        run(2, tensors.load_into, None, state, (), paths)
+
+
+def test_a_reader_can_be_used_again(folder: Path) -> None:
+    reader, state = StorageReader(folder / "one.gguf"), {"vector": torch.zeros(50)}
+    for checkpoint_id in (None, folder / "one.glft"):
+        with pytest.warns(UserWarning, match="torch.distributed"):
+            checkpoint.load(state, checkpoint_id=checkpoint_id, storage_reader=reader)
+        assert torch.equal(state["vector"], tensors.example()["vector"])
+    assert reader.path == folder / "one.glft"
+    assert not StorageReader.validate_checkpoint_id(folder / "none")
+
+
+def test_names(folder: Path) -> None:
+    state = {"layer.vector": torch.zeros(50)}
+    for names in ({"vector": "layer.vector"}, lambda name: f"layer.{name}" if name == "vector" else None):
+        with pytest.warns(UserWarning, match="torch.distributed"):
+            checkpoint.load(state, storage_reader=StorageReader(folder / "one.gguf", names=names))
+        assert torch.equal(state["layer.vector"], tensors.example()["vector"])
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "ranks"),
+    [("tiny-llama", "fsdp", 2), ("tiny-llama", "tensor", 2), ("tiny-llama", "both", 4), ("tiny-gemma3", "fsdp", 3)],
+)
+def test_models_of_transformers(name: str, how: str, ranks: int, tmp_path: Path) -> None:
+    """Weights are bit-equal to the whole model's; rows of q and k are in another order in GGUF."""
+    pytest.importorskip("transformers")
+    for type_ in ("F32", "Q8_0"):
+        glft.quantize(make_folder(tmp_path, name) if type_ == "F32" else tmp_path / name, tmp_path / f"{type_}.gguf", type_)
+        for packed in {False, how == "fsdp" and type_ == "Q8_0"}:
+            assert max(run(ranks, models.load_and_compare, tmp_path / f"{type_}.gguf", how, ranks, packed)) < 1e-5

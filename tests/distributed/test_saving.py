@@ -1,0 +1,141 @@
+"""Weights files that ranks write from their shards: the bytes of one process, and faults."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+import glft_schema as glft
+from glft_schema.distributed import StorageWriter
+from glft_schema.models.loading import load_model
+from tests.distributed import models, tensors
+from tests.distributed.test_loading import MESHES, TYPES
+from tests.families.tiny_folders import make_folder
+from tests.oracles.llama_model import LlamaModel
+from tests.tools.launch import left_in
+from tests.tools.ranks import RankError, run
+
+pytestmark = pytest.mark.slow
+OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gguf": ("gguf", {"schemes": TYPES["gguf"], "metadata": {"general.name": "x"}}),
+    "big-endian": ("gguf", {"schemes": TYPES["gguf"], "header": {"byte_order": "big"}, "alignment": 64}),
+    "glft": ("glft", {"schemes": TYPES["glft"]}),
+    "safetensors": ("safetensors", {}),
+    "importance": ("gguf", {"schemes": {"big": "q4_k"}, "importance": {"big": torch.arange(1.0, 2561.0)}}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_any_mesh_writes_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
+    ending, options = OPTIONS[name]
+    alone, out = tmp_path / f"alone.{ending}", tmp_path / f"out.{ending}"
+    glft.save_file(tensors.example(), alone, **options)
+    expected = hashlib.sha256(alone.read_bytes()).hexdigest()
+    for mesh, placements in [((1,), (Shard(0),)), *(MESHES if name == "gguf" else MESHES[1:5:3])]:
+        count = torch.Size(mesh).numel()
+        assert run(count, tensors.save, out, mesh, placements, options) == [expected] * count
+        assert left_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize(("how", "ranks"), [("fsdp", 2), ("tensor", 2), ("both", 4)])
+def test_models_of_transformers(how: str, ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
+    glft.quantize(make_folder(tmp_path, "tiny-llama"), path, "F32")
+    run(ranks, models.save, path, out, how, ranks)
+    assert out.read_bytes() == path.read_bytes()
+    glft.quantize(path, tmp_path / "alone.gguf", "Q8_0")
+    run(ranks, models.quantize, path, out, how, ranks, "Q8_0")
+    with glft.open(out) as found, glft.open(tmp_path / "alone.gguf") as expected:
+        assert all(found.tensors[name].raw == tensor.raw for name, tensor in expected.tensors.items())
+        assert dict(found.metadata) == dict(expected.metadata)
+    with LlamaModel(out) as oracle, torch.no_grad():
+        tokens = models.TOKENS[0].tolist()
+        own = load_model(out)(models.TOKENS).logits[0, -1].numpy()
+        assert np.abs(oracle.logits(tokens) - own).max() < 0.02 * np.abs(own).max()
+
+
+def test_tied_tensors_are_stored_once(tmp_path: Path) -> None:
+    weight = torch.randn(8, 64)
+    state = {"a": weight, "b": weight, "c": weight.clone()}
+    for ending in ("glft", "safetensors"):
+        glft.save_file(state, tmp_path / f"alone.{ending}")
+        run(2, tensors.save_state, tmp_path / f"out.{ending}", state)
+        assert (tmp_path / f"out.{ending}").read_bytes() == (tmp_path / f"alone.{ending}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("state", "options", "problem"),
+    [
+        ({"step": 3, "w": torch.zeros(3)}, {}, "tensor 'step': expected a tensor, found another object"),
+        ({"w": torch.zeros(3, dtype=torch.complex64)}, {}, "has no type for torch.complex64"),
+        ({"w": torch.zeros(3)}, {"schemes": {"none": "q8_0"}}, "none"),
+        ({"w": torch.zeros(2, 33)}, {"schemes": {"w": "q4_k"}}, "tensor 'w': cannot be stored as q4_k"),
+        ({"w": torch.zeros(2, 3)}, {"like": "none.gguf"}, "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_on_all_ranks(
+    state: dict[str, Any], options: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    with pytest.raises(RankError) as raised:
+        run(2, tensors.save_state, out, state, options)
+    assert str(raised.value).count(problem) >= 2
+    assert out.read_bytes() == b"old"
+    assert left_in(tmp_path) == set()
+
+
+def test_ranks_with_other_schemes(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match="rank 1: expected the plans of rank 0"):
+        run(2, tensors.save_state, tmp_path / "out.gguf", {"w": torch.zeros(2, 64)}, {}, {1: {"schemes": {"w": "q8_0"}}})
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("how", "problem"), [("disk", "tensor 'big': File too large"), ("numbers", "tensor 'big' at [")])
+def test_a_rank_that_fails(how: str, problem: str, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    with pytest.raises(RankError) as raised:
+        run(3, tensors.save_and_fail, out, how)
+    assert str(raised.value).count(problem) >= 3
+    assert out.read_bytes() == b"old"
+    assert left_in(tmp_path) == set()
+
+
+def test_a_rank_that_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    with pytest.raises(RankError, match="rank 1: ended without a result"):
+        run(3, tensors.save_and_fail, out, "killed")
+    assert out.read_bytes() == b"old"
+
+
+def test_options_that_exclude_each_other() -> None:
+    with pytest.raises(glft.OptionError, match="expected like with recipe: recipes need a model's metadata"):
+        StorageWriter("out.gguf", recipe="Q4_K_M")
+    with pytest.raises(glft.OptionError, match="expected no schemes with recipe"):
+        StorageWriter("out.gguf", like="model.gguf", recipe="Q4_K_M", schemes={"*": "q8_0"})
+    assert not StorageWriter.validate_checkpoint_id("/")
+    writer = StorageWriter("out.gguf")
+    writer.reset("other.gguf")
+    assert writer.path == "other.gguf"
+
+
+def test_a_single_process_without_a_group(tmp_path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    glft.save_file(tensors.example(), tmp_path / "alone.gguf")
+    with pytest.warns(UserWarning, match="torch.distributed"):
+        checkpoint.save(tensors.example(), storage_writer=StorageWriter(tmp_path / "out.gguf"))
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+
+
+def test_placements_of_one_rank(tmp_path: Path) -> None:
+    assert len(run(1, tensors.save, tmp_path / "out.gguf", (1,), (Replicate(),), {})) == 1

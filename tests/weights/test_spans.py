@@ -1,0 +1,109 @@
+"""Payloads written in parts: bytes of any span, from any source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import glft_schema as glft
+from glft_schema.codec.context import BIG, LITTLE
+from glft_schema.formats.registry import FORMATS
+from glft_schema.weights import payloads
+from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.save import FilePlan, save_file, written_by
+from glft_schema.weights.schemes import Choice
+from glft_schema.weights.stored_tensors import in_file, in_memory
+
+TYPES = {f"{format.name} {type_}": type_ for format in FORMATS for type_ in format.types if type_.has_encoder}
+
+
+def joined(pieces: Iterable[tuple[int, memoryview]], first: int, last: int) -> bytes:
+    """Returns pieces at their places; no byte is missing or written twice."""
+    found, count = bytearray(last - first), 0
+    for at, piece in pieces:
+        assert first <= at <= at + len(piece) <= last
+        found[at - first : at - first + len(piece)] = piece
+        count += len(piece)
+    assert count == last - first
+    return bytes(found)
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("order", [LITTLE, BIG])
+def test_any_span_has_the_bytes_of_the_whole(name: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    type_, shape = TYPES[name], (5, 3, 256)
+    monkeypatch.setattr(payloads, "PART", 2 * 768)  # two rows at once
+    tensor = torch.randn(shape) if type_.dtype.is_floating_point else torch.arange(3840).view(shape).to(type_.dtype)
+    if not type_.takes(tensor.dtype):
+        pytest.skip("takes other dtypes")
+    stored = in_memory({"x": tensor})["x"]
+    if type_.takes_importance:
+        stored = replace(stored, importance=torch.rand(5 * 256) + 0.1)
+    payload = PlannedPayload("x", stored, Choice(type_, "", None), measure=True)
+    whole = b"".join(payload.pieces(order))
+    error, payload.error = payload.error, None
+    for first, last in [(0, len(whole)), (0, 1), (len(whole) - 1, len(whole)), (100, 100), (len(whole) // 3, len(whole) // 2)]:
+        assert joined(payload.span(first, last, order), first, last) == whole[first:last]
+        if last - first == len(whole):
+            assert payload.error == error
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> glft.File:
+    path: Path = tmp_path_factory.mktemp("spans") / "m.gguf"
+    torch.manual_seed(0)
+    tensors = {"a": torch.randn(9, 512), "b": torch.randn(70), "c": torch.randn(3, 4, 32), "d": torch.tensor(2.0)}
+    glft.save_file(tensors, path, schemes={"a": "q4_k", "c": "q8_0"})
+    return glft.open(path)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_spans_of_copied_and_converted_tensors(file: glft.File, data: st.DataObject) -> None:
+    name, scheme = data.draw(st.sampled_from("abcd")), data.draw(st.sampled_from(["q8_0", "f32", "bf16", "same"]))
+    tensor, order = file.tensors[name], data.draw(st.sampled_from([LITTLE, BIG]))
+    type_ = tensor.dtype if scheme == "same" else next(t for t in file.format.types if t.scheme == scheme)
+    if type_.refusal(tensor.shape):
+        return
+    payload = PlannedPayload(name, in_file(tensor), Choice(type_, "", None))
+    whole = b"".join(payload.pieces(order))
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+    assert joined(payload.span(first, last, order), first, last) == whole[first:last]
+
+
+def test_the_index_of_a_weight_that_cannot_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "PART", 64)
+    tensor = torch.zeros(7, 64)
+    tensor[5, 3] = torch.inf
+    type_ = TYPES["gguf q8_0"] if "gguf q8_0" in TYPES else next(t for t in TYPES.values() if t.scheme == "q8_0")
+    payload = PlannedPayload("x", in_memory({"x": tensor})["x"], Choice(type_, "", None))
+    with pytest.raises(glft.TensorError, match=r"tensor 'x' at \[5, 3\]"):
+        [*payload.span(0, payload.nbytes)]
+    with pytest.raises(glft.TensorError, match=r"tensor 'x' at \[5, 3\]"):
+        [*payload.pieces()]
+
+
+@pytest.mark.parametrize("ending", ["gguf", "glft", "safetensors"])
+def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
+    path, plans = tmp_path / f"m.{ending}", list[FilePlan]()
+    weight = torch.randn(3, 64)
+    tensors = {"a": weight, "b": torch.randn(5), "tied": weight, "empty": torch.zeros(0)}
+    alignment = None if ending == "safetensors" else 128
+    save_file(tensors, path, alignment=alignment)
+    with written_by(lambda plan, _: plans.append(plan)):
+        save_file(tensors, tmp_path / f"none.{ending}", alignment=alignment)
+    layout, stored = plans[0].laid_out(), path.read_bytes()
+    assert not (tmp_path / f"none.{ending}").exists()
+    built = bytearray(layout.nbytes)
+    for start, piece in layout.pieces:
+        built[start : start + len(piece)] = piece
+    for name, start in layout.starts.items():
+        payload = plans[0].payloads[name]
+        built[start : start + payload.nbytes] = b"".join(payload.pieces(layout.order))
+    assert bytes(built) == stored
