@@ -8,6 +8,7 @@ and documentation follow from the declaration.
     glft.codec         constructs for declaring formats
     glft.formats       the formats, and how to declare one
     glft.describe      declarations as data, pages and code in other languages
+    glft.distributed   files read and written by all ranks of torch.distributed
     glft.gguf_reader   gguf-py's GGUFReader, faster
     glft.kernels       formulas compiled for this machine
     glft.manifests     SHA-256 of files and tensors
@@ -51,7 +52,7 @@ from glft_schema.storage.source import Source
 from glft_schema.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from glft_schema import describe, gguf_reader, kernels, lab, manifests, nn, transformers
+    from glft_schema import describe, distributed, gguf_reader, kernels, lab, manifests, nn, transformers
     from glft_schema.adapters.merging import MergedTensor, merge_lora
     from glft_schema.checks.compare import Comparison, MetadataChange, TensorComparison, TensorVersion, compare
     from glft_schema.checks.derivation import Derivation, check_derivation
@@ -135,6 +136,7 @@ __all__ = [
     "compare_predictions",
     "convert",
     "describe",
+    "distributed",
     "edit",
     "fake_quantize",
     "formats",
@@ -168,7 +170,7 @@ __all__ = [
 
 
 # Testing requires hypothesis, transformers that library: optional dependencies.
-PARTS = ("describe", "gguf_reader", "kernels", "lab", "manifests", "nn", "testing", "transformers")
+PARTS = ("describe", "distributed", "gguf_reader", "kernels", "lab", "manifests", "nn", "testing", "transformers")
 LATER = {  # names by the module that is imported when one is used, so that opening a file stays fast
     "adapters.merging": "MergedTensor merge_lora",
     "checks.compare": "Comparison MetadataChange TensorComparison TensorVersion compare",

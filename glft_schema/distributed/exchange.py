@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch import distributed
 
 from glft_schema.errors import TensorError
 from glft_schema.families.operations import LazyTensor, Slices
+
+TAG = 0x676C  # of messages, so that those of other code in the group are not mistaken for them
 
 
 class Chunk(NamedTuple):
@@ -142,7 +145,7 @@ class Remote:
 
 
 class Exchange:
-    """A group of gloo through which ranks exchange parts of tensors.
+    """Messages between ranks through gloo.
 
     Args:
         group: the ranks; all of them by default.
@@ -150,12 +153,12 @@ class Exchange:
     """
 
     def __init__(self, group: distributed.ProcessGroup | None, timeout: float) -> None:
-        self._ranks = [0]
-        self._group = None
+        self._ranks, self._group = [0], group
+        self._timeout = timedelta(seconds=timeout)
         if distributed.is_initialized():
             self._ranks = distributed.get_process_group_ranks(group)
-            wait = timedelta(seconds=timeout)
-            self._group = distributed.new_group(self._ranks, wait, "gloo", use_local_synchronization=True)
+            if "gloo" not in str(distributed.get_backend_config(group)):
+                self._group = _gloo(tuple(self._ranks), len(self._ranks) < distributed.get_world_size())
 
     def messages(self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, int]) -> dict[int, torch.Tensor]:
         """Sends u8 [bytes] to ranks, and returns those of others.
@@ -168,15 +171,16 @@ class Exchange:
             RuntimeError: if a rank is gone, or the timeout is over.
         """
         received = {rank: torch.empty(nbytes, dtype=torch.uint8) for rank, nbytes in incoming.items()}
-        works = [distributed.irecv(buffer, self._ranks[rank], self._group) for rank, buffer in received.items()]
-        works += [distributed.isend(message, self._ranks[rank], self._group) for rank, message in outgoing.items()]
+        works = [distributed.irecv(buffer, self._ranks[rank], self._group, TAG) for rank, buffer in received.items()]
+        works += [distributed.isend(message, self._ranks[rank], self._group, TAG) for rank, message in outgoing.items()]
         for work in works:
             if work is not None:
-                work.wait()
+                work.wait(self._timeout)
         return received
 
-    def close(self) -> None:
-        """Ends the group."""
-        if self._group is not None:
-            distributed.destroy_process_group(self._group)
-            self._group = None
+
+@cache  # torch cannot make a group again under the name of one that has ended
+def _gloo(ranks: tuple[int, ...], is_part: bool) -> distributed.ProcessGroup:
+    """Returns a group of gloo for ranks that have none. All of them must call it."""
+    group: distributed.ProcessGroup = distributed.new_group(list(ranks), backend="gloo", use_local_synchronization=is_part)
+    return group

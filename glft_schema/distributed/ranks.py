@@ -138,8 +138,10 @@ class Ranks:
                 self._store.set(FAILED, f"rank {self.rank}: {problem}")
 
     def leave(self) -> None:
-        """Tells that this process is about to end. Rank 0, which may hold the store, waits until all
-        others have said so, at most `GRACE` seconds."""
+        """Tells the others that this process is about to end.
+
+        Rank 0, which may hold the store, waits until all have said so, at most `GRACE` seconds.
+        """
         with suppress(RuntimeError):
             gone, until = self._store.add(LEFT, 1), time.monotonic() + GRACE
             while self.is_first and gone < self.count and time.monotonic() < until:

@@ -145,7 +145,6 @@ class StorageWriter(Writer):
             for what, found in zip(("versions", "plans"), zip(*told, strict=True), strict=True):
                 check_equal(list(found), what)
             exchange = Exchange(self._group, self._timeout)
-            opened.callback(exchange.close)
             holdings = Holdings({name: entry.chunks for name, entry in entries.items()})
             _write(planned, layout, self.path, _Shared(held, entries, holdings, remote, exchange, ranks))
         done: Future[list[WriteResult]] = Future()

@@ -15,7 +15,7 @@ import torch
 
 from tests.bench.measure import table
 
-GROUPS = ("opening", "fresh", "dequantizing", "quantizing", "loading", "exporting", "models", "packed", "gpu")
+GROUPS = ("opening", "fresh", "dequantizing", "quantizing", "loading", "exporting", "models", "packed", "scale", "gpu")
 TITLE = """# Speed: all measurements
 
 Measured on {} and written by `python -m tests.bench --markdown > docs/speed-tables.md`.

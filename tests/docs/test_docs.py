@@ -181,6 +181,31 @@ def test_packed_model_from_file_to_file(
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_commands_of_several_processes(tmp_path: Path) -> None:
+    """The commands as written; `shards.py` is the page's program."""
+    pytest.importorskip("transformers")
+    page = ROOT / "docs" / "scale.md"
+    (commands,), (program,) = blocks(page, "console"), blocks(page, "python")
+    (tmp_path / "shards.py").write_text(program)
+    glft.quantize(make_folder(tmp_path, "tiny-llama"), tmp_path / "model.gguf", "F32")
+    for command in commands.strip().split("\n"):
+        arguments = shlex.split(command.removeprefix("$ "))
+        done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    source, saved = (tmp_path / name for name in ("model.gguf", "saved.gguf"))
+    assert saved.read_bytes() == source.read_bytes()
+    for recipe, out in (("Q4_K_M", "q4_k_m.gguf"), ("Q8_0", "q8_0.gguf")):
+        glft.quantize(source, tmp_path / "alone.gguf", recipe)
+        with glft.open(tmp_path / out) as found, glft.open(tmp_path / "alone.gguf") as expected:
+            assert {name: t.raw for name, t in found.tensors.items()} == {name: t.raw for name, t in expected.tensors.items()}
+    glft.convert(source, tmp_path / "alone.glft", schemes={"*": "q8_per_channel"})
+    assert (tmp_path / "model.glft").read_bytes() == (tmp_path / "alone.glft").read_bytes()
+    tokens = [1, 2, 3]
+    with LlamaModel(saved) as oracle:
+        assert oracle.logits(tokens).shape == (glft.open(source).tensors["token_embd.weight"].shape[0],)
+
+
 def test_the_site_builds_without_an_issue(tmp_path: Path) -> None:
     pytest.importorskip("zensical")
     shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("_site", "__pycache__"))

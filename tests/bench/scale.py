@@ -1,0 +1,191 @@
+"""Files written by many ranks: the planner on a large model, simulated, and beside real runs.
+
+The plan is the one that ranks compute: of all tensors of transformers' default DeepseekV3Config, in
+bfloat16, to Q4_K. Rates are measured on one core of this machine. Assumed are `WORKERS_READ` and
+`ALL_READ`, the bytes per second that a network file system gives, and that a worker is one core.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import glft_schema as glft
+from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
+from glft_schema.distributed.writing import Span, spans_of
+from glft_schema.files.layout import Layout
+from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.payloads import PlannedPayload
+from glft_schema.weights.save import FilePlan, save_file, written_by
+from glft_schema.weights.stored_tensors import StoredTensor
+from tests.bench.measure import Row
+
+WORKERS = (1, 8, 64, 512)
+WORKERS_READ, ALL_READ = 1e9, 50e9  # bytes per second, of one worker and of all
+TYPE = "q4_k"
+REAL = (1, 2, 4)  # processes of the real runs
+
+
+class Rates(NamedTuple):
+    """What is measured here.
+
+    Attributes:
+        weight: seconds to encode a weight on one core.
+        byte: seconds to write and hash a byte.
+        start: seconds until a process begins to write.
+    """
+
+    weight: float
+    byte: float
+    start: float
+
+
+class Simulated(NamedTuple):
+    """A run on a number of workers.
+
+    Attributes:
+        seconds: of the slowest worker, and of the whole run.
+        equal: seconds if all had equal work and no row were encoded twice.
+        requests: reads of the slowest worker.
+        read, written: bytes of the slowest worker.
+        memory: bytes of the largest rows that a worker holds: stored, as float32, and encoded.
+        unit: seconds of the dearest unit, which a restart repeats.
+    """
+
+    seconds: float
+    equal: float
+    requests: int
+    read: int
+    written: int
+    memory: int
+    unit: float
+
+
+def large_model() -> FilePlan:
+    """Returns the plan of a file of the large model."""
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    with torch.device("meta"):
+        state = DeepseekV3ForCausalLM(DeepseekV3Config()).state_dict()
+    stored = {
+        name: StoredTensor(tuple(t.shape), torch.bfloat16, lambda: torch.empty(0), read=lambda index: torch.empty(0))
+        for name, t in state.items()
+    }
+    plans: list[FilePlan] = []
+    with written_by(lambda plan, path: plans.append(plan)):
+        save_file(stored, "model.gguf", schemes={"*": TYPE})
+    return plans[0]
+
+
+def simulated(layout: Layout, spans: Sequence[Span], workers: int, rates: Rates) -> Simulated:
+    """Returns what each worker does by the plan, and what that takes."""
+    units = units_of([Part(span.start, span.nbytes, span.cost) for span in spans], layout.nbytes)
+    of_workers = [_work(dealt, layout, spans) for dealt in shares(units, workers)]
+    reading = max(ALL_READ / workers, 1.0) if workers * WORKERS_READ > ALL_READ else WORKERS_READ
+
+    def seconds(weights: int, read: int, written: int) -> float:
+        return weights * rates.weight + read / reading + written * rates.byte
+
+    slowest = max(of_workers, key=lambda work: seconds(work.weights, work.read, work.written))
+    weights = sum(span.content.stored.numel for span in spans if isinstance(span.content, PlannedPayload))
+    return Simulated(
+        rates.start + seconds(slowest.weights, slowest.read, slowest.written),
+        rates.start + seconds(weights, 2 * weights, layout.nbytes) / workers,
+        slowest.requests,
+        slowest.read,
+        slowest.written,
+        max(work.memory for work in of_workers),
+        max(unit.cost for unit in units) / sum(unit.cost for unit in units) * weights * rates.weight,
+    )
+
+
+class _Work(NamedTuple):
+    weights: int
+    read: int
+    written: int
+    requests: int
+    memory: int
+
+
+def _work(units: Sequence[Unit], layout: Layout, spans: Sequence[Span]) -> _Work:
+    """Returns the work of a worker: numbers of weights, bytes and reads."""
+    weights = read = written = requests = memory = 0
+    for run in runs(units):
+        first, last = run[0].start, run[-1].stop
+        written += last - first
+        for span in spans:
+            if span.start >= last or span.start + span.nbytes <= first or not isinstance(span.content, PlannedPayload):
+                continue
+            payload, columns = span.content, matrix(span.content.stored.shape)[1]
+            for rows in payload.chunks_between(max(first - span.start, 0), min(last - span.start, span.nbytes), layout.order):
+                assert rows is not None
+                count = (rows.stop - rows.start) * columns
+                weights, read, requests = weights + count * (not payload.is_unchanged), read + 2 * count, requests + 1
+                memory = max(memory, count * (2 + 4 + 1))
+    return _Work(weights, read, written, requests, memory)
+
+
+def measured_rates(folder: Path) -> Rates:
+    """Measures one core of this machine."""
+    type_, weights = GGML_TYPES["Q4_K"], torch.randn(2048, 2048)
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        type_.encode(weights, "w")
+        times.append(time.perf_counter() - start)
+    small = folder / "small.safetensors"
+    glft.save_file({"w": torch.zeros(4, 256)}, small)
+    return Rates(min(times) / weights.numel(), 1.5e-9, run(small, folder / "small.gguf", 1))
+
+
+def run(source: Path, out: Path, processes: int) -> float:
+    """Returns the seconds of a real run, imports included."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "glft_schema.distributed", "convert", str(source), str(out), "--scheme", f"*={TYPE}"]
+    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
+    start = time.perf_counter()
+    started = [
+        subprocess.Popen(command, env={**os.environ, **settings, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
+        for rank in range(processes)
+    ]
+    assert not any(process.wait() for process in started)
+    return time.perf_counter() - start
+
+
+def rows() -> Iterator[Row]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rates, source, cores = measured_rates(folder), folder / "source.safetensors", os.cpu_count() or 1
+        yield Row("encoding Q4_K, one core", rates.weight * 1e9, "the table of costs", 74.0, "ns per weight")
+        glft.save_file({f"w{i}": torch.randn(2048, 4096, dtype=torch.bfloat16) for i in range(16)}, source)
+        plans: list[FilePlan] = []
+        with written_by(lambda plan, path: plans.append(plan)):
+            glft.convert(source, folder / "m.gguf", schemes={"*": TYPE})
+        layout = plans[0].laid_out()
+        for processes in REAL:
+            expected = simulated(layout, spans_of(layout, plans[0].payloads), processes, rates)
+            busy = max(processes / cores, 1.0)  # more processes than cores take turns
+            seconds = run(source, folder / "m.gguf", processes)
+            yield Row(f"134 M weights to Q4_K, {processes} processes", seconds, "simulated", expected.seconds * busy, "s")
+    plan = large_model()
+    layout = plan.laid_out()
+    spans = spans_of(layout, plan.payloads)
+    for workers in WORKERS:
+        found = simulated(layout, spans, workers, rates)
+        what = f"1.3 TB to {layout.nbytes / 1e9:.0f} GB, {workers} workers"
+        yield Row(what, found.seconds, "equal shares", found.equal, "s")
+        yield Row(f"{what}: reads of a worker", found.requests, "bytes of it, in GB", found.read / 1e9, "")
+        yield Row(f"{what}: memory of a worker", found.memory / 2**20, "seconds of a unit", found.unit, "")
