@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,31 @@ def save_and_fail(path: Path, how: str) -> None:
     if how == "numbers" and torch.distributed.get_rank() == 1:
         state["big"].to_local()[5, 7] = torch.nan
     checkpoint.save(state, storage_writer=StorageWriter(path, schemes={"*": "f32" if how == "disk" else "q8_0"}, timeout=5))
+
+
+def memory_for(path: Path, name: str, shape: tuple[int, int], ranks: int, packed: bool) -> int:
+    """Returns the peak of anonymous memory while a shard is loaded, beyond the shard itself."""
+    dtype = torch.uint8 if packed else torch.float32
+    local, mesh = torch.empty(shape[0] // ranks, shape[1], dtype=dtype), init_device_mesh("cpu", (ranks,))
+    state = {name: DTensor.from_local(local, mesh, [Shard(0)])}
+    highest = []
+    for _ in range(2):  # the first load also reads modules
+        local.fill_(1)  # so that its pages are there
+        peak, done = [before := _anonymous()], threading.Event()
+        watcher = threading.Thread(target=_watch, args=(peak, done))
+        watcher.start()
+        checkpoint.load(state, storage_reader=StorageReader(path, packed=[name] if packed else ()))
+        done.set()
+        watcher.join()
+        highest.append(max(peak) - before)
+    return highest[1]
+
+
+def _watch(peak: list[int], done: threading.Event) -> None:
+    while not done.wait(0.001):
+        peak.append(_anonymous())
+
+
+def _anonymous() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))

@@ -13,6 +13,9 @@ from torch.distributed.tensor import Replicate, Shard
 
 import glft_schema as glft
 from glft_schema.distributed import StorageReader
+from glft_schema.tensor_types.engine.chunks import CHUNK
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.weights.stored_tensors import in_file, packed_tensor
 from tests.distributed import models, tensors
 from tests.families.tiny_folders import make_folder
 from tests.tools.ranks import RankError, run
@@ -74,6 +77,16 @@ def test_a_rank_reads_its_share_and_a_block_for_each_row_that_is_cut(tmp_path: P
     block, cuts, others = 144, 2 * rows * dim, 4096  # others: what torch tells the other ranks
     for read in run(ranks, tensors.bytes_read, path, "weight", (rows, columns), ranks, dim):
         assert share <= read <= share + block * cuts + others
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_is_the_share_and_two_chunks(tmp_path: Path, packed: bool) -> None:
+    path, type_ = tmp_path / "m.gguf", GGML_TYPES["Q4_K"]
+    rows = type_.packed(type_.encode(torch.randn(64, 8192), "w")).repeat(128, 1)  # 256 MiB as float32
+    glft.save_file({"w": in_file(packed_tensor("w", type_, (8192, 8192), rows))}, path)
+    shape = (8192, rows.shape[1] if packed else 8192)
+    for peak in run(4, tensors.memory_for, path, "w", shape, 4, packed):
+        assert peak <= 2 * 4 * CHUNK
 
 
 def test_packed_bytes_are_cut_between_blocks(folder: Path) -> None:

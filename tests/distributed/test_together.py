@@ -20,6 +20,7 @@ import glft_schema as glft
 from glft_schema.distributed import together
 from glft_schema.distributed.ranks import Ranks, RanksError
 from glft_schema.storage.atomic import atomic_write
+from glft_schema.weights.importance import ColumnSums
 from tests.tools.launch import Ended, ended, left_in, run, start
 from tests.tools.real_files import downloaded
 
@@ -80,6 +81,18 @@ def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         found = run(ranks, ("quantize", path, out, "Q4_K_M", "--allow-requantize"))
         assert [each.code for each in found] == [0] * ranks
         assert sha256(out) == sha256(tmp_path / "alone.gguf")
+
+
+def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
+    columns = {
+        "a": ColumnSums(torch.rand(1, 4096), torch.tensor([1])),
+        "stack": ColumnSums(torch.rand(6, 768), torch.ones(6).long()),
+    }
+    matrix, alone, out = (tmp_path / name for name in ("imatrix.gguf", "alone.gguf", "out.gguf"))
+    glft.ImportanceMatrix(columns, ("text",), 1).save(matrix)
+    glft.convert(source, alone, schemes={"*": "q4_k"}, importance=glft.read_importance(matrix))
+    assert [each.code for each in run(3, (*converted(source, out), "--imatrix", matrix))] == [0] * 3
+    assert sha256(out) == sha256(alone)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
