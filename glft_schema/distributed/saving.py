@@ -94,7 +94,7 @@ class StorageWriter(Writer):
         self.path, self._like, self._recipe = path, like, recipe
         self._metadata, self._importance, self._format = metadata, importance, format
         given = {"schemes": schemes, "header": header, "alignment": alignment, "rules": rules, "strict": strict}
-        self._options = {name: value for name, value in given.items() if value}
+        self._options = {name: value for name, value in given.items() if value not in (None, False)}
         if recipe is not None and self._options:
             raise OptionError(f"expected no {next(iter(self._options))} with recipe")
         self._group, self._timeout = process_group, timeout
@@ -112,11 +112,11 @@ class StorageWriter(Writer):
         """Does nothing: `write_data` begins the file."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raises TensorError if an entry cannot be stored in any format."""
+        """Notes the order of the tensors. Raises TensorError for an entry that is not a tensor."""
         for item in plan.items:
             if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
                 raise TensorError("expected a tensor, found another object", item.index.fqn)
-        return plan
+        return replace(plan, storage_data=[item.index.fqn for item in plan.items])
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Plans the file, and tells all ranks which parts the others hold."""
@@ -127,7 +127,8 @@ class StorageWriter(Writer):
                 assert data is not None
                 entry = entries.setdefault(item.index.fqn, _Entry(tuple(data.size), data.properties.dtype, []))
                 entry.chunks.append(Chunk(tuple(data.chunk.offsets), tuple(data.chunk.sizes), rank))
-        entries = dict(sorted(entries.items()))
+        order = dict.fromkeys(name for plan in plans for name in plan.storage_data)  # of the state dicts
+        entries = {name: entries[name] for name in order}
         with ExitStack() as opened:
             self._planned(entries, Remote(), {}, opened)  # raises what cannot be stored
         return [replace(plan, storage_data=entries) for plan in plans]

@@ -128,8 +128,8 @@ def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath]
             {name: payload.error for name, payload in plan.payloads.items() if payload.error is not None}, look
         )
         for name, payload in plan.payloads.items():
-            measured = [found[name] for found in errors if name in found]
-            payload.error = max(measured) if measured and not (done and payload.error) else None
+            worst = max((found[name] for found in errors if name in found), default=None)
+            payload.error = None if done and worst else worst  # that of the units before is not known
         check_equal([source, Fingerprint.of_inputs(inputs)], "inputs at the beginning")
     ranks.gather(None)  # the file is in place
 

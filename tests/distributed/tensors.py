@@ -19,9 +19,10 @@ Placements = tuple[Replicate | Shard | Partial, ...]
 
 
 def example() -> dict[str, torch.Tensor]:
-    """Returns tensors of all numbers of dims, in order of their names."""
+    """Returns tensors of all numbers of dims."""
     torch.manual_seed(0)
     return {
+        "other": torch.randn(3, 64),
         "big": torch.randn(640, 2560),
         "narrow": torch.randn(37, 512),
         "scalar": torch.tensor(3.0),

@@ -68,7 +68,7 @@ def test_any_number_of_processes_writes_the_bytes_of_one(ending: str, source: Pa
         assert left_in(tmp_path) == set()
         reports.append(first.out)
     assert len(set(reports)) == 1  # errors of tensors included
-    done = subprocess.run(["glft", *map(str, options)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "glft_schema", *map(str, options)], capture_output=True, text=True, check=True)
     assert reports[0] == done.stdout
 
 
@@ -275,14 +275,27 @@ def test_no_store(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         Ranks.of_environment(1)
 
 
+def children_of(process: int) -> list[int]:
+    """Returns the processes that a process has started."""
+    status = {path: path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()}
+    return [int(path.parent.name) for path, text in status.items() if int(text.rpartition(")")[2].split()[1]) == process]
+
+
 def test_torchrun_begins_again_after_a_rank_is_killed(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
-    command = ["torchrun", "--nproc-per-node", "2", "--max-restarts", "1", "-m", "glft_schema.distributed"]
+    command = [
+        str(Path(sys.executable).parent / "torchrun"),
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "-m",
+        "glft_schema.distributed",
+    ]
     command += [*map(str, converted(source, out))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         wait_for(lambda: any(path.read_text() for path in tmp_path.glob(".out.gguf.*.1.part") if path.exists()))
-        children = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True).stdout.split()
-        os.kill(int(children[-1]), signal.SIGKILL)
+        os.kill(max(children_of(launcher.pid)), signal.SIGKILL)
         assert launcher.stdout
         text = launcher.stdout.read()
     assert launcher.returncode == 0, text

@@ -191,6 +191,7 @@ def test_commands_of_several_processes(tmp_path: Path) -> None:
     glft.quantize(make_folder(tmp_path, "tiny-llama"), tmp_path / "model.gguf", "F32")
     for command in commands.strip().split("\n"):
         arguments = shlex.split(command.removeprefix("$ "))
+        arguments[0] = str(Path(sys.executable).parent / arguments[0])
         done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     source, saved = (tmp_path / name for name in ("model.gguf", "saved.gguf"))
