@@ -130,7 +130,7 @@ class StorageWriter(Writer):
         order = dict.fromkeys(name for plan in plans for name in plan.storage_data)  # of the state dicts
         entries = {name: entries[name] for name in order}
         with ExitStack() as opened:
-            self._planned(entries, Remote(), {}, opened)  # raises what cannot be stored
+            self._planned(entries, Remote(), {}, opened).laid_out()  # raises what cannot be stored
         return [replace(plan, storage_data=entries) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

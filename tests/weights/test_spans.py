@@ -89,6 +89,13 @@ def test_the_index_of_a_weight_that_cannot_be_stored(monkeypatch: pytest.MonkeyP
         [*payload.pieces()]
 
 
+def test_a_missing_importance() -> None:
+    type_ = next(t for t in TYPES.values() if t.scheme == "iq2_xxs")
+    payload = PlannedPayload("x", in_memory({"x": torch.zeros(2, 256)})["x"], Choice(type_, "", None))
+    with pytest.raises(glft.TensorError, match=r"IQ2_XXS requires an importance matrix"):
+        [*payload.span(0, payload.nbytes)]
+
+
 @pytest.mark.parametrize("ending", ["gguf", "glft", "safetensors"])
 def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
     path, plans = tmp_path / f"m.{ending}", list[FilePlan]()

@@ -1,0 +1,222 @@
+"""One process, without a group: errors, and ranks that are threads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore, PrefixStore, TCPStore, checkpoint
+
+import glft_schema as glft
+from glft_schema.codec.context import BIG
+from glft_schema.distributed import StorageReader, StorageWriter, together
+from glft_schema.distributed.exchange import Chunk, Holdings, Request
+from glft_schema.distributed.ranks import Ranks, RanksError, check_equal
+from glft_schema.storage.atomic import resumable_write
+from tests.tools.launch import left_in
+
+KEY = "0123456789abcdef"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.gguf"
+    glft.save_file({"w": torch.randn(8, 512), "v": torch.randn(5)}, path, schemes={"w": "q4_k"})
+    return path
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """Returns what a load or a save without a group raises."""
+    with pytest.warns(UserWarning, match="torch.distributed"), pytest.raises(checkpoint.api.CheckpointException) as raised:
+        work()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "packed", "problem"),
+    [
+        (
+            {"w": torch.zeros(8, 512, dtype=torch.int8)},
+            (),
+            "expected a target of a float dtype or torch.float32, found torch.int8",
+        ),
+        ({"w": torch.zeros(8, 288)}, ("w",), "expected a target of torch.uint8 for the tensor's bytes, found torch.float32"),
+        ({"v": torch.zeros(1, 5)}, ("v",), "expected a quantized tensor to be read as bytes, found another"),
+    ],
+)
+def test_targets_that_are_refused(path: Path, state: dict[str, torch.Tensor], packed: tuple[str, ...], problem: str) -> None:
+    assert problem in refusal(lambda: checkpoint.load(state, storage_reader=StorageReader(path, packed=packed)))
+
+
+def test_files_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    state = {"w": torch.zeros(1)}
+    found = refusal(lambda: checkpoint.load(state, storage_reader=StorageReader(tmp_path / "m.gguf")))
+    assert "TruncatedError" in found
+    assert "No such file" in refusal(lambda: checkpoint.load(state, storage_reader=StorageReader(tmp_path / "none")))
+
+
+def test_parts_inside_a_block(path: Path) -> None:
+    with glft.open(path) as file:
+        tensor = file.tensors["w"]
+        assert torch.equal(tensor.packed_part((slice(2, 8, 3), slice(144, 288))), tensor.packed()[2:8:3, 144:])
+        with pytest.raises(glft.TensorError, match="bytes 1 to 288 of a row to begin and end at multiples of 144"):
+            tensor.packed_part((slice(0, 1), slice(1, 288)))
+        with pytest.raises(glft.TensorError, match="expected the byte order of the file"):
+            [*tensor.span(0, 1, BIG)]
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"w": torch.zeros(2, 64), "step": 3}, "tensor 'step': expected a tensor, found another object"),
+        ({"w": torch.full((2, 64), torch.nan)}, "tensor 'w' at [0, 0]: "),
+    ],
+)
+def test_states_that_are_refused(tmp_path: Path, state: dict[str, Any], problem: str) -> None:
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    assert problem in refusal(lambda: checkpoint.save(state, storage_writer=StorageWriter(out, schemes={"w": "q8_0"})))
+    assert out.read_bytes() == b"old"
+    assert left_in(tmp_path) == set()
+
+
+def test_no_rules_at_all(tmp_path: Path) -> None:
+    state, name = {"w" * 80: torch.zeros(3)}, tmp_path / "out.gguf"
+    assert "expected at most 64 bytes" in refusal(lambda: checkpoint.save(state, storage_writer=StorageWriter(name)))
+    with pytest.warns(UserWarning, match="torch.distributed"):
+        checkpoint.save(state, storage_writer=StorageWriter(name, rules=[]))
+    assert list(glft.open(name).tensors) == ["w" * 80]
+
+
+def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
+    path, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
+    glft.save_file({f"w{i}": torch.randn(512, 1024) for i in range(6)}, path)
+
+    def cut(name: str, share: float) -> None:
+        os.truncate(path, 3 << 20)
+
+    with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together([path]):
+        glft.convert(path, out, progress=cut)
+    assert not out.exists()
+
+
+def test_a_lock_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(5, "no lock")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="no lock"), resumable_write(tmp_path / "out", KEY):
+        pass
+
+
+def test_a_file_that_another_writer_takes_for_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening and locking it, another process removes it. It is opened again."""
+    import fcntl
+
+    real, removed = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append((tmp_path / f".out.{KEY}.part").unlink())
+        real(fd, operation)
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with resumable_write(tmp_path / "out", KEY) as fd:
+        os.write(fd, b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+
+
+def test_the_new_file_has_the_mode_of_the_old_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.write_bytes(b"old")
+    out.chmod(0o640)
+    with resumable_write(out, KEY) as fd:
+        os.write(fd, b"new")
+    assert (out.read_bytes(), out.stat().st_mode & 0o777) == (b"new", 0o640)
+
+
+def test_tensors_that_no_rank_has_all_of() -> None:
+    holdings = Holdings({"w": [Chunk((0, 0), (2, 4), 0), Chunk((3, 0), (2, 4), 1)]})
+    assert len(holdings.pieces(Request("w", (range(2), range(4))))) == 1
+    with pytest.raises(glft.TensorError, match="tensor 'w': expected 16 numbers in the shards of all ranks, found 12"):
+        holdings.pieces(Request("w", (range(4), range(4))))
+
+
+def in_threads(count: int, work: Callable[[Ranks], object], timeout: float = 30.0) -> list[object]:
+    """Returns what ranks return or raise that share a store."""
+    store = HashStore()
+
+    def run(rank: int) -> object:
+        try:
+            return work(Ranks(PrefixStore("x", store), rank, count, timeout))
+        except (RanksError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_ranks_tell_each_other() -> None:
+    def work(ranks: Ranks) -> object:
+        first = ranks.of_first(ranks.rank + 10)
+        moved = ranks.move(ranks.rank)
+        ranks.gather(None)
+        found = ranks.gather((ranks.rank, first))
+        ranks.leave()
+        return found, moved <= 3, ranks.move(0)
+
+    assert in_threads(3, work) == [([(0, 10), (1, 10), (2, 10)], True, 3)] * 3
+
+
+def test_a_failure_reaches_all_ranks() -> None:
+    def work(ranks: Ranks) -> object:
+        with ranks.failing_together():
+            if ranks.rank == 1:
+                raise glft.OptionError("tensor 'w': a problem")
+            return ranks.gather(None)
+
+    told = "RanksError: rank 1: tensor 'w': a problem"
+    assert in_threads(3, work) == [told, "OptionError: tensor 'w': a problem", told]
+
+
+def test_a_rank_that_does_not_answer() -> None:
+    gone = threading.Event()
+
+    def work(ranks: Ranks) -> object:
+        if ranks.rank == 1:
+            gone.wait(5)
+            return "late"
+        try:
+            return ranks.gather(None)
+        finally:
+            gone.set()
+
+    found = in_threads(3, work, timeout=0.2)
+    told = "expected an answer of rank {}, found no answer and no progress for 0.2 seconds"
+    assert found[1] == "late"
+    assert all(any(told.format(rank) in str(found[each]) for rank in (0, 1)) for each in (0, 2))
+
+
+def test_a_store_that_goes_away() -> None:
+    server = TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, 2, is_master=False, wait_for_workers=False)
+    ranks = Ranks(client, 1, 2, 5)
+    ranks.move(1)
+    del server
+    with pytest.raises(RanksError, match="rank 1: the store of the ranks is gone: "):
+        ranks.gather(None)
+    ranks.fail("nobody hears it")
+    ranks.leave()
+
+
+def test_what_differs() -> None:
+    check_equal([1, 1, 1], "plans")
+    with pytest.raises(glft.OptionError, match="ranks 1 or 3: expected the plans of rank 0, 1, found 2"):
+        check_equal([1, 2, 1, 2], "plans")
