@@ -15,7 +15,7 @@ from glft_schema.distributed.costs import cost
 from glft_schema.distributed.fingerprints import Fingerprint, digest
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, check_equal
 from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.layout import Layout
 from glft_schema.storage.atomic import partial_path, resumable_write
 from glft_schema.storage.source import StrPath
@@ -130,7 +130,8 @@ def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath]
         for name, payload in plan.payloads.items():
             worst = max((found[name] for found in errors if name in found), default=None)
             payload.error = None if done and worst else worst  # that of the units before is not known
-        check_equal([source, Fingerprint.of_inputs(inputs)], "inputs at the beginning")
+        if (now := Fingerprint.of_inputs(inputs)) != source:
+            raise OptionError(f"expected inputs that do not change, {source}, found {now}")
     ranks.gather(None)  # the file is in place
 
 
