@@ -258,7 +258,12 @@ def test_a_source_that_changes_while_it_is_read(source: Path, tmp_path: Path) ->
     path, out = tmp_path / "in.safetensors", tmp_path / "out.gguf"
     shutil.copyfile(source, path)
     out.write_bytes(OLD)
-    with pytest.raises(glft.OptionError, match=r"expected inputs that do not change, in\.safetensors of .* found .*changed at 1 ns"), together([path]):
+    with (
+        pytest.raises(
+            glft.OptionError, match=r"expected inputs that do not change, in\.safetensors of .* found .*changed at 1 ns"
+        ),
+        together([path]),
+    ):
         glft.convert(path, out, schemes={"*": "q8_0"}, progress=lambda name, share: os.utime(path, ns=(1, 1)))
     assert out.read_bytes() == OLD
 
