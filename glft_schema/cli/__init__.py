@@ -52,7 +52,7 @@ def limits_in(texts: list[str]) -> Limits:
 
 
 def main(command: typer.Typer | None = None) -> None:
-    """Runs a command line, that of `glft` by default."""
+    """Runs a command line app, by default `glft`."""
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it

@@ -1,4 +1,4 @@
-"""What it costs to write tensors: a table, so that all ranks compute the same plan."""
+"""Estimated costs of writing tensors, from a table, so that all ranks compute the same plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Parts of tensors that other ranks hold: who holds what, and the exchange of what is needed.
+"""Exchange of the parts of tensors that one rank encodes and another one holds.
 
-All ranks know which rank holds which part, and what each rank encodes next. So each computes what
-it has to send and to receive, and nothing is asked for.
+All ranks know which rank holds each part, and what each rank encodes next. Each computes what it
+has to send and to receive, so there are no requests on the wire.
 """
 
 from __future__ import annotations
@@ -51,13 +51,11 @@ class Piece(NamedTuple):
     """A part of a request that one rank holds.
 
     Attributes:
-        rank: that holds it.
-        chunk: of the rank.
-        held: where it is in the chunk.
-        wanted: where it is in the request.
+        chunk: that it is in.
+        held: its slices of the chunk.
+        wanted: its slices of the request.
     """
 
-    rank: int
     chunk: Chunk
     held: Slices
     wanted: Slices
@@ -69,7 +67,7 @@ class Piece(NamedTuple):
 
 
 class Holdings:
-    """Which rank holds which parts of tensors.
+    """The ranks that hold each part of a tensor.
 
     Args:
         chunks: by name; those of a tensor do not overlap.
@@ -96,7 +94,7 @@ class Holdings:
                 break
             parts = [_common(*part) for part in zip(ranges, chunk.offsets, chunk.sizes, strict=True)]
             if all(wanted.start < wanted.stop for _, wanted in parts):
-                found.append(Piece(chunk.rank, chunk, tuple(held for held, _ in parts), tuple(wanted for _, wanted in parts)))
+                found.append(Piece(chunk, tuple(held for held, _ in parts), tuple(wanted for _, wanted in parts)))
                 numbers += found[-1].numbers
         if numbers != math.prod(request.shape):
             raise TensorError(f"expected {math.prod(request.shape)} numbers in the shards of all ranks, found {numbers}", name)
@@ -114,8 +112,8 @@ def _common(wanted: range, offset: int, size: int) -> tuple[slice, slice]:
 class Remote:
     """The tensors that ranks hold, as tensors to be written.
 
-    A read within `requests_of` is noted, and returns a tensor without values. A read after `answer`
-    returns the values.
+    After `noting`, reads are noted and return tensors without values. After `answer`, they return
+    the values.
     """
 
     def __init__(self) -> None:

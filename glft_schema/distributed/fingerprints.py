@@ -1,4 +1,4 @@
-"""What tells files and plans from others, so that all ranks can agree on them."""
+"""Fingerprints of files and plans, which all ranks compare."""
 
 from __future__ import annotations
 

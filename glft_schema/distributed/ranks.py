@@ -114,6 +114,15 @@ class Ranks:
         """Returns the value of rank 0, on all ranks. Raises as `gather`."""
         return self.gather(value if self.is_first else None)[0]  # type: ignore[return-value]
 
+    def agree(self, **told: Any) -> None:
+        """Raises OptionError unless all ranks tell what rank 0 tells; names are in the plural.
+
+        Raises as `gather`, too.
+        """
+        found = self.gather(told)
+        for what in told:
+            check_equal([each[what] for each in found], what)
+
     def move(self, amount: int) -> int:
         """Adds to the progress of all ranks. Returns the sum."""
         with self._reaching():

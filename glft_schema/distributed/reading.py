@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 from torch import nn
@@ -18,15 +18,15 @@ from glft_schema.distributed.fingerprints import Fingerprint
 from glft_schema.distributed.ranks import check_equal
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.families.export import OUTPUT, family_in_gguf, hf_model
+from glft_schema.families.folders import EMBEDDING
 from glft_schema.families.names import Names
 from glft_schema.families.operations import LazyTensor, Slices, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
+from glft_schema.nn.loading import Renaming, renamed
 from glft_schema.nn.modules import Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
-
-Renaming = Mapping[str, str] | Callable[[str], str | None]
 
 
 class StorageReader(Reader):
@@ -155,12 +155,12 @@ def named(file: File, names: Renaming | None = None) -> dict[str, LazyTensor]:
     """Returns the tensors of a file by the names that a state dict may have; see `StorageReader`.
 
     Raises:
+        OptionError: if two tensors get one name.
         TensorError, OptionError: if a declared family cannot map the tensors; see `hf_model`.
     """
-    tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
     if names is not None:
-        renamed = names.get if isinstance(names, Mapping) else names
-        return {new: tensor for name, tensor in tensors.items() if (new := renamed(name)) is not None}
+        return renamed(file, names, file.name)
+    tensors = {name: of_file(tensor) for name, tensor in file.tensors.items()}
     metadata = file.metadata
     if not isinstance(metadata, TypedMetadata):
         return tensors
@@ -169,10 +169,9 @@ def named(file: File, names: Renaming | None = None) -> dict[str, LazyTensor]:
     except FormatError:  # no model of a declared family
         return tensors
     found, config = hf_model(tensors, metadata, fused=True)
-    tied = Names(family, config, len(tensors)).in_hf(True).get(OUTPUT)
-    if tied is not None and OUTPUT not in tensors:
-        places = Names(family, config, len(tensors)).in_hf(True)
-        (embedding,), (output,) = places["token_embd.weight"].names(0), tied.names(0)
+    places = Names(family, config, len(tensors)).in_hf(True)
+    if OUTPUT in places and OUTPUT not in tensors:  # tied
+        (embedding,), (output,) = places[EMBEDDING].names(0), places[OUTPUT].names(0)
         found[output] = found[embedding]
     return tensors | {prefix + name: tensor for name, tensor in found.items() for prefix in {"", family.prefix}}
 

@@ -27,9 +27,9 @@ from torch.futures import Future
 
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.exchange import Chunk, Exchange, Holdings, Piece, Remote, Request
-from glft_schema.distributed.ranks import TIMEOUT, Ranks, check_equal, described
-from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
-from glft_schema.distributed.writing import KEY, Span, plan_digest, spans_of, write_at
+from glft_schema.distributed.ranks import TIMEOUT, Ranks, described
+from glft_schema.distributed.units import Unit, runs, shares
+from glft_schema.distributed.writing import KEY, Span, opened_by_all, plan_digest, spans_between, spans_of, units_in, write_at
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open
@@ -42,7 +42,7 @@ from glft_schema.storage.atomic import partial_path, resumable_write
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, save_file, written_by
+from glft_schema.weights.save import FilePlan, only_planned, save_file
 from glft_schema.weights.schemes import Schemes
 from glft_schema.weights.stored_tensors import of_lazy
 
@@ -142,9 +142,7 @@ class StorageWriter(Writer):
             ties = _common_ties(ranks.gather(_ties(getattr(planner, "state_dict", {}), entries)))
             planned = self._planned(entries, remote, ties, opened)
             layout = planned.laid_out()
-            told = ranks.gather((version("glft_schema"), plan_digest(planned, layout)))
-            for what, found in zip(("versions", "plans"), zip(*told, strict=True), strict=True):
-                check_equal(list(found), what)
+            ranks.agree(versions=version("glft_schema"), plans=plan_digest(planned, layout))
             exchange = Exchange(self._group, self._timeout)
             holdings = Holdings({name: entry.chunks for name, entry in entries.items()})
             _write(planned, layout, self.path, _Shared(held, entries, holdings, remote, exchange, ranks))
@@ -158,8 +156,7 @@ class StorageWriter(Writer):
     def _planned(self, entries: Mapping[str, _Entry], remote: Remote, ties: Mapping[str, str], opened: ExitStack) -> FilePlan:
         """Returns the plan of the file, with tensors that `remote` reads."""
         tensors = {name: remote.tensor(name, entry.shape, entry.dtype) for name, entry in entries.items()}
-        plans: list[FilePlan] = []
-        with written_by(lambda plan, path: plans.append(plan)):
+        with only_planned() as plans:
             self._save(tensors, ties, opened)
         return plans[0]
 
@@ -186,14 +183,14 @@ class _Entry(NamedTuple):
 
 
 class _Shared(NamedTuple):
-    """What a rank needs to work with the others.
+    """The state of a save that its steps share.
 
     Attributes:
         held: this rank's parts of tensors, by name and offsets.
         entries: all tensors, by name.
-        holdings: which rank holds what.
+        holdings: the ranks that hold each part.
         remote: the tensors that the plan reads.
-        exchange: sends and receives.
+        exchange: sends and receives messages.
         ranks: all ranks.
     """
 
@@ -259,41 +256,21 @@ def _tasks(units: Sequence[Unit], spans: Sequence[Span], order: ByteOrder) -> li
     tasks = []
     for run in runs(units):
         first, last = run[0].start, run[-1].stop
-        for span in _between(spans, first, last):
+        for span in spans_between(spans, first, last):
             start, stop = max(first, span.start), min(last, span.start + span.nbytes)
             rows: Sequence[slice | None] = [None]
             if isinstance(span.content, PlannedPayload):
                 rows = span.content.chunks_between(start - span.start, stop - span.start, order)
-                if not span.content.has_parts and None not in rows:  # loaded as a whole
-                    rows = [slice(rows[0].start, rows[-1].stop)] if rows and rows[0] and rows[-1] else []
             tasks += [_Task(span, start, stop, some) for some in rows]
     return tasks
-
-
-def _between(spans: Sequence[Span], first: int, last: int) -> Iterator[Span]:
-    """Yields the spans that have some of the bytes `first` to `last`."""
-    low, high = 0, len(spans)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if spans[middle].start + spans[middle].nbytes <= first else (low, middle)
-    for span in spans[low:]:
-        if span.start >= last:
-            return
-        yield span
 
 
 def _write(plan: FilePlan, layout: Layout, path: StrPath, shared: _Shared) -> None:
     """Writes a planned file whose tensors all ranks hold."""
     ranks, spans = shared.ranks, spans_of(layout, plan.payloads)
-    units = units_of([Part(span.start, span.nbytes, span.cost) for span in spans], layout.nbytes)
-    tasks = [_tasks(dealt, spans, layout.order) for dealt in shares(units, ranks.count)]
+    tasks = [_tasks(dealt, spans, layout.order) for dealt in shares(units_in(spans, layout.nbytes), ranks.count)]
     key = ranks.of_first(secrets.token_hex(KEY // 2))
-    with ExitStack() as opened:
-        fd = opened.enter_context(_begun(path, key, layout.nbytes)) if ranks.is_first else -1
-        ranks.gather(None)
-        if not ranks.is_first:
-            fd = os.open(partial_path(path, key), os.O_WRONLY)
-            opened.callback(os.close, fd)
+    with opened_by_all(ranks, _written_once(path, key), partial_path(path, key), layout.nbytes) as fd:
         problem: Exception | None = None
         for number in range(max(map(len, tasks))):
             answers = _exchanged([of_rank[number] if number < len(of_rank) else None for of_rank in tasks], shared)
@@ -307,15 +284,13 @@ def _write(plan: FilePlan, layout: Layout, path: StrPath, shared: _Shared) -> No
             raise problem
         os.fsync(fd)
         ranks.gather(None)
-    ranks.gather(None)  # the file is in place
 
 
 @contextmanager
-def _begun(path: StrPath, key: str, nbytes: int) -> Iterator[int]:
-    """Opens a temporary file of a size, and puts it in its place; removes it after an error."""
+def _written_once(path: StrPath, key: str) -> Iterator[int]:
+    """Does as `resumable_write`, but removes the temporary file after an error."""
     try:
         with resumable_write(path, key) as fd:
-            os.truncate(fd, nbytes)
             yield fd
     except BaseException:
         with suppress(OSError):
@@ -349,12 +324,12 @@ def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, 
                 own.append((request, pieces))
                 continue
             for piece in pieces:
-                if piece.rank == shared.ranks.rank:
+                if piece.chunk.rank == shared.ranks.rank:
                     outgoing.setdefault(rank, []).append(shared.part(request, piece).contiguous().view(-1).view(torch.uint8))
     for request, pieces in own:
         for piece in pieces:
-            if piece.rank != shared.ranks.rank:
-                incoming[piece.rank] += piece.numbers * shared.entries[request.name].dtype.itemsize
+            if piece.chunk.rank != shared.ranks.rank:
+                incoming[piece.chunk.rank] += piece.numbers * shared.entries[request.name].dtype.itemsize
     received = shared.exchange.messages({rank: torch.cat(parts) for rank, parts in outgoing.items()}, incoming)
     answers = {}
     for request, pieces in own:
@@ -362,12 +337,12 @@ def _exchanged(tasks: Sequence[_Task | None], shared: _Shared) -> dict[Request, 
         answers[request] = torch.empty(request.shape, dtype=dtype)
         for piece in pieces:
             target = answers[request][piece.wanted]
-            if piece.rank == shared.ranks.rank:
+            if piece.chunk.rank == shared.ranks.rank:
                 target.copy_(shared.part(request, piece))
             else:
-                nbytes, message = piece.numbers * dtype.itemsize, received[piece.rank]
+                nbytes, message = piece.numbers * dtype.itemsize, received[piece.chunk.rank]
                 target.copy_(message[:nbytes].clone().view(dtype).view(target.shape))  # the clone is aligned
-                received[piece.rank] = message[nbytes:]
+                received[piece.chunk.rank] = message[nbytes:]
     return answers
 
 
@@ -379,9 +354,7 @@ def _write_task(
     span, written = task.span, 0
     pieces = span.pieces(task.first, task.last, order)
     if task.rows is not None and isinstance(span.content, PlannedPayload):
-        payload = span.content
-        whole = None if payload.has_parts else payload.loaded()
-        encoded = payload.encoded(task.rows, task.first - span.start, task.last - span.start, order, whole)
+        encoded = span.content.encoded(task.rows, task.first - span.start, task.last - span.start, order)
         pieces = ((span.start + at, piece) for at, piece in encoded)
     for at, piece in pieces:
         write_at(fd, piece, at, span.name, path)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.metadata import version
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.costs import cost
 from glft_schema.distributed.fingerprints import Fingerprint, digest
-from glft_schema.distributed.ranks import TIMEOUT, Ranks, check_equal
+from glft_schema.distributed.ranks import TIMEOUT, Ranks
 from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.layout import Layout
@@ -90,25 +92,27 @@ def spans_of(layout: Layout, payloads: Mapping[str, PlannedPayload]) -> list[Spa
     return sorted((span for span in spans if span.nbytes), key=lambda span: span.start)
 
 
+def units_in(spans: Sequence[Span], nbytes: int) -> list[Unit]:
+    """Returns the units of a file of `nbytes` bytes."""
+    return units_of([Part(span.start, span.nbytes, span.cost) for span in spans], nbytes)
+
+
+def spans_between(spans: Sequence[Span], first: int, last: int) -> Iterator[Span]:
+    """Yields the spans that have some of the bytes `first` to `last`, in order."""
+    start = bisect_right(spans, first, key=lambda span: span.start + span.nbytes)
+    return takewhile(lambda span: span.start < last, islice(spans, start, None))
+
+
 def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath] = ()) -> None:
     """Writes a planned file together with the other ranks; see `together`."""
     layout = plan.laid_out()
     spans, source = spans_of(layout, plan.payloads), Fingerprint.of_inputs(inputs)
     key = digest([plan_digest(plan, layout), *source.entries])[:KEY]
-    told = ranks.gather((version("glft_schema"), source, key))
-    for what, found in zip(("versions", "inputs", "plans"), zip(*told, strict=True), strict=True):
-        check_equal(list(found), what)
-    units = units_of([Part(span.start, span.nbytes, span.cost) for span in spans], layout.nbytes)
-    with ExitStack() as opened:
-        journals = Journals(path, key, ranks.rank)
-        fd = opened.enter_context(resumable_write(path, key)) if ranks.is_first else -1
-        if ranks.is_first:
-            os.truncate(fd, layout.nbytes)
-        begun = ranks.move(0)
+    ranks.agree(versions=version("glft_schema"), inputs=source, plans=key)
+    units = units_in(spans, layout.nbytes)
+    with opened_by_all(ranks, resumable_write(path, key), partial_path(path, key), layout.nbytes) as fd:
+        journals, begun = Journals(path, key, ranks.rank), ranks.move(0)
         known = ranks.of_first(journals.read() if ranks.is_first else {})
-        if not ranks.is_first:
-            fd = os.open(partial_path(path, key), os.O_RDWR)
-            opened.callback(os.close, fd)
         done = _verified(fd, [unit for unit in units if (unit.start, unit.stop) in known], known, ranks)
         left = [unit for unit in units if (unit.start, unit.stop) not in done]
         before = layout.nbytes - sum(unit.stop - unit.start for unit in left)
@@ -129,10 +133,34 @@ def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath]
         )
         for name, payload in plan.payloads.items():
             worst = max((found[name] for found in errors if name in found), default=None)
-            payload.error = None if done and worst else worst  # that of the units before is not known
+            payload.error = None if done and worst else worst  # the error of units that an earlier run wrote is not known
         if (now := Fingerprint.of_inputs(inputs)) != source:
             raise OptionError(f"expected inputs that do not change, {source}, found {now}")
-    ranks.gather(None)  # the file is in place
+
+
+@contextmanager
+def opened_by_all(ranks: Ranks, begun: AbstractContextManager[int], partial: str, nbytes: int) -> Iterator[int]:
+    """Opens a temporary file on all ranks. When the block ends, the file is in place for all.
+
+    Args:
+        ranks: all ranks.
+        begun: makes the file and puts it in its place, on rank 0.
+        partial: path of the temporary file.
+        nbytes: of the file.
+
+    Yields:
+        A descriptor for reading and writing.
+    """
+    with ExitStack() as opened:
+        fd = opened.enter_context(begun) if ranks.is_first else -1
+        if ranks.is_first:
+            os.truncate(fd, nbytes)
+        ranks.gather(None)
+        if not ranks.is_first:
+            fd = os.open(partial, os.O_RDWR)
+            opened.callback(os.close, fd)
+        yield fd
+    ranks.gather(None)
 
 
 def plan_digest(plan: FilePlan, layout: Layout) -> str:
@@ -212,9 +240,7 @@ def _write_run(
             finished(left.pop(0), name)
 
     name = ""
-    for span in spans:
-        if span.start + span.nbytes <= first or span.start >= last:
-            continue
+    for span in spans_between(spans, first, last):
         finish(span.start, name)
         name = span.name or name
         with _naming(span.name):

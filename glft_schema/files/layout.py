@@ -40,7 +40,7 @@ ABSENT = bytes(1 << 20)  # stands for bytes of payloads
 
 
 class _Absent:
-    """A payload that is not there: it notes where it begins."""
+    """Stands for a payload, and notes its first byte."""
 
     def __init__(self, payload: Any, stream: Sink, starts: dict[str, int], orders: set[ByteOrder]) -> None:
         self.nbytes = int(payload.nbytes)

@@ -66,7 +66,7 @@ def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | N
     Args:
         tensors: by their names in transformers.
         file: the GGUF model, which stays open.
-        family: the model's; that of the file by default.
+        family: of the model; by default that of the file.
 
     Raises:
         OptionError: if the file is not a model of the family, or of none.

@@ -16,11 +16,13 @@ from torch import nn
 from glft_schema.errors import OptionError, one_line, safe
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
+from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 
 LISTED = 5  # names in an error
+Renaming = Mapping[str, str] | Callable[[str], "str | None"]
 
 
 class Unmatched(NamedTuple):
@@ -52,7 +54,7 @@ def load_into(
     path: StrPath,
     *,
     packed: bool = False,
-    names: Mapping[str, str] | Callable[[str], str | None] | None = None,
+    names: Renaming | None = None,
     strict: bool = True,
     device: str | torch.device = "cpu",
 ) -> Unmatched:
@@ -81,16 +83,22 @@ def load_into(
         OptionError: if names, shapes or types do not fit, or a device lacks the memory, with the
             names; the module is unchanged.
     """
-    renamed = names.get if isinstance(names, Mapping) else names or (lambda name: name)
     with torch.inference_mode(False), open(path) as file:
-        pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := renamed(name)) is not None]
-        twice = [
-            f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1
-        ]
-        if twice:
-            raise OptionError(f"{path}: {_listed(twice, '; ')}")
-        found = {name: of_file(tensor) for name, tensor in pairs}
+        found = renamed(file, names or (lambda name: name), path)
         return fill(module, found, path, packed=packed, strict=strict, device=device)
+
+
+def renamed(file: File, names: Renaming, source: StrPath) -> dict[str, LazyTensor]:
+    """Returns the tensors of a file by other names; see `load_into`.
+
+    Raises OptionError, which names `source`, if two of them get one name.
+    """
+    rename = names.get if isinstance(names, Mapping) else names
+    pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
+    twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]
+    if twice:
+        raise OptionError(f"{source}: {_listed(twice, '; ')}")
+    return {name: of_file(tensor) for name, tensor in pairs}
 
 
 def fill(

@@ -98,20 +98,17 @@ class PlannedPayload:
         Only rows with bytes there are read and encoded. The pieces of a type with several fields
         are not in order. Raises as `pieces`.
         """
-        whole = None
         for rows in self.chunks_between(first, last, order):
             if rows is None:
                 assert self.copy_of is not None
                 self.error = 0.0
                 yield from self.copy_of.span(first, last, order)
                 return
-            if whole is None and not self.has_parts:
-                whole = self.loaded()
-            yield from self.encoded(rows, first, last, order, whole)
+            yield from self.encoded(rows, first, last, order)
 
     def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
         """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
-        copied."""
+        copied. A source that cannot be read in parts is encoded at once."""
         copied = self.copy_of
         if copied is not None and (copied.order == order or not copied.dtype.is_known):
             return [None]
@@ -124,24 +121,18 @@ class PlannedPayload:
         if not wanted:
             return []
         start, stop = min(part.start for part in wanted), max(part.stop for part in wanted)
-        return [*slices(stop, max(PART // max(columns, 1), 1), start)]
+        return [*slices(stop, max(PART // max(columns, 1), 1) if self.has_parts else rows, start)]
 
-    def encoded(
-        self, rows: slice, first: int, last: int, order: ByteOrder = LITTLE, whole: torch.Tensor | None = None
-    ) -> Iterator[tuple[int, memoryview]]:
+    def encoded(self, rows: slice, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
         """Yields those of the bytes `first` to `last` that are of some rows, as `span`.
 
         Args:
             rows: of the matrix.
             first, last: bytes of the payload.
             order: byte order of the file.
-            whole: the source, if it cannot be read in parts.
         """
-        fields, spans, count = (
-            self._fields_of(rows, whole),
-            self.type.field_spans(self.stored.shape),
-            matrix(self.stored.shape)[0],
-        )
+        fields = self._fields_of(rows)
+        spans, count = self.type.field_spans(self.stored.shape), matrix(self.stored.shape)[0]
         for name, part in self.type.fields():
             start, nbytes = spans[name]
             start += rows.start * (nbytes // count)
@@ -155,22 +146,17 @@ class PlannedPayload:
         """Whether the source can be read in parts."""
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
-    def _fields_of(self, rows: slice, whole: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Returns the fields of some rows of the matrix.
-
-        Args:
-            rows: of the matrix.
-            whole: the source, if it cannot be read in parts.
-        """
+    def _fields_of(self, rows: slice) -> dict[str, torch.Tensor]:
+        """Returns the fields of some rows of the matrix."""
         if (copied := self.copy_of) is not None:
             self.error = 0.0
             return copied.fields_of(range(rows.start, rows.stop))
         dims = self.stored.shape
-        if whole is None:
+        if self.has_parts:
             source = self.stored.part(rows)
             self._check(source, (rows.stop - rows.start, *dims[1:]))
         else:
-            source = whole[rows] if len(dims) > 1 else whole
+            source = self.loaded()[rows] if len(dims) > 1 else self.loaded()
         importance = self.stored.importance
         if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]

@@ -78,6 +78,14 @@ def written_by(writer: Writer) -> Iterator[None]:
         _WRITER.reset(token)
 
 
+@contextmanager
+def only_planned() -> Iterator[list[FilePlan]]:
+    """Yields a list for the plans of files in the block, which are not written."""
+    plans: list[FilePlan] = []
+    with written_by(lambda plan, path: plans.append(plan)):
+        yield plans
+
+
 @outside_graphs
 def save_file(
     tensors: Mapping[str, torch.Tensor | StoredTensor],

@@ -105,7 +105,8 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
         return tensor
     check_dense(name, tensor)
     identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
-    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, identity if tensor.numel() else None)
+    shared = identity if tensor.numel() else None
+    return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=tensor.__getitem__)
 
 
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:

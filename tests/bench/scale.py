@@ -8,9 +8,6 @@ bfloat16, to Q4_K. Rates are measured on one core of this machine. Assumed are `
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,15 +17,16 @@ from typing import NamedTuple
 import torch
 
 import glft_schema as glft
-from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
-from glft_schema.distributed.writing import Span, spans_of
+from glft_schema.distributed.units import Unit, runs, shares
+from glft_schema.distributed.writing import Span, spans_between, spans_of, units_in
 from glft_schema.files.layout import Layout
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, save_file, written_by
+from glft_schema.weights.save import FilePlan, only_planned, save_file
 from glft_schema.weights.stored_tensors import StoredTensor
 from tests.bench.measure import Row
+from tests.tools import launch
 
 WORKERS = (1, 8, 64, 512)
 WORKERS_READ, ALL_READ = 1e9, 50e9  # bytes per second, of one worker and of all
@@ -37,7 +35,7 @@ REAL = (1, 2, 4)  # processes of the real runs
 
 
 class Rates(NamedTuple):
-    """What is measured here.
+    """Measured rates.
 
     Attributes:
         weight: seconds to encode a weight on one core.
@@ -81,15 +79,14 @@ def large_model() -> FilePlan:
         name: StoredTensor(tuple(t.shape), torch.bfloat16, lambda: torch.empty(0), read=lambda index: torch.empty(0))
         for name, t in state.items()
     }
-    plans: list[FilePlan] = []
-    with written_by(lambda plan, path: plans.append(plan)):
+    with only_planned() as plans:
         save_file(stored, "model.gguf", schemes={"*": TYPE})
     return plans[0]
 
 
 def simulated(layout: Layout, spans: Sequence[Span], workers: int, rates: Rates) -> Simulated:
     """Returns what each worker does by the plan, and what that takes."""
-    units = units_of([Part(span.start, span.nbytes, span.cost) for span in spans], layout.nbytes)
+    units = units_in(spans, layout.nbytes)
     of_workers = [_work(dealt, layout, spans) for dealt in shares(units, workers)]
     reading = max(ALL_READ / workers, 1.0) if workers * WORKERS_READ > ALL_READ else WORKERS_READ
 
@@ -123,8 +120,8 @@ def _work(units: Sequence[Unit], layout: Layout, spans: Sequence[Span]) -> _Work
     for run in runs(units):
         first, last = run[0].start, run[-1].stop
         written += last - first
-        for span in spans:
-            if span.start >= last or span.start + span.nbytes <= first or not isinstance(span.content, PlannedPayload):
+        for span in spans_between(spans, first, last):
+            if not isinstance(span.content, PlannedPayload):
                 continue
             payload, columns = span.content, matrix(span.content.stored.shape)[1]
             for rows in payload.chunks_between(max(first - span.start, 0), min(last - span.start, span.nbytes), layout.order):
@@ -150,17 +147,8 @@ def measured_rates(folder: Path) -> Rates:
 
 def run(source: Path, out: Path, processes: int) -> float:
     """Returns the seconds of a real run, imports included."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "glft_schema.distributed", "convert", str(source), str(out), "--scheme", f"*={TYPE}"]
-    settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
     start = time.perf_counter()
-    started = [
-        subprocess.Popen(command, env={**os.environ, **settings, "RANK": str(rank)}, stdout=subprocess.DEVNULL)
-        for rank in range(processes)
-    ]
-    assert not any(process.wait() for process in started)
+    assert not any(each.code for each in launch.run(processes, ("convert", source, out, "--scheme", f"*={TYPE}")))
     return time.perf_counter() - start
 
 
@@ -171,8 +159,7 @@ def rows() -> Iterator[Row]:
         rates, source, cores = measured_rates(folder), folder / "source.safetensors", os.cpu_count() or 1
         yield Row("encoding Q4_K, one core", rates.weight * 1e9, "the table of costs", 74.0, "ns per weight")
         glft.save_file({f"w{i}": torch.randn(2048, 4096, dtype=torch.bfloat16) for i in range(16)}, source)
-        plans: list[FilePlan] = []
-        with written_by(lambda plan, path: plans.append(plan)):
+        with only_planned() as plans:
             glft.convert(source, folder / "m.gguf", schemes={"*": TYPE})
         layout = plans[0].laid_out()
         for processes in REAL:

@@ -1,4 +1,4 @@
-"""What ranks do with models of transformers; run by `tests.tools.ranks`."""
+"""Functions on models of transformers, to be run by all ranks."""
 
 from __future__ import annotations
 

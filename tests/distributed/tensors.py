@@ -1,4 +1,4 @@
-"""What ranks do with plain tensors; run by `tests.tools.ranks`."""
+"""Functions on plain tensors, to be run by all ranks."""
 
 from __future__ import annotations
 

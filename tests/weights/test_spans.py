@@ -16,7 +16,7 @@ from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.formats.registry import FORMATS
 from glft_schema.weights import payloads
 from glft_schema.weights.payloads import PlannedPayload
-from glft_schema.weights.save import FilePlan, save_file, written_by
+from glft_schema.weights.save import only_planned, save_file
 from glft_schema.weights.schemes import Choice
 from glft_schema.weights.stored_tensors import in_file, in_memory
 
@@ -98,12 +98,12 @@ def test_a_missing_importance() -> None:
 
 @pytest.mark.parametrize("ending", ["gguf", "glft", "safetensors"])
 def test_the_layout_is_that_of_the_file(ending: str, tmp_path: Path) -> None:
-    path, plans = tmp_path / f"m.{ending}", list[FilePlan]()
+    path = tmp_path / f"m.{ending}"
     weight = torch.randn(3, 64)
     tensors = {"a": weight, "b": torch.randn(5), "tied": weight, "empty": torch.zeros(0)}
     alignment = None if ending == "safetensors" else 128
     save_file(tensors, path, alignment=alignment)
-    with written_by(lambda plan, _: plans.append(plan)):
+    with only_planned() as plans:
         save_file(tensors, tmp_path / f"none.{ending}", alignment=alignment)
     layout, stored = plans[0].laid_out(), path.read_bytes()
     assert not (tmp_path / f"none.{ending}").exists()

@@ -85,13 +85,6 @@ class Kernel:
         ]
         self._library = library
 
-    @property
-    def cell(self) -> int:
-        """The numbers in a row of the last argument."""
-        dtype, sizes, _ = self._layout[-1]
-        nbytes: int = math.prod(sizes) * dtype.itemsize
-        return nbytes // torch.float32.itemsize
-
     def bound(self, tensors: Sequence[torch.Tensor], fixed: Collection[int] = ()) -> Callable[[int, int], None] | None:
         """Returns a function that runs the kernel on the rows from one index to another.
 
