@@ -1,7 +1,7 @@
 """Settings of the suite, and fixtures that several files use.
 
-A property gets 300 examples, 25 in the fast tier, and 100,000 with ``-m fuzz`` if marked.
-``HYPOTHESIS_PROFILE=thorough`` tries 20,000.
+A property gets 25 examples, 300 with ``--full``, and 100,000 with ``-m fuzz`` if marked.
+``HYPOTHESIS_PROFILE=thorough`` tries 20,000. docs/contributing.md says what each tier shows.
 """
 
 import os
@@ -13,22 +13,32 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.golden import golden
+from tests.tools import processor_time
 
 FOREIGN = Path(__file__).with_name("foreign")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core runs a test process
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads of torch yield the core
 os.environ["GLFT_KERNELS"] = "off"  # tests do not depend on the kernels of who runs them
-default = settings(max_examples=300, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+default = settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("default", default)
+settings.register_profile("full", default, max_examples=300)
 settings.register_profile("thorough", default, max_examples=20_000)
 settings.register_profile("fuzz", default, max_examples=100_000)
-settings.register_profile("fast", default, max_examples=25)
-PROFILES = {"fuzz": "fuzz", "not slow": "fast"}  # by the argument of -m
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run every test at its full depth, in half an hour")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Sets the number of examples before tests are imported and derive their settings."""
-    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", PROFILES.get(config.getoption("markexpr"), "default")))
+    full, fuzz = config.getoption("full"), config.getoption("markexpr") == "fuzz"
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "fuzz" if fuzz else "full" if full else "default")
+    settings.load_profile(profile)
+    config.pluginmanager.register(processor_time, "list of processor times")
+    if hasattr(config, "workerinput"):  # several processes run whole folders
+        limited = profile == "default" and not getattr(config.option, "cov_source", None)
+        config.pluginmanager.register(processor_time.ProcessorTime(limited), "processor time")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -40,11 +50,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips tests that build all kernels unless selected by mark."""
-    if "kernels" not in config.getoption("markexpr"):
-        for item in items:
-            if item.get_closest_marker("kernels"):
-                item.add_marker(pytest.mark.skip(reason="builds for minutes; -m kernels selects it"))
+    """Deselects tests of the full tier, and those that build all kernels, unless selected."""
+    selecting = config.getoption("markexpr")
+    unselected = [] if "kernels" in selecting else ["kernels"]
+    if not (config.getoption("full") or any(mark in selecting for mark in ("full", "fuzz", "foreign", "kernels"))):
+        unselected += [] if any("::" in argument for argument in config.args) else ["full"]
+    left = [item for item in items if any(map(item.get_closest_marker, unselected))]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -161,7 +160,6 @@ def test_a_set_of_files(tmp_path: Path) -> None:
         assert [row[0] for row in tensors] == ["file", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"]
 
 
-@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])))
 def test_every_file_can_be_shown(stored: bytes) -> None:

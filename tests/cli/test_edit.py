@@ -94,7 +94,6 @@ def test_errors_are_one_line(gguf: Path, tmp_path: Path) -> None:
     assert_refused(in_this_process("edit", tmp_path / "binary", "--set", "a=b"), "header -> magic: expected")
 
 
-@pytest.mark.slow
 def test_a_slip_is_one_line(gguf: Path) -> None:
     done = glft("edit", gguf, "--set", "general.nmae=x")
     assert (done.returncode, done.stdout) == (0, "add 'general.nmae': 'x' (string)\n")

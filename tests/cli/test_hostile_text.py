@@ -86,7 +86,6 @@ def all_verbs(path: Path, names: Iterable[str], out: Path) -> Iterable[list[obje
         yield ["edit", path, "--remove", name]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_output_of_verbs_is_harmless(paths: list[Path], tmp_path: Path) -> None:
     for path in paths:
@@ -109,7 +108,6 @@ def test_json_holds_hostile_text_whole(paths: list[Path]) -> None:
             assert [tensor["name"] for tensor in json.loads(done.stdout)["tensors"]] == [*file.tensors]
 
 
-@pytest.mark.slow
 def test_errors_of_the_catalogue_are_harmless(tmp_path: Path) -> None:
     path = tmp_path / "bad"
     for name, case in REFUSED.items():
@@ -167,7 +165,6 @@ def test_warnings_are_harmless(tmp_path: Path) -> None:
     assert all(harmless(str(warning.message), 500) for warning in caught)
 
 
-@pytest.mark.slow
 def test_the_command_itself_escapes_names_of_files_and_warnings(tmp_path: Path) -> None:
     code = "import sys, warnings; from glft_schema import cli; cli.app = lambda: warnings.warn(sys.argv[1]); cli.main()"
     done = subprocess.run([sys.executable, "-c", code, HOSTILE], capture_output=True, text=True, check=True)

@@ -43,7 +43,6 @@ def four_types(tmp_path: Path) -> Path:
     return tmp_path / "four.gguf-lite"
 
 
-@pytest.mark.slow
 def test_convert_inspect_verify(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.gguf-lite"
     options = ["--scheme", "q8_per_channel", "--scheme", "fc.*=q4_per_group_64", "--metadata", "arch=a=b", "--alignment", 64]
@@ -147,7 +146,6 @@ def test_bad_requests_are_one_line(source: Path, four_types: Path, tmp_path: Pat
     assert not out.exists()
 
 
-@pytest.mark.slow
 def test_a_warning_is_one_line(tmp_path: Path) -> None:
     safetensors.torch.save_file({"w": torch.full((1, 64), 1e-9)}, tmp_path / "model.safetensors")
     done = glft("convert", tmp_path / "model.safetensors", tmp_path / "out.glft", "--scheme", "q4_per_group_64")
@@ -156,7 +154,6 @@ def test_a_warning_is_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.slow
 def test_version() -> None:
     done = subprocess.run([sys.executable, "-m", "glft_schema", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"glft_schema {glft_schema.__version__}\n"
@@ -168,7 +165,6 @@ def glft_without(descriptor: int, *arguments: object) -> subprocess.CompletedPro
     return python(code, descriptor, "-m", "glft_schema", *arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("closed", [1, 2])
 def test_closed_output_changes_no_verdict(four_types: Path, tmp_path: Path, closed: int) -> None:
     for expected, name in ((0, four_types), (2, tmp_path / "missing")):
@@ -178,7 +174,6 @@ def test_closed_output_changes_no_verdict(four_types: Path, tmp_path: Path, clos
         assert ("missing" in done.stdout + done.stderr) == (expected == 2 and closed == 1)
 
 
-@pytest.mark.slow
 def test_a_manifest_from_closed_input(four_types: Path) -> None:
     done = glft_without(0, "verify", four_types, "--manifest", "-")
     assert (done.returncode, done.stderr) == (2, "glft: standard input: is closed\n")
@@ -187,7 +182,6 @@ def test_a_manifest_from_closed_input(four_types: Path) -> None:
 WITHOUT_TORCH = f"import sys; sys.modules['torch'] = None; {MAIN}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["inspect"], ["verify"], ["explain"], ["hash"], ["schema", "--as", "c"], ["edit", "--set", "arch=toy"]],
@@ -201,7 +195,6 @@ def test_verbs_that_compute_no_tensor_need_no_torch(four_types: Path, arguments:
     assert done.stdout == in_this_process(*command).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -226,7 +219,6 @@ def test_without_torch_other_verbs_are_one_line(source: Path, four_types: Path, 
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.slow
 def test_help_imports_no_torch() -> None:
     done = python(WITHOUT_TORCH, "--help")
     assert (done.returncode, done.stderr, "verify" in done.stdout) == (0, "", True)
@@ -242,7 +234,6 @@ def test_help_fits_a_terminal(verb: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert all(len(line) <= 80 and line.isascii() for line in shown.splitlines())
 
 
-@pytest.mark.slow
 def test_lab(tmp_path: Path) -> None:
     done = glft("lab", "--out", tmp_path / "out", "--steps", 1, "--tied")
     assert (done.returncode, done.stderr) == (0, "")
@@ -251,7 +242,7 @@ def test_lab(tmp_path: Path) -> None:
     assert_refused(in_this_process("lab", "--out", "/dev/null/x", "--steps", 1), "Not a directory")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     code = f"from glft_schema.lab import run; run.LEAST_SAVING['q8_per_channel'] = 5.0; {MAIN}"
     done = python(code, "lab", "--out", tmp_path, "--steps", "1")
@@ -262,20 +253,17 @@ def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
     assert done.stderr.endswith(" times\n")
 
 
-@pytest.mark.slow
 def test_a_terminal_gets_a_progress_bar(source: Path, tmp_path: Path) -> None:
     code = f"import pty, sys; sys.exit(pty.spawn([sys.executable, '-c', {MAIN!r}, *sys.argv[1:]]) >> 8)"
     done = python(code, "convert", source, tmp_path / "out.glft", stdin=subprocess.DEVNULL)
     assert (done.returncode, "writing out.glft" in done.stdout) == (0, True)
 
 
-@pytest.mark.slow
 def test_names_outside_the_terminals_encoding(four_types: Path) -> None:
     done = python(MAIN, "inspect", four_types, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (done.returncode, r"note = a=b \xfc\xdf" in done.stdout) == (0, True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_stops_early(four_types: Path, unbuffered: str) -> None:
     command = f"{sys.executable} -c '{MAIN}' inspect {four_types} | true"
@@ -284,7 +272,6 @@ def test_a_reader_that_stops_early(four_types: Path, unbuffered: str) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.slow
 def test_entries_of_a_torch_file_that_are_not_tensors(tmp_path: Path) -> None:
     source, out, without = tmp_path / "model.pt", tmp_path / "out.glft", ("--exclude", "step")
     torch.save({"w": torch.ones(2), "step": 3}, source)

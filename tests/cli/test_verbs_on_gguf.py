@@ -286,7 +286,6 @@ def test_unsigned_integers_have_no_type(tmp_path: Path, dtype: torch.dtype) -> N
     assert glft("convert", source, tmp_path / "out.safetensors").returncode == 0
 
 
-@pytest.mark.slow
 def test_a_large_vocabulary_is_abbreviated(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.gguf"
     tokens, scores = [f"token {i}" for i in range(500_000)], np.zeros(500_000, "f4")

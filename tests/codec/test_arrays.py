@@ -30,7 +30,6 @@ def stored(texts: list[bytes], size: int, order: str) -> bytes:
     return b"".join(struct.pack(LETTERS[size, order], len(text)) + text for text in texts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("window", "few"), [(16, 0), (64, 3), (1 << 12, 16), (1 << 12, 1 << 30)])
 @settings(max_examples=200)
 @given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))

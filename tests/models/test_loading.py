@@ -19,7 +19,7 @@ from tests.models.conftest import tiny_gguf
 TOKENS = torch.tensor([[1, 45, 120, 77, 200, 12, 99, 33, 250, 7, 8, 9]])
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if "moe" in name else pytest.mark.slow) for name in CONFIGS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if "moe" in name else pytest.mark.full) for name in CONFIGS])
 def test_gguf_computes_what_its_folder_computes(name: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path, name)
     with torch.no_grad():

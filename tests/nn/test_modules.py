@@ -338,7 +338,6 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
 def test_memory_of_a_pass() -> None:
     """Forward and backward need a buffer and activations, not the 64 MiB of a decoded layer."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)

@@ -25,7 +25,8 @@ NO_FALLBACK = "q1_0"  # llama.cpp refuses rows that its blocks do not divide; he
 THREE = ["Q4_K_M", "Q3_K_M", "Q5_0"]
 
 
-@pytest.mark.parametrize("experts", [0, 8])
+@pytest.mark.long
+@pytest.mark.parametrize("experts", [0, pytest.param(8, marks=pytest.mark.full)])
 def test_three_types(folder: Path, tmp_path: Path, experts: int) -> None:
     weights = models.tensors(9, experts, tied=not experts, fused=False, width=256, down=64)
     models.write(tmp_path / "in.gguf", models.keys("llama", 9, 4, 2, experts), weights)
@@ -33,7 +34,7 @@ def test_three_types(folder: Path, tmp_path: Path, experts: int) -> None:
         assert compare(folder, tmp_path / "in.gguf", THREE, importance) == dict.fromkeys(THREE, "equal")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @settings(max_examples=max(settings.default.max_examples // 200, 5))
 @given(models.models(), st.lists(st.sampled_from([recipe.name for recipe in RECIPES]), min_size=3, max_size=3, unique=True))
 def test_any_model(folder: Path, tmp_path_factory: pytest.TempPathFactory, model: tuple[Any, Any], names: list[str]) -> None:
@@ -148,6 +149,7 @@ def test_dims_of_one_and_what_is_kept(folder: Path, tmp_path: Path) -> None:
     assert compare(folder, tmp_path / "in.gguf", ["Q4_K_M", "MXFP4_MOE"]) == {"Q4_K_M": "equal", "MXFP4_MOE": "equal"}
 
 
+@pytest.mark.full
 def test_a_part_of_the_importance(folder: Path, tmp_path: Path) -> None:
     """An embedding's entry of another width counts as an entry, but is not used."""
     weights = models.tensors(9, 0, tied=True, fused=False, width=256, down=256)

@@ -176,7 +176,6 @@ def amount(calls: list[str], *kinds: str) -> int:
     return sum(int(result[2]) for result in results if result and result[1] in kinds)
 
 
-@pytest.mark.slow
 @needs_the_call
 def test_payloads_stay_in_the_system(log: Path) -> None:
     calls = traced(log)
@@ -187,7 +186,6 @@ def test_payloads_stay_in_the_system(log: Path) -> None:
     assert order[order.index("copy_file_range") :][-2:] == ["fsync", "rename"]
 
 
-@pytest.mark.slow
 @needs_the_call
 @pytest.mark.parametrize(
     "fault", ["error=EXDEV", "error=ENOSYS", "error=EOPNOTSUPP", "error=EINTR:when=1", "error=ENOSPC", "retval=0"]
@@ -219,7 +217,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """30 MiB with a file of 16 MiB: full within the payloads."""
     own = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -45,7 +45,6 @@ def beside(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if entry != path)
 
 
-@pytest.mark.slow
 def test_killed_writers_leave_whole_files(writers: Writers, path: Path) -> None:
     """A fork that writes two versions in turn is killed at random; the next one cleans up."""
     path.write_bytes(OLD)
@@ -134,7 +133,6 @@ UNSEEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC", "EINTR"])
 def test_every_system_call_that_fails(writers: Writers, path: Path, tmp_path: Path, strace: None, error: str) -> None:
     log = tmp_path.parent / f"{tmp_path.name}.log"
@@ -185,7 +183,6 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path) -> None:
     """256 KiB with an old file of 78 KiB: full at the end, and from the first payload."""
     own = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -195,7 +192,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == [[errno.ENOSPC, True, True, ["model.glft"]]] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_output_that_goes_to_a_full_disk() -> None:
     with open("/dev/full", "w") as full:
@@ -237,7 +233,6 @@ def interrupted(command: list[object], number: signal.Signals) -> tuple[int, str
     return process.returncode, errors
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(writers: Writers, path: Path, number: signal.Signals) -> None:
     """An interrupt is an exception and leaves nothing. After SIGTERM the next writer cleans up."""
@@ -264,7 +259,6 @@ main()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_on_the_command_line(path: Path, number: signal.Signals, code: int) -> None:
     """The partial file is removed, also after SIGTERM and SIGHUP."""
@@ -290,7 +284,6 @@ for _ in range(int(sys.argv[3])):
 """
 
 
-@pytest.mark.slow
 def test_two_writers_and_a_reader(path: Path) -> None:
     """Each writer repeats its version; the reader only ever sees one of the two."""
     versions = [Container.build(container(letter, 20_000)) for letter in (1, 2)]
@@ -349,7 +342,6 @@ with atomic_write(sys.argv[1]) as stream:
 """
 
 
-@pytest.mark.slow
 def test_what_a_killed_writer_left_of_a_read_only_file(open_folder: Path) -> None:
     path = open_folder / "old"
     path.write_bytes(b"old")
@@ -379,7 +371,6 @@ def test_folders_without_permission(open_folder: Path) -> None:
     assert sorted(entry.name for entry in open_folder.rglob("*") if entry.is_file()) == ["new", "old"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not ROOT, reason="only root can give files to others")
 def test_owner_and_group_are_kept_where_they_can_be(open_folder: Path) -> None:
     path = open_folder / "model.glft"

@@ -63,7 +63,6 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return graphs
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("type_", [Q8_PER_CHANNEL, Q4_PER_GROUP_64, GGML_TYPES["Q4_1"]], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_in_a_graph_for_each_size(
@@ -81,7 +80,6 @@ def test_decodes_in_a_graph_for_each_size(
     assert len(backend) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two weights can be written as one word only where words may begin."""
@@ -106,7 +104,6 @@ def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int
         assert torch.equal(scaled.pairs().view(torch.float32).flatten(), scaled.weights().flatten())
 
 
-@pytest.mark.slow
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk begins at any row, with another alignment; faults are counted once."""
     for module in (chunks, decoding):
@@ -124,7 +121,6 @@ def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monke
     assert caught.value.index == (41, 7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("type_", DIRECT, ids=str)
 def test_encodes_in_one_graph(type_: TensorType, backend: list[object]) -> None:
     weights = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
@@ -146,7 +142,6 @@ def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatc
     assert not backend
 
 
-@pytest.mark.slow
 def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
     for rows in range(1, 13):
         fields, out = fields_of(Q4_PER_GROUP_64, rows, 64), torch.empty(rows, 64)

@@ -30,6 +30,7 @@ from glft_schema.tensor_types.grids import VALUES, grid
 from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
+from tests.tools.depth import FULL, some
 
 BLOCKS = 4000
 BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
@@ -63,7 +64,6 @@ def assert_bit_equal(found: torch.Tensor, expected: np.ndarray) -> None:
     assert (same | (np.isnan(found_) & np.isnan(expected))).all()
 
 
-@pytest.mark.slow
 @by_type
 def test_dequantizes_as_llama_cpp(type_: TensorType) -> None:
     if type_.name == "Q8_1":
@@ -148,7 +148,6 @@ def test_blocks_may_begin_at_any_byte(type_: TensorType) -> None:
 
 
 # One for each kind of expression: halves, computed scales, offsets, a table, a grid, digits, E4M3.
-@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.parametrize(
     "name",
@@ -172,7 +171,6 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
     assert [message.partition(" for {'")[0] for message in caplog.messages] == ["compiled a formula"]
 
 
-@pytest.mark.slow
 @by_type
 def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one graph, which is run without a code generator here."""
@@ -257,7 +255,7 @@ def awkward_weights(length: int) -> np.ndarray:
         np.where(pruned == 0, pruned, abs(pruned)),
         np.zeros((2, length)),
     ]
-    return np.concatenate(parts).astype(np.float32)
+    return some(np.concatenate(parts).astype(np.float32))
 
 
 def odd_weights() -> np.ndarray:
@@ -275,10 +273,9 @@ def odd_weights() -> np.ndarray:
         normal * 10.0 ** random.integers(-20, 2, (300, 256)),
         *(normal * 10.0**power for power in (-40, -38, -20, -15, -13, -9, -7, 4, 9)),
     ]  # fmt: skip
-    return np.concatenate(parts).astype(np.float32)
+    return some(np.concatenate(parts).astype(np.float32))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS)
 def test_quantizes_as_llama_cpp(name: str) -> None:
     type_, length = GGML_TYPES[name], weights_in(GGML_TYPES[name])
@@ -302,11 +299,10 @@ def encoded(name: str, weights: np.ndarray, importance: np.ndarray | None = None
     return GGML_TYPES[name].quantize(torch.from_numpy(weights), **counts)["blocks"].numpy()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_IMPORTANCE)
 def test_quantizes_by_importance_as_llama_cpp(name: str) -> None:
     type_ = GGML_TYPES[name]
-    odd, awkward = odd_weights(), awkward_weights(512)[::18]
+    odd, awkward = odd_weights(), awkward_weights(512)[:: 18 if FULL else 3]
     awkward = np.ascontiguousarray(awkward[np.abs(awkward).max(1) < 1e9])
     random = np.random.default_rng(2)
     for weights in (odd, awkward):
@@ -331,7 +327,6 @@ def test_a_row_is_encoded_alone_as_among_others(name: str, by_importance: bool) 
     assert importance is None or np.array_equal(importance, kept[1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_IMPORTANCE)
 def test_columns_that_do_not_matter(name: str) -> None:
     """Few blocks differ from llama.cpp's and are no worse: it stores negative scales as 255."""
@@ -367,7 +362,6 @@ def test_sums_that_overflow_are_no_zeros(name: str) -> None:
         GGML_TYPES[name].encode(weights, "w")
 
 
-@pytest.mark.slow
 def test_the_encoders_are_all_there_are() -> None:
     for type_ in BLOCK_TYPES:
         row = torch.zeros(1, weights_in(type_))
@@ -388,7 +382,6 @@ def test_tensors_without_numbers(type_: TensorType) -> None:
             assert type_.round_trip(torch.zeros(dims), "w").shape == tuple(dims)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODERS + ON_GRIDS)
 def test_what_cannot_be_quantized_is_refused(name: str) -> None:
     type_ = GGML_TYPES[name]
@@ -419,7 +412,6 @@ WORDS = {
 # fmt: on
 
 
-@pytest.mark.slow
 @by_type
 def test_big_endian_blocks_mean_the_same(type_: TensorType) -> None:
     blocks = random_blocks(type_)[:BLOCKS]
@@ -487,7 +479,6 @@ def test_integers_are_kept_or_refused() -> None:
         GGML_TYPES["Q8_0"].encode(torch.ones(1, 32).long(), "w")
 
 
-@pytest.mark.slow
 def test_a_registered_type_is_read_and_written(tmp_path: Path) -> None:
     """In a process of its own: types stay registered."""
     code = """
@@ -542,7 +533,7 @@ def test_types_that_are_not_registered(name: str, code: Any, weights: int, probl
     assert list(GGML_TYPES) == known
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_tables_are_the_same_whoever_asks_first() -> None:
     """In its own process: cached tables must not be made on their first user's default device."""
     code = """

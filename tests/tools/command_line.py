@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import subprocess
-import sys
 
 import pytest
 
 from glft_schema.cli import app
+from tests.tools import forked
 
 
 def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forked.run("glft_schema", *arguments)
 
 
 def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:

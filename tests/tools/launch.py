@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.tools.forked import Forked
 
 TIMEOUT = 30  # seconds without progress, after which ranks give up
 LONGEST = 90  # seconds until a test gives up
@@ -31,7 +29,7 @@ def start(
     environment: Mapping[int, Mapping[str, str]] | None = None,
     most_bytes: Mapping[int, int] | None = None,
     timeout: int = TIMEOUT,
-) -> list[subprocess.Popen[str]]:
+) -> list[Forked]:
     """Starts all ranks, which find each other by the environment.
 
     Args:
@@ -47,25 +45,22 @@ def start(
         port = free.getsockname()[1]
     processes = []
     for rank in range(ranks):
-        own = (of_rank or {}).get(rank, arguments)
-        command = [sys.executable, "-m", "glft_schema.distributed", "--timeout", str(timeout), *map(str, own)]
-        settings = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        own = ("--timeout", timeout, *(of_rank or {}).get(rank, arguments))
+        variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(ranks)}
+        variables |= {"OMP_NUM_THREADS": "1", **(environment or {}).get(rank, {})}
         most = (most_bytes or {}).get(rank)
-        limit = (lambda most=most: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))) if most else None
-        variables = {**os.environ, **settings, "OMP_NUM_THREADS": "1", **(environment or {}).get(rank, {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(command, env=variables, preexec_fn=limit, **pipes))
+        processes.append(Forked("glft_schema.distributed", *own, environment=variables, most_bytes=most))
     return processes
 
 
-def ended(processes: Sequence[subprocess.Popen[str]]) -> list[Ended]:
+def ended(processes: Sequence[Forked]) -> list[Ended]:
     """Waits for all ranks. Raises subprocess.TimeoutExpired if one hangs."""
     try:
         found = [(process, *process.communicate(timeout=LONGEST)) for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return [Ended(process.returncode, out, error) for process, out, error in found]
+    return [Ended(process.returncode or 0, out, error) for process, out, error in found]
 
 
 def run(ranks: int, arguments: Sequence[object], **more: object) -> list[Ended]:

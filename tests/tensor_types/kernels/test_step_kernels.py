@@ -16,7 +16,7 @@ from glft_schema.tensor_types.kernels.building import build_step
 from glft_schema.tensor_types.kernels.folder import Manifest, manifests
 from glft_schema.tensor_types.kernels.in_use import MODE, Kernel
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @step

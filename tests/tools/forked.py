@@ -1,0 +1,80 @@
+"""Processes forked from one that has imported torch and the package.
+
+A module runs as by ``python -m MODULE``: with its own arguments, environment, folder, output, exit
+code and signals. It starts in a tenth of a second, where a new interpreter imports for two.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import runpy
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.tools.imported"])
+
+
+class Forked:
+    """A running module, with the part of `subprocess.Popen` that tests use.
+
+    Args:
+        module: as after ``python -m``.
+        arguments: its arguments.
+        environment: variables to add to those of this process.
+        most_bytes: size of files above which writes fail.
+    """
+
+    def __init__(
+        self, module: str, *arguments: object, environment: Mapping[str, str] | None = None, most_bytes: int | None = None
+    ) -> None:
+        self._output = tempfile.TemporaryDirectory()
+        variables = {**os.environ, **(environment or {})}
+        job = (module, [*map(str, arguments)], variables, os.getcwd(), self._output.name, most_bytes)
+        self._process = CONTEXT.Process(target=_run, args=job, daemon=True)
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits. Returns the output and the errors. Raises subprocess.TimeoutExpired."""
+        self._process.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
+        out, error = (Path(self._output.name, name).read_text("utf-8") for name in ("out", "error"))
+        self._output.cleanup()
+        return out, error
+
+
+def run(module: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a module to its end; see `Forked`."""
+    process = Forked(module, *arguments, **options)
+    out, error = process.communicate()
+    return subprocess.CompletedProcess([module, *map(str, arguments)], process.returncode or 0, out, error)
+
+
+def _run(module: str, arguments: list[str], variables: dict[str, str], cwd: str, output: str, most_bytes: int | None) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.path[:0] = filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
+    paths = ((os.devnull, os.O_RDONLY), *((f"{output}/{name}", os.O_WRONLY | os.O_CREAT) for name in ("out", "error")))
+    for number, (path, flags) in enumerate(paths):
+        os.dup2(opened := os.open(path, flags), number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+    if most_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

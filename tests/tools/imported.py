@@ -1,0 +1,14 @@
+"""Imported by the process that tests fork: the commands, and what ranks use of torch."""
+
+import importlib
+import pkgutil
+
+import torch
+
+import glft_schema.cli
+
+torch.set_num_threads(1)
+for module in pkgutil.iter_modules(glft_schema.cli.__path__, "glft_schema.cli."):
+    importlib.import_module(module.name)
+for name in ("glft_schema.distributed", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"):
+    importlib.import_module(name)
