@@ -38,8 +38,8 @@ class StorageReader(Reader):
 
     Args:
         path: the file, an index of files, or a folder of them; opened by each rank.
-        names: the state dict's name for a name in the file, or None to leave the tensor out; by
-            default the same, and transformers' names.
+        names: the state dict's name for a name in the file, or None to leave the tensor out. Names
+            that a mapping does not have stay the same. By default, transformers' names, too.
         packed: names of tensors to be read as bytes, u8 [rows, bytes of a row], or a module, whose
             packed weights those are; see `glft_schema.nn`.
         mmap: map the files; otherwise, read them. On a network file system, reading is faster.

@@ -22,7 +22,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 
 LISTED = 5  # names in an error
-Renaming = Mapping[str, str] | Callable[[str], "str | None"]
+Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
 
 
 class Unmatched(NamedTuple):
@@ -69,8 +69,8 @@ def load_into(
         path: the file.
         packed: replace each `torch.nn.Linear`, `Embedding` and `Conv2d` whose weight is quantized
             in the file by the module of `glft_schema.nn` that keeps the file's bytes.
-        names: the module's name for a name in the file, or None to leave the tensor out; by default
-            the same.
+        names: the module's name for a name in the file, or None to leave the tensor out. Names that
+            a mapping does not have stay the same.
         strict: refuse names that only one side has.
         device: of tensors that are on the meta device now.
 
@@ -93,7 +93,7 @@ def renamed(file: File, names: Renaming, source: StrPath) -> dict[str, LazyTenso
 
     Raises OptionError, which names `source`, if two of them get one name.
     """
-    rename = names.get if isinstance(names, Mapping) else names
+    rename = names if callable(names) else lambda name: names.get(name, name)
     pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]
     if twice:

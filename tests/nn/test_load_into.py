@@ -83,8 +83,20 @@ def test_other_dtypes_and_names(path: Path) -> None:
     glft.load_into(net, path, packed=True, names=lambda name: name)
     assert net(INDEX).dtype == torch.bfloat16
     assert {p.dtype for p in net.parameters()} == {torch.uint8, torch.bfloat16}
-    missing, left_over = glft.load_into(net, path, names={"scale": "scale", "norm.bias": "other"}, strict=False)
-    assert (missing[:2], left_over) == (["embed.weight", "up.weight"], ["other"])
+    missing, left_over = glft.load_into(net, path, names={"scale": None, "norm.bias": "other"}, strict=False)
+    assert (missing, left_over) == (["scale", "norm.bias"], ["other"])
+
+
+def test_names_that_a_mapping_does_not_have_stay_the_same(path: Path) -> None:
+    net, expected = Net(), Net()
+    for module in (net, expected):
+        module.renamed = module.norm
+        del module.norm
+    glft.load_into(net, path, names={"norm.weight": "renamed.weight", "norm.bias": "renamed.bias"})
+    state = net.state_dict()
+    assert all(torch.equal(state[name.replace("norm.", "renamed.")], value) for name, value in glft.load_file(path).items())
+    with pytest.raises(OptionError, match="the module lacks norm.bias"):
+        glft.load_into(expected, path, names={"norm.weight": "renamed.weight"})
 
 
 @pytest.mark.parametrize("packed", [False, True])
