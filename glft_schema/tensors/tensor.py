@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from glft_schema.codec.context import LITTLE, ByteOrder
 from glft_schema.codec.records import Record
 from glft_schema.display import tensor_table
@@ -235,6 +237,19 @@ class Tensor:
         self.check_out(out, self.shape, dtype, device)
         self._numbers(range(rows), range(columns), dtype, device, out.detach().view(rows, columns))
         return out
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """Returns the values for numpy, as `dequantize`; those without a dtype of numpy as float32.
+
+        Raises ValueError if `copy` is False and the values are not those in a mapped file. Others
+        as `dequantize`.
+        """
+        values = self.dequantize(device="cpu")
+        stored = values.numpy() if hasattr(np, str(values.dtype).removeprefix("torch.")) else values.to(torch.float32).numpy()
+        found = stored.astype(stored.dtype if dtype is None else dtype, copy=bool(copy))
+        if copy is False and (found is not stored or self._as_mapped(None, "cpu") is None):
+            raise ValueError(f"tensor {shown(self.name)}: expected copy=None or copy=True, since values are decoded")
+        return found
 
     def _as_mapped(self, dtype: torch.dtype | None, device: str | torch.device | None) -> torch.Tensor | None:
         """Returns the values if they are the numbers in a mapped file, otherwise None."""

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import Container, FormatError, load_file
+from glft_schema import Container, FormatError, load_file, save_file
 from glft_schema.files.parsing import parse_source
 from glft_schema.storage.source import BytesSource, Source
 from tests.golden import golden
@@ -211,3 +211,23 @@ def test_a_file_over_a_source_of_ones_own_is_not_pickled() -> None:
     with pytest.raises(TypeError, match="cannot pickle a file with a Other as its source"):
         pickle.dumps(file)
     assert copy.deepcopy(file) is copy.copy(file) is file
+
+
+def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
+    values = torch.linspace(-3, 3, 128).reshape(2, 64)
+    tensors = {"a": values, "b": values.bfloat16(), "c": values, "d": torch.arange(3, dtype=torch.int32)}
+    save_file(tensors, tmp_path / "m.gguf", schemes={"c": "q8_0"})
+    with glft_schema.open(tmp_path / "m.gguf") as file:
+        for name, dtype in (("a", np.float32), ("b", np.float32), ("c", np.float32), ("d", np.int32)):
+            tensor = file.tensors[name]
+            found = np.asarray(tensor)
+            assert (found.shape, found.dtype) == (tensor.shape, dtype)
+            assert np.array_equal(found, tensor.dequantize().to(torch.float64).numpy())
+        assert np.asarray(file.tensors["a"], np.float16).dtype == np.float16
+        assert np.multiply(file.tensors["a"], 2).tolist() == (values * 2).tolist()
+        stored = file.tensors["a"].__array__(copy=False)
+        assert np.shares_memory(stored, file.tensors["a"].dequantize().numpy())
+        assert not np.shares_memory(file.tensors["a"].__array__(copy=True), stored)
+        for name, dtype in (("c", None), ("a", np.float16)):
+            with pytest.raises(ValueError, match=f"tensor '{name}': expected copy=None or copy=True, since values are decoded"):
+                file.tensors[name].__array__(dtype, copy=False)
