@@ -20,6 +20,7 @@ from glft_schema.lazy import outside_graphs
 from glft_schema.storage.tensor_bytes import tensor_bytes
 from glft_schema.tensor_types.engine.chunks import CHUNK, slices
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
+from glft_schema.tensor_types.small_floats import widened
 from glft_schema.weights.checkpoints import Checkpoint, Weights, mapped_beside, open_entries
 from glft_schema.weights.convert import as_typed, has_types
 from glft_schema.weights.patterns import leave_out
@@ -296,7 +297,7 @@ def _values(tensor: StoredTensor) -> bytes | None:
         return None
     sha256, numbers = hashlib.sha256(), tensor.load().reshape(-1)
     for part in slices(tensor.numel, CHUNK):
-        sha256.update(tensor_bytes(numbers[part].double()))
+        sha256.update(tensor_bytes(widened(numbers[part]).double()))
     return sha256.digest()
 
 

@@ -19,6 +19,7 @@ from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
 from glft_schema.tensor_types.engine.chunks import index_of
+from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensor_types.tensor_type import Floats, Reserved
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.patterns import leave_out
@@ -100,7 +101,8 @@ def oddities(tensor: Tensor) -> Iterator[Oddity]:
         if scan.extreme:
             scan.dequantize()
         yield from scan.oddities.values()
-        if not bool(next(tensor.chunks(FIRST_CHUNK)).any()) and not any(bool(chunk.any()) for chunk in tensor.chunks()):
+        first, chunks = next(tensor.chunks(FIRST_CHUNK)), tensor.chunks()
+        if not bool(widened(first).any()) and not any(bool(widened(chunk).any()) for chunk in chunks):
             yield all_zero
 
 
@@ -132,15 +134,11 @@ def _field_checks(type_: TensorType, name: str, declared: TensorField) -> Iterat
     start = 0
     for field, part in fields:
         nbytes = part.sizeof() if isinstance(declared, Blocks) else part.number.itemsize
-        floats = (type_.scales or {}).get(field, _identity if part.number.dtype.is_floating_point else None)
+        floats = (type_.scales or {}).get(field, widened if part.number.dtype.is_floating_point else None)
         reserved = [codes for codes in type_.reserved if codes.field == field]
         if floats or reserved:
             yield _FieldCheck(field, start, nbytes, not type_.exact, floats, reserved)
         start += nbytes
-
-
-def _identity(numbers: torch.Tensor) -> torch.Tensor:
-    return numbers
 
 
 class _Scan:
@@ -174,7 +172,7 @@ class _Scan:
     def dequantize(self) -> None:
         """Checks the dequantized weights."""
         unit, block = self._tensor.dtype.unit(self._tensor.shape), 0  # weights that share a scale
-        blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, _identity, [])
+        blocks, check = self._weights // unit, _FieldCheck("weights", 0, 0, False, widened, [])
         pitch = self._tensor.nbytes // blocks
         for chunk in self._tensor.chunks():
             weights = chunk.reshape(-1, unit)

@@ -45,7 +45,7 @@ def get_tensor(
         import torch
 
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
-            weights = opened.tensors[names[0]].dequantize(getattr(torch, dtype) if dtype else None)
-            weights = weights.float() if weights.dtype == torch.bfloat16 else weights  # numpy has no bfloat16
-            np.save(stream, weights.numpy())
+            tensor = opened.tensors[names[0]]
+            weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)
+            np.save(stream, weights)
         echo(f"{out}: {weights.dtype} {list(weights.shape)}")

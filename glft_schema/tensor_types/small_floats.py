@@ -12,6 +12,19 @@ E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twic
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
+def widened(numbers: torch.Tensor) -> torch.Tensor:
+    """Returns float8 and float4, with which torch computes little, as float32; others unchanged.
+
+    A byte of float4 has two numbers, the first one in its low bits, so the last dim doubles.
+    """
+    if not numbers.dtype.is_floating_point or numbers.dtype.itemsize > 1:
+        return numbers
+    if "float4" not in str(numbers.dtype):
+        return numbers.to(torch.float32)
+    codes, values = numbers.view(torch.uint8), torch.tensor(E2M1_DOUBLED, device=numbers.device) / 2
+    return values[torch.stack((codes & 15, codes >> 4), -1).to(torch.int64)].flatten(-2)
+
+
 def half_of_power(e: torch.Tensor) -> torch.Tensor:
     """E8M0 u8 -> float32 2^(e - 128): half of the value, since E2M1_DOUBLED has doubled values.
 

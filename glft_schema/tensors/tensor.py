@@ -21,6 +21,7 @@ from glft_schema.storage.tensor_bytes import PIECE, copy_all, tensor_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.plain import as_stored
+from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.upload import to_device
 
 Index = int | slice | EllipsisType
@@ -244,8 +245,8 @@ class Tensor:
         Raises ValueError if `copy` is False and the values are not those in a mapped file. Others
         as `dequantize`.
         """
-        values = self.dequantize(device="cpu")
-        stored = values.numpy() if hasattr(np, str(values.dtype).removeprefix("torch.")) else values.to(torch.float32).numpy()
+        values = widened(self.dequantize(device="cpu"))
+        stored = (values.to(torch.float32) if values.dtype == torch.bfloat16 else values).numpy()
         found = stored.astype(stored.dtype if dtype is None else dtype, copy=bool(copy))
         if copy is False and (found is not stored or self._as_mapped(None, "cpu") is None):
             raise ValueError(f"tensor {shown(self.name)}: expected copy=None or copy=True, since values are decoded")

@@ -12,6 +12,7 @@ from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.engine.differences import NumberErrors
+from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.stored_tensors import StoredTensor
 
@@ -78,4 +79,4 @@ def _difference(tensor: Tensor, expected: torch.Tensor, part: Part) -> torch.Ten
 
 def _cut(matrix: torch.Tensor, part: Part) -> torch.Tensor:
     rows, columns = part
-    return matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop]
+    return widened(matrix[rows.start : rows.stop : rows.step, columns.start : columns.stop])

@@ -12,6 +12,7 @@ from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
 from glft_schema.storage.source import ReadSource
 from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.tensor_types.small_floats import widened
 from glft_schema.tensors.tensor import Tensor
 
 SAMPLE = 1 << 16  # numbers of a tensor, about
@@ -60,11 +61,15 @@ def _spread(last: int, count: int) -> list[int]:
 
 
 def stored_parts(tensor: Tensor, parts: Sequence[Part]) -> torch.Tensor:
-    """Returns parts of one size, dequantized together, as float64. Reads only their bytes."""
+    """Returns parts of one size, dequantized together, as float64; complex numbers as pairs.
+
+    Reads only their bytes.
+    """
     source, width = ReadSource(tensor.identity[0]), len(parts[0][1])
     cuts = [tensor.dtype.cut(source, tensor.position, tensor.shape, *part, tensor.order) for part in parts]
     fields = {name: torch.cat([cut[name] for cut in cuts]) for name in cuts[0]} if len(cuts) > 1 else cuts[0]
-    return tensor.dtype.decode(fields, width).double()
+    numbers = widened(tensor.dtype.decode(fields, width))
+    return (torch.view_as_real(numbers) if numbers.is_complex() else numbers).double()
 
 
 @one_thread()

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.chunks import index_of, row_chunks
+from glft_schema.tensor_types.small_floats import widened
 
 
 def max_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Returns max |found - expected|. Equal infinities, or two NaN, differ by 0."""
     if not found.numel():
         return 0.0
+    found, expected = widened(found), widened(expected)
     narrow = all(tensor.is_floating_point() and tensor.itemsize <= 4 for tensor in (found, expected))
     for dtype in (torch.float32, torch.float64)[not narrow :]:  # float64 holds every number except integers beyond 2^53
         one, other = found.to(dtype), expected.to(dtype)
@@ -90,7 +92,7 @@ class NumberErrors:
         Returns:
             The sums of the squared errors and of the squared references of each row.
         """
-        own, reference = numbers.double(), reference.double()
+        own, reference = widened(numbers).double(), widened(reference).double()
         error = own - reference
         if not math.isfinite(float(error.sum())):
             same = (own == reference) | (own.isnan() & reference.isnan())
