@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.tensor_types.engine.chunks import slices
@@ -46,7 +47,12 @@ def packed_linear(x: torch.Tensor, packed: torch.Tensor, type: str, rows: int, c
     Raises:
         RuntimeError: if x has another number of columns, or no floats.
     """
-    result: torch.Tensor = torch.ops.glft_schema.linear(x, packed, type, rows, columns)
+    operator, others = torch.ops.glft_schema.linear, (packed, type, rows, columns)
+    dual: Any = forward_ad
+    primal, tangent = dual.unpack_dual(x) if dual._current_level >= 0 else (x, None)
+    result: torch.Tensor = operator(primal, *others)
+    if tangent is not None:  # torch calls an operator of a library without it
+        result = dual.make_dual(result, operator(tangent, *others))
     return result
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from glft_schema import FormatError, OptionError, save_file
 from glft_schema import open as open_file
@@ -145,6 +146,28 @@ def test_the_backward_pass_keeps_bytes(kind: str) -> None:
 def test_gradient_of_a_gradient() -> None:
     layer, x = linear("q8_0", 24, 256), random_weights(3, 256).double().requires_grad_()
     assert torch.autograd.gradgradcheck(layer, (x,))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # of torch's own formulas
+def test_forward_mode_derivatives() -> None:
+    """Of inputs with and without a gradient, and through functions around the layer."""
+    layer, x, tangent = (
+        linear("q8_0", 24, 256, bias=True).double(),
+        random_weights(3, 256).double(),
+        random_weights(3, 256).double(),
+    )
+    dense = nn.Linear(256, 24).double()
+    dense.weight.data, dense.bias.data = layer.dequantize(torch.float64), layer.bias.data
+    for given in (x, x.clone().requires_grad_()):
+        with forward_ad.dual_level():
+            found, expected = (
+                forward_ad.unpack_dual(module(forward_ad.make_dual(given, tangent))) for module in (layer, dense)
+            )
+            torch.testing.assert_close(found.primal, expected.primal)
+            torch.testing.assert_close(found.tangent, expected.tangent)
+            assert forward_ad.unpack_dual(layer(given)).tangent is None
+    found, expected = (torch.func.jvp(lambda x: module(x).tanh(), (x,), (tangent,)) for module in (layer, dense))
+    torch.testing.assert_close(found, expected)
 
 
 def test_training_after_inference() -> None:
