@@ -19,6 +19,7 @@ from glft_schema.errors import FormatError, safe, shown
 from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
 
@@ -82,6 +83,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
         ],
         "byte_counts": byte_counts(file),
         "trailing_bytes": file.tensors.trailing,
+        **({"part_of": str(part[1])} if (part := whole_set(file)) else {}),
         **_importance_as_data(file),
     }
 
@@ -126,6 +128,8 @@ def in_lines(file: File) -> list[str]:
     about += [f"{name} {value}" for name, value in _header(file).items() if name != "magic"]
     if len(file.shards) > 1:
         about.append(f"{'' if _has_index(file) else 'the first of '}{len(file.shards)} files")
+    elif part := whole_set(file):
+        about.append(f"{part[0]} ({safe(part[1].name)} opens the whole model)")
     lines = [f"{safe(file.name)}: {', '.join(about)}"]
     if isinstance(file.metadata, TypedMetadata):
         entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]

@@ -162,6 +162,21 @@ def open_set(first: File, open_one: Callable[[Path], File]) -> File:
     return ShardedFile(tuple(shards))
 
 
+def whole_set(file: File) -> tuple[str, Path] | None:
+    """Returns what part of a set an open file is, in words, and the file that opens the set.
+
+    None if the file is a model of its own, or the whole set is open. Raises as `shard_info`.
+    """
+    if len(file.shards) > 1:
+        return None
+    if split := shard_info(file):
+        match = NAME.fullmatch(str(file.name))
+        first = shard_path(match["prefix"] if match else "NAME", 0, split.files, file.format.endings[0])
+        return f"file {split.number + 1} of {split.files}", first
+    index = index_of(file)
+    return ("one of the files of an index", index) if index else None
+
+
 def find_set(folder: Path) -> Path:
     """Returns the index in a folder, or its only weights file of a format with an index.
 

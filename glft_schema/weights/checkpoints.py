@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.errors import OptionError
+from glft_schema.errors import FormatError, OptionError, safe
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
+from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
@@ -60,7 +61,7 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
 
     Raises:
         OSError: if a file cannot be opened.
-        FormatError: if it is not a checkpoint.
+        FormatError: if it is not a checkpoint, or a file of a set and not the first one or the index.
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches nothing.
     """
@@ -84,6 +85,7 @@ def open_with_metadata(
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
             if the converter is missing, or the source is not a folder that it can convert.
+        FormatError: if it is a file of a set, and not the first one or the index.
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
@@ -91,8 +93,8 @@ def open_with_metadata(
     if converter.path is not None and (folder is None or target is not WITH_TYPES or like is not None):
         raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
     if like is not None:
-        return _open_like(open_entries(source), exclude, target, Donor.of(open_container(like)), folder)
-    checkpoint = _open_mapped(folder, converter) if target is WITH_TYPES and folder else open_entries(source)
+        return _open_like(_open_whole(source), exclude, target, Donor.of(open_container(like)), folder)
+    checkpoint = _open_mapped(folder, converter) if target is WITH_TYPES and folder else _open_whole(source)
     return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
 
 
@@ -125,6 +127,14 @@ def _open_like(
     tensors, family = donor.tensors_of(as_lazy(stored), folder)
     mapped = {name: of_lazy(tensor) for name, tensor in tensors.items()}
     return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
+
+
+def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
+    """Opens a checkpoint. Raises FormatError for a single file of a set."""
+    checkpoint = open_entries(source)
+    if isinstance(source, (str, os.PathLike)) and checkpoint.file and (part := whole_set(checkpoint.file)):
+        raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(source))
+    return checkpoint
 
 
 def open_entries(source: Weights) -> Checkpoint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from glft_schema.formats.safetensors import TYPES as SAFETENSORS_TYPES
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_with_metadata
 from tests.catalogue.gguf_cases import READ
+from tests.tools.command_line import in_this_process
 
 TENSORS = {
     "a.weight": torch.randn(4, 128),
@@ -283,3 +285,28 @@ def test_an_open_checkpoint_is_converted_without_what_is_excluded(source: Path, 
     checkpoint = open_with_metadata(source)
     written = convert(checkpoint, tmp_path / "out.gguf", exclude=["*.weight"])
     assert {tensor.name for tensor in written} == {"h", "norm", "s", "empty"}
+
+
+@pytest.mark.parametrize("ending", ["gguf", "safetensors"])
+def test_a_part_of_a_set_is_not_a_model(ending: str, tmp_path: Path) -> None:
+    """Every job that needs a whole model names the file that opens it."""
+    glft_schema.save_file({"a": torch.ones(2, 32), "b": torch.zeros(3)}, tmp_path / f"m.{ending}")
+    with glft_schema.open(tmp_path / f"m.{ending}") as file:
+        glft_schema.split(file, tmp_path / "m", max_tensors=1)
+    part, whole = {
+        "gguf": ("file 2 of 2", "m-00001-of-00002.gguf"),
+        "safetensors": ("one of the files of an index", "m.safetensors.index.json"),
+    }[ending]
+    problem = re.escape(f"expected a whole model, found {part}: open {whole}")
+    last = tmp_path / f"m-00002-of-00002.{ending}"
+    for work in (
+        lambda: convert(last, tmp_path / "out.gguf"),
+        lambda: glft_schema.quantize(last, tmp_path / "out.gguf", "Q8_0"),
+        lambda: glft_schema.open_checkpoint(last),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            work()
+    assert not (tmp_path / "out.gguf").exists()
+    assert f", {part} ({whole} opens the whole model)\n" in in_this_process("inspect", last).stdout
+    assert json.loads(in_this_process("inspect", last, "--json").stdout)["part_of"] == str(tmp_path / whole)
+    assert list(glft_schema.open_checkpoint(tmp_path / whole)) == ["a", "b"]
