@@ -33,6 +33,18 @@ IMPORTED = (  # by the warm-up, if installed: the first import of each takes a s
 )
 
 
+class Clock:
+    """Measures from its making on."""
+
+    def __init__(self) -> None:
+        self.start, self.processor = time.perf_counter(), processor_time()
+
+    def seconds(self) -> float:
+        """Returns the processor time, or the wall time if that is less: a child of another test may
+        have ended."""
+        return min(processor_time() - self.processor, time.perf_counter() - self.start)
+
+
 def processor_time() -> float:
     """Returns the seconds of this process and of its children that have ended."""
     seconds = sum(os.times()[:4])
@@ -89,20 +101,20 @@ class ProcessorTime:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
-        before, inner = processor_time(), self.in_fixtures
+        clock, inner = Clock(), self.in_fixtures
         try:
             found = yield
         finally:
-            seconds = processor_time() - before - (self.in_fixtures - inner)
+            seconds = clock.seconds() - (self.in_fixtures - inner)
             self.in_fixtures += seconds
         self.check(f"fixture {fixturedef.argname}", seconds)
         return found
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Generator[None, Any, None]:
-        before, in_fixtures = processor_time(), self.in_fixtures
+        clock, in_fixtures = Clock(), self.in_fixtures
         yield
-        self.check("test", processor_time() - before - (self.in_fixtures - in_fixtures))
+        self.check("test", clock.seconds() - (self.in_fixtures - in_fixtures))
 
     def check(self, what: str, seconds: float) -> None:
         """Lists what took long, and fails if the test has no mark that allows it."""
