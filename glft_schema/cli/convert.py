@@ -94,6 +94,9 @@ def convert(
     ] = None,
     converter: ConverterOption = None,
     trust_remote_code: TrustRemoteCode = False,
+    as_stored: Annotated[
+        bool, typer.Option("--as-stored", help="Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")
+    ] = False,
 ) -> None:
     """Converts weights to another format or type.
 
@@ -118,7 +121,9 @@ def convert(
         refuse_overwriting(out, source, like, imatrix)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(source, exclude or [], target, like, Converter(converter, trust_remote_code))
+            checkpoint = open_with_metadata(
+                source, exclude or [], target, like, Converter(converter, trust_remote_code), as_stored
+            )
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:

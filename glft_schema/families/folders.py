@@ -13,6 +13,7 @@ import numpy as np
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json, refusing
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import FAMILIES, Family
@@ -79,6 +80,7 @@ def open_folder(path: StrPath) -> Model:
         values = metadata_of(config, family.keys, family.arch)
         check_assumed(family, config, folder)
         file = open_container(folder)
+        refuse_composite(file.tensors, folder)
         names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
         tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
     check_vocabulary_size(tensors, config, folder)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.errors import FormatError, OptionError, safe
+from glft_schema.families.composite import refuse_composite
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
@@ -48,7 +49,7 @@ BY_FAMILY = Converter()
 Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open file, a state dict, or an open checkpoint
 
 
-def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, StoredTensor]:
+def open_checkpoint(path: StrPath, exclude: Iterable[str] = (), *, as_stored: bool = False) -> dict[str, StoredTensor]:
     """Opens a checkpoint: whatever `glft_schema.open` opens, or a torch file.
 
     A torch file is read with ``weights_only=True``, so it cannot run code. If its dict has the
@@ -58,14 +59,15 @@ def open_checkpoint(path: StrPath, exclude: Iterable[str] = ()) -> dict[str, Sto
     Args:
         path: the file or folder.
         exclude: names or fnmatch patterns of entries to omit, which need not be tensors.
+        as_stored: also open codes and scales of schemes such as GPTQ, as tensors beside each other.
 
     Raises:
         OSError: if a file cannot be opened.
-        FormatError: if it is not a checkpoint, or a file of a set and not the first one or the index.
+        FormatError: if it is not a whole checkpoint, or has codes and scales and not `as_stored`.
         TensorError: if an entry is not a tensor.
         SchemeError: if a pattern matches nothing.
     """
-    return dict(open_with_metadata(path, exclude).tensors)
+    return dict(open_with_metadata(path, exclude, as_stored=as_stored).tensors)
 
 
 def open_with_metadata(
@@ -74,6 +76,7 @@ def open_with_metadata(
     target: Format | None = None,
     like: StrPath | None = None,
     converter: Converter = BY_FAMILY,
+    as_stored: bool = False,
 ) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata, or uses an open one.
 
@@ -85,7 +88,8 @@ def open_with_metadata(
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
             if the converter is missing, or the source is not a folder that it can convert.
-        FormatError: if it is a file of a set, and not the first one or the index.
+        FormatError: if it is a file of a set, and not the first one or the index; unless
+            `as_stored`, if it has codes and scales, see `refuse_composite`.
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
@@ -95,7 +99,12 @@ def open_with_metadata(
     if like is not None:
         return _open_like(_open_whole(source), exclude, target, Donor.of(open_container(like)), folder)
     checkpoint = _open_mapped(folder, converter) if target is WITH_TYPES and folder else _open_whole(source)
-    return checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+    checkpoint = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
+    if not (
+        as_stored or isinstance(source, Checkpoint) or checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata)
+    ):
+        refuse_composite(checkpoint.tensors, source)
+    return checkpoint
 
 
 @contextmanager

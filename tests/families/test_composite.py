@@ -1,0 +1,111 @@
+"""Checkpoints of codes and scales are refused by name; plain weights are not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import glft_schema as glft
+from glft_schema import FormatError
+from tests.families.tiny_folders import make_folder
+from tests.tools.command_line import in_this_process
+
+F8, I32, U8 = torch.float8_e4m3fn, torch.int32, torch.uint8
+SCALE = torch.ones(2)
+TENSORS = {  # the tensors of a Linear by their names in each scheme
+    "GPTQ": {
+        "qweight": torch.ones(4, 8, dtype=I32),
+        "qzeros": torch.ones(1, 1, dtype=I32),
+        "scales": SCALE,
+        "g_idx": torch.ones(32, dtype=I32),
+    },
+    "GPTQ or AWQ": {"qweight": torch.ones(32, 1, dtype=I32), "qzeros": torch.ones(1, 1, dtype=I32), "scales": SCALE},
+    "FP8 in blocks": {"weight": torch.ones(4, 8).to(F8), "weight_scale_inv": SCALE},
+    "FP8 of ComfyUI": {"weight": torch.ones(4, 8).to(F8), "scale_weight": SCALE},
+    "NVFP4 of compressed-tensors": {
+        "weight_packed": torch.ones(4, 8, dtype=U8),
+        "weight_scale": SCALE.to(F8),
+        "weight_global_scale": SCALE,
+    },
+    "compressed-tensors": {
+        "weight_packed": torch.ones(4, 8, dtype=I32),
+        "weight_scale": SCALE,
+        "weight_shape": torch.tensor([4, 64]),
+    },
+    "NVFP4 of ModelOpt": {"weight": torch.ones(4, 8, dtype=U8), "weight_scale": SCALE.to(F8), "weight_scale_2": SCALE},
+    "compressed-tensors or ModelOpt": {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": SCALE},
+    "MXFP4 of gpt-oss": {
+        "experts.down_proj_blocks": torch.ones(1, 4, 1, 16, dtype=U8),
+        "experts.down_proj_scales": torch.ones(1, 4, 1, dtype=U8),
+    },
+    "MLX": {"weight": torch.ones(4, 8).to(torch.uint32), "scales": SCALE, "biases": -SCALE},
+    "bitsandbytes": {"weight": torch.ones(16, 1, dtype=U8), "weight.absmax": SCALE},
+    "torchao": {"_weight_qdata": torch.ones(4, 8, dtype=torch.int8), "_weight_scale": SCALE},
+    "HQQ": {"W_q": torch.ones(4, 8, dtype=U8), "scale": SCALE, "zero": -SCALE},
+    "EXL2": {"q_weight": torch.ones(4, 8, dtype=I32), "q_scale": torch.ones(1, 1, dtype=I32)},
+    "EXL3": {"trellis": torch.ones(4, 8, 16, dtype=torch.int16), "suh": SCALE},
+}
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    named = {f"layers.0.{name}": tensor for name, tensor in tensors.items()} | {"norm.weight": torch.ones(8)}
+    torch.save(named, path) if path.suffix == ".pt" else safetensors.torch.save_file(named, path)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+@pytest.mark.parametrize("scheme", TENSORS)
+def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) -> None:
+    path, out = write(tmp_path / f"model.{ending}", TENSORS[scheme]), tmp_path / "out.safetensors"
+    problem = rf"expected weights, found codes and scales of {re.escape(scheme)}, such as 'layers\.0\..*--as-stored"
+    for work in (
+        lambda: glft.convert(path, out),
+        lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0"),
+        lambda: glft.open_checkpoint(path),
+    ):
+        with pytest.raises(FormatError, match=problem):
+            work()
+    assert in_this_process("convert", path, out).returncode == 2
+    assert not out.exists()
+    assert in_this_process("convert", path, out, "--as-stored").returncode == 0
+    assert glft.open_checkpoint(out, as_stored=True).keys() == glft.open_checkpoint(path, as_stored=True).keys()
+
+
+def test_a_scheme_that_only_the_config_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "model.safetensors", {"weight_codes": torch.ones(4, 8, dtype=U8), "steps": SCALE})
+    assert len(glft.open_checkpoint(path)) == 3
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new\x1b"}}))
+    for source in (path, tmp_path):
+        with pytest.raises(FormatError, match=r"codes and scales of 'new\\x1b', such as 'layers\.0\.weight_codes'"):
+            glft.open_checkpoint(source)
+    (tmp_path / "config.json").write_text("[]")
+    assert len(glft.open_checkpoint(path)) == 3
+
+
+def test_plain_weights_are_not(tmp_path: Path) -> None:
+    tensors = {
+        "weight": torch.ones(4, 8).to(F8),
+        "scale": SCALE,
+        "qweight": torch.ones(4, 8),
+        "position_ids": torch.ones(3, dtype=I32),
+    }
+    path = write(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "config.json").write_text("{}")
+    assert len(glft.open_checkpoint(path)) == 5
+
+
+def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-llama")
+    state = safetensors.torch.load_file(folder / "model.safetensors")
+    state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"].to(F8)
+    state["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+    safetensors.torch.save_file(state, folder / "model.safetensors")
+    with pytest.raises(
+        FormatError, match=r"codes and scales of FP8 in blocks, such as 'model\.layers\.0\.mlp\.up_proj\.weight'"
+    ):
+        glft.convert(folder, tmp_path / "out.gguf")
