@@ -92,7 +92,8 @@ def command_line() -> str:
     command = [sys.executable, "-m", "typer", "glft_schema.cli", "utils", "docs", "--name", "glft"]
     env = {"COLUMNS": "100", "TERM": "dumb"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return done.stdout.replace("# `glft`", "## `glft`", 1).strip() + "\n"
+    text = done.stdout.replace("```console\n$ ", "```text\n")  # a synopsis is no program
+    return text.replace("# `glft`", "## `glft`", 1).strip() + "\n"
 
 
 def python() -> str:

@@ -21,7 +21,6 @@ def test_the_extra_has_the_versions_of_the_table() -> None:
     assert pinned == {client.package: client.version for client in CLIENTS if client.registry == "PyPI"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.client}: {fault.files}")
 def test_what_clients_get_wrong_is_read(tmp_path: Path, fault: Fault) -> None:
     path = tmp_path / "file.gguf"

