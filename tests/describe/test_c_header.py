@@ -88,7 +88,6 @@ def layout_of(struct: Any) -> tuple[int, dict[str, int]]:
     return at, offsets
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_the_header_compiles_without_a_warning(tmp_path: Path, name: str, compiler: str) -> None:

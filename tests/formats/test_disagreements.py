@@ -64,7 +64,7 @@ def assert_explained(stored: bytes, gguf_py: GgufPy | None) -> list[tuple[str, s
     return explained
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.fuzz
 def test_every_disagreement_about_random_files_is_explained(gguf_py: GgufPy, record_property: Any) -> None:
     rows: Counter[tuple[str, str]] = Counter()
@@ -91,7 +91,6 @@ def test_llama_cpp_reads_what_keeps_to_its_rules_and_nothing_else(stored: bytes)
     assert_explained(stored, None)
 
 
-@pytest.mark.slow
 def test_every_disagreement_about_the_searchs_files_is_explained(gguf_py: GgufPy) -> None:
     found = [assert_explained(stored, gguf_py) for stored in seeds() if stored.startswith(b"GGUF")]
     assert {reader for explained in found for reader, _ in explained} == {LLAMA_CPP, GGUF_PY}

@@ -95,7 +95,7 @@ def test_names_that_a_mapping_does_not_have_stay_the_same(path: Path) -> None:
     glft.load_into(net, path, names={"norm.weight": "renamed.weight", "norm.bias": "renamed.bias"})
     state = net.state_dict()
     assert all(torch.equal(state[name.replace("norm.", "renamed.")], value) for name, value in glft.load_file(path).items())
-    with pytest.raises(OptionError, match="the module lacks norm.bias"):
+    with pytest.raises(OptionError, match=r"the module lacks norm\.bias"):
         glft.load_into(expected, path, names={"norm.weight": "renamed.weight"})
 
 

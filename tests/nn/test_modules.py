@@ -166,7 +166,7 @@ def test_forward_mode_derivatives() -> None:
             torch.testing.assert_close(found.primal, expected.primal)
             torch.testing.assert_close(found.tangent, expected.tangent)
             assert forward_ad.unpack_dual(layer(given)).tangent is None
-    found, expected = (torch.func.jvp(lambda x: module(x).tanh(), (x,), (tangent,)) for module in (layer, dense))
+    found, expected = (torch.func.jvp(nn.Sequential(module, nn.Tanh()), (x,), (tangent,)) for module in (layer, dense))
     torch.testing.assert_close(found, expected)
 
 

@@ -63,14 +63,13 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> Iterator[T]:
     return (example for number in range(count) if (example := drawn(strategy, Random(number))) is not None)
 
 
-@pytest.mark.slow
 def test_aspects_follow_the_weights() -> None:
     found = Counter(examples(aspects(), 1000))
     assert set(found) == set(WEIGHTS)
     assert_weights(found, within=4)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
 def test_corruptions_follow_the_weights(format: str) -> None:
@@ -79,7 +78,6 @@ def test_corruptions_follow_the_weights(format: str) -> None:
     assert_weights(found, within=7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("aspect", WEIGHTS)
 def test_an_aspect_can_be_asked_for(aspect: str) -> None:
     @seed(1)
@@ -124,7 +122,21 @@ def test_spans_of_the_fields() -> None:
     assert set(spans_by_aspect(GGUF_FILE.bytes()[:30])) == {"header", "consistency"}
 
 
-@pytest.mark.slow
+@makes_examples_of_bytes
+@pytest.mark.parametrize("aspect", WEIGHTS)
+def test_damage_of_an_aspect(aspect: str) -> None:
+    """Of single changed bytes, most are in the aspect; others may be of a second change."""
+    stored, found = FILES["GGUF"], list[bool]()
+    spans = spans_by_aspect(stored)[aspect]
+    for case in examples(damaged(Case(stored, GIVEN), aspect), 40):
+        changed = [at for at, (old, new) in enumerate(zip(stored, case.stored, strict=False)) if old != new]
+        if len(case.stored) == len(stored) and len(changed) == 1:
+            found.append(any(start <= changed[0] < end for start, end in spans))
+    assert found
+    assert sum(found) > 0.8 * len(found)
+
+
+@pytest.mark.full
 @makes_examples_of_bytes
 @pytest.mark.parametrize("format", FILES)
 def test_damaged_bytes_follow_the_weights(format: str) -> None:

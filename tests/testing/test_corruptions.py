@@ -31,6 +31,7 @@ from tests.golden import golden
 from tests.oracles import glft_reference as reference
 from tests.oracles import llama_cpp
 from tests.oracles.gguf_reference import File, Info
+from tests.tools.depth import FULL
 
 TOO_LARGE = {"gguf-length"}  # 2^30 bytes or elements
 LIMITS = {"gguf-limit-alignment", "gguf-dims-fit-type"}  # llama.cpp's limits are wider
@@ -60,13 +61,13 @@ def as_it_says(made: Corruption) -> None:
         assert caught.value.offset == made.offset
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("format", "rule"), [(format, rule) for format in ("glft", "gguf") for rule in rule_ids(format)])
 def test_every_rule_can_be_broken_alone(format: str, rule: str) -> None:
-    """Exactly one finding, or the error, is about the rule."""
-    files, count = containers(format, rules=("spec", "ggml")), 0
+    """Exactly one finding, or the error, is about the rule. The corpus has more such files."""
+    given_file = st.just({"glft": golden("four_types"), "gguf": GGUF_FILE.bytes()}[format])
+    files, count = containers(format, rules=("spec", "ggml")) if FULL else given_file, 0
 
-    @A_FEW
+    @settings(A_FEW, max_examples=4 if FULL else 2)
     @given(files.flatmap(lambda stored: corruptions(stored, rule).map(lambda made: (stored, made))))
     def check(case: tuple[bytes, Corruption]) -> None:
         nonlocal count
@@ -94,7 +95,6 @@ def test_ids_are_those_of_the_declarations() -> None:
     } - {"glft-name", "glft-dims-fit-type"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("type_", [type_ for type_ in (*GLFT.types, *GGUF.types) if not type_.exact], ids=str)
 def test_every_type_has_a_corruption(type_: Any) -> None:
     format = "glft" if type_ in GLFT.types else "gguf"
@@ -114,15 +114,15 @@ KINDS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("format", ["glft", "gguf"])
 def test_every_field_can_be_broken(format: str) -> None:
     kinds: Counter[str] = Counter()
     rich = st.just(golden({"glft": "four_types", "gguf": "gguf_little"}[format]))  # every damage applies to it
+    files = st.one_of(containers(format), rich) if FULL else rich
     for damage in dict.fromkeys(damage for damages in DAMAGES.values() for damage in damages):
 
-        @settings(A_FEW, max_examples=25)
-        @given(st.one_of(containers(format), rich).flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
+        @settings(A_FEW, max_examples=25 if FULL else 10)
+        @given(files.flatmap(lambda stored, damage=damage: damage(Container.parse(stored))))
         def check(made: Corruption | None) -> None:
             if made is not None:
                 as_it_says(made)
@@ -134,8 +134,7 @@ def test_every_field_can_be_broken(format: str) -> None:
     assert {*KINDS[format], *expected} <= set(kinds)
 
 
-@pytest.mark.slow
-@settings(A_FEW, max_examples=150)
+@settings(A_FEW, max_examples=150 if FULL else 50)
 @given(corruptions(golden("four_types")))
 def test_cutting_off_names_the_field(made: Corruption) -> None:
     if made.error is TruncatedError and "cut off" in made.sentence:
@@ -152,7 +151,6 @@ BYTES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", BYTES)
 def test_bytes_of_the_header(rule: str) -> None:
     at, path, expected = BYTES[rule]
@@ -161,7 +159,6 @@ def test_bytes_of_the_header(rule: str) -> None:
     assert made.path == path
 
 
-@pytest.mark.slow
 def test_bytes_of_a_duplicate_name_and_an_overlap() -> None:
     stored = GGUF_FILE.bytes()
     made = find(corruptions(stored, "gguf-names-once"), lambda made: True)
@@ -169,17 +166,17 @@ def test_bytes_of_a_duplicate_name_and_an_overlap() -> None:
     names[1].offset = 32
     region = bytes(64)
     assert made.stored == File(GGUF_FILE.entries, names, region).bytes()
-    many = settings(max_examples=10_000)  # one of many kinds, so that a thousand examples may be without it
-    overlap = find(corruptions(golden("four_types")), lambda made: "inside" in made.sentence, settings=many)
+    many = settings(A_FEW, max_examples=10_000)  # one of many kinds, so that a thousand examples may be without it
+    overlaps = corruptions(golden("four_types"), aspect=None if FULL else "consistency")
+    overlap = find(overlaps, lambda made: "inside" in made.sentence, settings=many)
     assert overlap.path.split(" -> ")[0] == "descriptors"
 
 
-@pytest.mark.slow
 def test_a_file_that_breaks_rules_already() -> None:
     stored = File([(b"Key", 0, 1)], [Info(b"n" * 65, [1], 0, bytes(4))]).bytes()
     before = {(finding.rule, finding.path) for finding in check_rules(Container.parse(stored), "spec")}
     assert len(before) == 3
-    made = find(corruptions(stored, "gguf-bool"), lambda made: True)
+    made = find(corruptions(stored, "gguf-bool"), lambda made: True, settings=A_FEW)
     assert set(made.findings) == {*before, ("gguf-bool", "metadata -> 1 -> value")}
     assert made.problem() is None
 
@@ -191,16 +188,21 @@ EMPTY = reference.write(b"", [], b"")
 BAD_KEY = Container.build({"format": "GGUF", "metadata": {"Bad Key": 1}})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stored", "rule"), [(BIG, "gguf-little-endian"), (BAD_KEY, "gguf-architecture")], ids=["big", "key"])
 def test_a_rule_that_is_broken_already(stored: bytes, rule: str) -> None:
     assert rule in {finding.rule for finding in check_rules(Container.parse(stored), ("spec", "ggml"))}
-    with pytest.raises(Unsatisfiable):
-        find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
+    assert_impossible(stored, rule)
 
 
-@pytest.mark.slow
-@settings(A_FEW, max_examples=100)
+def assert_impossible(stored: bytes, rule: str) -> None:
+    """Asserts that no example breaks a rule."""
+    assert [drawn(corruptions(stored, rule), Random(number)) for number in range(8)] == [None] * 8
+    if FULL:
+        with pytest.raises(Unsatisfiable):
+            find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
+
+
+@settings(A_FEW, max_examples=100 if FULL else 25)
 @given(st.sampled_from([BIG, BAD_KEY, golden("four_types")]).flatmap(lambda s: corruptions(s).map(lambda made: (s, made))))
 def test_no_corruption_is_the_file_itself(case: tuple[bytes, Corruption]) -> None:
     stored, made = case
@@ -212,19 +214,16 @@ OPAQUE = File([], [Info(b"a", [1], 200), Info(b"b", [2], 200)], b"").bytes()  # 
 WIDE = File([], [Info(b"w", [0, 1 << 33], 0)]).bytes()  # dims out of the range of version 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "rule"), [(OPAQUE, "gguf-gaps"), (OPAQUE, "gguf-offset"), (WIDE, "gguf-version-2")], ids=["gap", "place", "wide"]
 )
 def test_impossible_corruptions_are_not_tried(stored: bytes, rule: str) -> None:
-    with pytest.raises(Unsatisfiable):
-        find(corruptions(stored, rule), lambda made: True, settings=A_FEW)
-
-    made = [drawn(corruptions(stored), Random(number)) for number in range(30)]
+    assert_impossible(stored, rule)
+    made = [drawn(corruptions(stored), Random(number)) for number in range(30 if FULL else 5)]
     assert {corruption.problem() for corruption in made if corruption is not None} == {None}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("stored", [GGUF_FILE.bytes(), golden("four_types"), BIG, EMPTY], ids=["gguf", "glft", "big", "empty"])
 def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
     kinds: Counter[object] = Counter()
@@ -241,10 +240,10 @@ def test_no_kind_is_drawn_far_more_often_than_others(stored: bytes) -> None:
     assert len(kinds) > 14
 
 
-@pytest.mark.slow
 def test_differences_are_reported() -> None:
     stored = GGUF_FILE.bytes()
-    made, found = (find(corruptions(stored, rule), lambda made: True) for rule in ("gguf-version", "gguf-bool"))
+    rules = ("gguf-version", "gguf-bool")
+    made, found = (find(corruptions(stored, rule), lambda made: True, settings=A_FEW) for rule in rules)
     for other, problem in (
         (replace(made, stored=stored), "expected FormatError of gguf-version at header -> version, found no error"),
         (replace(made, reported="gguf-magic"), "expected FormatError of gguf-magic"),
@@ -260,8 +259,7 @@ def test_differences_are_reported() -> None:
     )
 
 
-@pytest.mark.slow
-@settings(A_FEW, max_examples=60)
+@settings(A_FEW, max_examples=60 if FULL else 25)
 @given(containers("glft") | containers("gguf"))
 def test_a_draft_of_a_file_builds_it(stored: bytes) -> None:
     assert Draft.of(Container.parse(stored)).stored() == stored

@@ -20,6 +20,7 @@ from glft_schema.testing.strategies import Corruption, containers, corruptions, 
 from glft_schema.testing.strategies.broken_json import BrokenText, TextBreaker
 from glft_schema.testing.strategies.json_texts import with_json_row
 from tests.formats.test_safetensors import in_file, in_library
+from tests.tools.depth import FULL
 
 BOTH = ("spec", "rust")
 QUIET = settings(
@@ -34,7 +35,7 @@ def test_valid_files(rules: tuple[str, ...]) -> None:
     """Every byte has one stretch; the library reads what `rust` allows, and the same content."""
     seen: Counter[str] = Counter()
 
-    @settings(QUIET, max_examples=60)
+    @settings(QUIET, max_examples=60 if FULL else 30)
     @given(containers("safetensors", rules=rules))
     def check(stored: bytes) -> None:
         file = Container.parse(stored)
@@ -103,10 +104,9 @@ def test_every_broken_text(broken: BrokenText) -> None:
     assert in_library(stored) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", [SAFETENSORS, SMALL], ids=["format", "file"])
 def test_fuzzing_finds_nothing(source: Format | bytes) -> None:
-    fuzzed = fuzz(source, 300)
+    fuzzed = fuzz(source, 300 if FULL else 40)
     assert fuzzed.failure is None
     assert fuzzed.counts["damaged"]
     assert fuzzed.counts["corrupted"]

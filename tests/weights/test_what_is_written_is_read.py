@@ -28,7 +28,7 @@ from tests.oracles.peers import gguf
 from tests.tools.gguf_strategies import same
 from tests.tools.in_memory import IN_MEMORY
 
-EXAMPLES = settings(max_examples=settings.default.max_examples // 10)
+EXAMPLES = settings(max_examples=max(settings.default.max_examples // 10, 25))
 DOCUMENTED = (FormatError, TensorError, OptionError)
 pytestmark = pytest.mark.filterwarnings("ignore::glft_schema.QuantizationWarning", "ignore::glft_schema.TiedWarning")
 

@@ -1,0 +1,154 @@
+"""The features of files: those that a file has, and those that a corpus must have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+
+from glft_schema import Container, File, FormatError
+from glft_schema.codec import typed_values as tv
+from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.codec.typed_values import StoredValue
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import GGUF, VALUE_TYPES
+from glft_schema.formats.glft import GLFT
+from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.tensor_types.tensor_type import OpaqueType
+
+UNKNOWN = "tensor of an unknown type"
+VARIED = 8  # different bytes that a payload must have, if it is as long, to count for its type
+EVERYWHERE = {
+    *("no tensors", "no metadata", "metadata", "no dims", "more than 4 dims", "a tensor without numbers"),
+    *("payloads in another order", "a gap", "a gap that is not zero", "tied tensors", "trailing bytes"),
+    *("a number that is NaN", "a number that is infinite", "a name that is not ASCII"),
+}
+SCALES = {"a scale that is NaN", "a scale that is infinite"}
+ALIGNED = {"another alignment", "an alignment that is no power of two", "an alignment of another type than uint32"}
+PADDED = {"padding that is not zero", "no padding although it is due"}
+NOT_UTF8 = {"a key that is not UTF-8", "a name that is not UTF-8", "a text that is not UTF-8"}
+VALUES = {
+    "an empty array",
+    "an array in an array",
+    "arrays three deep",
+    "a bool of 0",
+    "a bool of 1",
+    "a bool of 2 or more",
+    "a name of 64 bytes",
+}
+REQUIRED = {
+    GLFT: EVERYWHERE | SCALES | {"a newline at the end"},
+    GGUF: EVERYWHERE | SCALES | ALIGNED | PADDED | NOT_UTF8 | VALUES | {UNKNOWN, "NaN as a value", "a key of segments"},
+    SAFETENSORS: EVERYWHERE | {"spaces before the data", "escapes", "spaces in the text"},
+}
+
+
+def required(format: Format) -> set[str]:
+    """Returns the features that the corpus of a format must have, by its declaration."""
+    found = REQUIRED[format] | {f"tensor {type_}" for type_ in format.types}
+    if format is GGUF:
+        found |= {f"array of {type_}" for type_ in VALUE_TYPES} | {f"value {type_}" for type_ in VALUE_TYPES}
+    for version, order in product(range(8), ("little", "big")):
+        try:
+            stored = Container.build({"format": format.name, "header": {"version": version, "byte_order": order}})
+        except FormatError:
+            continue
+        found |= {feature for feature in features(stored) if feature.startswith("version")}
+    return found
+
+
+def features(stored: bytes) -> set[str]:
+    """Returns the features of a file that is read."""
+    return set(_features(Container.parse(stored), stored))
+
+
+def _features(file: File, stored: bytes) -> Iterator[str]:
+    tensors = list(file.tensors.values())
+    if "version" in file.header:
+        yield " ".join(
+            ["version", str(file.header.version), *([file.header.byte_order] if "byte_order" in file.header else [])]
+        )
+    yield from ["no tensors"] * (not tensors)
+    yield "metadata" if file.metadata else "no metadata"
+    for tensor in tensors:
+        if len(set(tensor.raw)) >= min(VARIED, max(tensor.nbytes, 1)):
+            yield UNKNOWN if isinstance(tensor.dtype, OpaqueType) else f"tensor {tensor.dtype}"
+        yield from ["no dims"] * (not tensor.dims)
+        yield from ["more than 4 dims"] * (len(tensor.dims) > 4)
+        yield from ["a tensor without numbers"] * (0 in tensor.dims)
+        yield from ["a name of 64 bytes"] * (len(tensor.name.encode("utf-8", "surrogateescape")) == 64)
+        yield from _of_text("a name", tensor.name)
+        if tensor.dtype.bytes_only is None:
+            yield from _of_numbers("a number", tensor.dequantize())
+            if not tensor.dtype.exact:
+                for field in tensor.fields.values():
+                    yield from _of_numbers("a scale", field)
+    yield from _of_places(file)
+    yield from _of_metadata(file)
+    if file.format is SAFETENSORS:
+        text = stored[8 : file.tensors.start]
+        yield from ["spaces before the data"] * text.endswith(b" ")
+        yield from ["escapes"] * (b"\\" in text)
+        yield from ["spaces in the text"] * any(space in text.rstrip() for space in (b", ", b": ", b"\n", b"\t"))
+
+
+def _of_places(file: File) -> Iterator[str]:
+    stored = [tensor for tensor in file.tensors.values() if tensor.nbytes]
+    yield from ["tied tensors"] * (len({tensor.identity for tensor in stored}) < len(stored))
+    yield from ["payloads in another order"] * ([t.offset for t in stored] != sorted(t.offset for t in stored))
+    gaps = file.tensors.gaps[: len(file.tensors.gaps) - bool(file.tensors.trailing)]
+    yield from ["a gap"] * bool(gaps)
+    yield from ["a gap that is not zero"] * any(any(map(any, file.tensors.gap_pieces(gap))) for gap in gaps)
+    yield from ["trailing bytes"] * bool(file.tensors.trailing)
+    padding = file.regions.get("padding", b"")
+    yield from ["padding that is not zero"] * any(padding)
+    alignment = getattr(file, "alignment", 1)
+    is_short = (file.tensors.start - len(padding)) % alignment > 0 and not padding
+    yield from ["no padding although it is due"] * is_short
+    if file.format is GGUF:
+        yield from ["another alignment"] * (alignment != 32)
+        yield from ["an alignment that is no power of two"] * (alignment.bit_count() != 1)
+
+
+def _of_metadata(file: File) -> Iterator[str]:
+    yield from ["a newline at the end"] * bool(getattr(file.metadata, "trailing_newline", False))
+    if not isinstance(file.metadata, TypedMetadata):
+        return
+    for key in file.metadata:
+        value = file.metadata.stored(key)
+        yield from _of_text("a key", key)
+        yield from ["a key of segments"] * ("." in key)
+        yield from _of_value(value, 1)
+        if key == "general.alignment" and value.type.name != "uint32":
+            yield "an alignment of another type than uint32"
+
+
+def _of_value(value: StoredValue, depth: int) -> Iterator[str]:
+    yield f"value {value.type}"
+    if isinstance(value.value, tv.Array):
+        inner = value.value.type
+        yield f"array of {inner}"
+        yield from ["an empty array"] * (not value.value.values)
+        yield from ["arrays three deep"] * (depth == 3)
+        if inner.name == "array":
+            yield "an array in an array"
+            for element in value.value.values:
+                yield from _of_value(StoredValue(inner, element), depth + 1)
+    elif isinstance(value.value, str):
+        yield from _of_text("a text", value.value)
+    elif value.type.name == "bool":
+        yield ("a bool of 0", "a bool of 1", "a bool of 2 or more")[min(int(value.value), 2)]
+    elif value.value != value.value:
+        yield "NaN as a value"
+
+
+def _of_text(what: str, text: str) -> Iterator[str]:
+    yield from [f"{what} that is not UTF-8"] * any("\udc80" <= letter <= "\udcff" for letter in text)
+    yield from [f"{what} that is not ASCII"] * (not text.isascii())
+
+
+def _of_numbers(what: str, numbers: torch.Tensor) -> Iterator[str]:
+    if (numbers.is_floating_point() and numbers.dtype.itemsize > 1) or numbers.is_complex():
+        yield from [f"{what} that is NaN"] * bool(numbers.isnan().any())
+        yield from [f"{what} that is infinite"] * bool(numbers.isinf().any())

@@ -1,0 +1,219 @@
+"""Every reader, oracle and rule set over the corpus, which has each feature, rule and damage."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glft_schema import Container, FormatError
+from glft_schema.files.parsing import check_rules
+from glft_schema.formats.format import Format
+from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.testing.fuzzing import CORRUPTED, DAMAGED, VALID
+from glft_schema.testing.fuzzing import check as check_properties
+from glft_schema.testing.strategies.broken_fields import DAMAGES
+from glft_schema.testing.strategies.broken_rules import can_be_broken
+from glft_schema.testing.strategies.rule_locations import rule_locations
+from tests.codec.test_fast_rows import assert_files_agree
+from tests.corpus import FOLDER, FORMATS, PARTS, RENEW, Drawn, corpus, every, verdict_on
+from tests.corpus.__main__ import name_of
+from tests.corpus.features import features, required
+from tests.corpus.other_readers import our_numbers, rewritten
+from tests.describe.test_byte_map import check as check_byte_map
+from tests.describe.test_c_reader import lines
+from tests.describe.test_c_reader import reader as c_reader  # noqa: F401 - a fixture
+from tests.files.test_ways_to_read import READERS, verdict
+from tests.formats.test_disagreements import assert_explained
+from tests.formats.test_safetensors import in_file, in_library, is_explained
+from tests.fuzz.promises import check_promises, problem_of_map, problem_of_views
+from tests.oracles import llama_cpp
+from tests.oracles.readers import GgufPy
+from tests.testing.test_corruptions import LIMITS
+
+by_format = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
+by_part = pytest.mark.parametrize(
+    ("format", "part"), [pytest.param(*one, id=f"{one[0].name}-{one[1]}") for one in product(FORMATS, range(PARTS))]
+)
+
+
+def part_of(format: Format, part: int) -> tuple[Drawn, ...]:
+    return corpus(format.name)[part::PARTS]
+
+
+# Contents of the corpus
+
+
+@by_format
+def test_every_feature_of_the_declaration(format: Format) -> None:
+    found = {feature for drawn in corpus(format.name) for feature in drawn.entry.get("has", ())}
+    assert required(format) <= found, RENEW
+
+
+@by_format
+def test_every_rule_is_broken(format: Format) -> None:
+    expected = {location.check.id for location in rule_locations(format) if can_be_broken(location)}
+    assert expected <= {drawn.entry.get("rule") for drawn in corpus(format.name)}, RENEW
+
+
+def test_every_damage() -> None:
+    expected = {name_of(damage) for damages in DAMAGES.values() for damage in damages}
+    assert expected == {drawn.entry["damage"] for drawn in every() if "damage" in drawn.entry}, RENEW
+
+
+SENTENCES = {
+    "GLFT": {"a line has no key", "a line has no '='", "a line is not UTF-8", "a text is not UTF-8"},
+    "GGUF": {"an array claims more elements than there are"},
+    "safetensors": {"a value is not a text", "a value is of another kind", "an entry lacks a key"},
+}
+
+
+@by_format
+def test_every_kind_of_fault(format: Format) -> None:
+    drawn = corpus(format.name)
+    assert {one.case.kind for one in drawn} == {VALID, CORRUPTED, DAMAGED}
+    assert {one.entry["refused"][0] for one in drawn if not one.is_read} == {"FormatError", "TruncatedError", "LimitError"}
+    sentences = {one.entry["sentence"].partition(" at byte")[0] for one in drawn if "sentence" in one.entry}
+    assert SENTENCES[format.name] | {"cut off", "a payload begins inside of another one"} <= sentences, RENEW
+    assert {"a payload begins outside of the file", "there are too many sizes", "a type is not known"} <= sentences, RENEW
+    assert 200 <= len(drawn) <= 400
+
+
+def test_size() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.glob("*.*") if path.suffix != ".py") < 1 << 20
+
+
+# This package
+
+
+@by_part
+def test_the_verdict_is_the_expected_one(format: Format, part: int) -> None:
+    """The error or all findings, the features, the bytes, and the numbers of other decoders."""
+    for drawn in part_of(format, part):
+        assert verdict_on(drawn.stored) == drawn.verdict, drawn.id
+        if not drawn.is_read:
+            continue
+        file = Container.parse(drawn.stored)
+        assert sorted(features(drawn.stored)) == drawn.entry["has"], (drawn.id, RENEW)
+        assert rewritten(file, drawn.stored) in (None, drawn.stored), drawn.id
+        for tensor, expected in zip(file.tensors.values(), drawn.entry["numbers"], strict=True):
+            assert expected is None or expected == our_numbers(tensor.dequantize()), (drawn.id, tensor.name)
+
+
+@by_part
+def test_the_properties_of_fuzzing_hold(format: Format, part: int) -> None:
+    for drawn in part_of(format, part):
+        check_properties(drawn.case)
+
+
+@by_part
+def test_the_promises_of_the_search_hold(format: Format, part: int) -> None:
+    """Also all views, and metadata in text, in another version and in another byte order."""
+    for drawn in part_of(format, part):
+        if format is not SAFETENSORS:
+            check_promises(drawn.stored)
+            continue
+        file = Container.parse(drawn.stored) if drawn.is_read else None
+        assert problem_of_map(drawn.stored, file) is None, drawn.id
+        has_fields = file and not any(tensor.dtype.bytes_only for tensor in file.tensors.values())
+        assert problem_of_views(drawn.stored, file if has_fields else None) is None, drawn.id
+
+
+@by_part
+def test_slices_are_parts_of_the_whole(format: Format, part: int) -> None:
+    for drawn in part_of(format, part):
+        for tensor in Container.parse(drawn.stored).tensors.values() if drawn.is_read else ():
+            if tensor.dtype.bytes_only is None:
+                for index in (slice(1, None, 2), (..., slice(-3, None)), tuple(slice(size // 2) for size in tensor.shape)):
+                    if tensor.shape or index == ():
+                        expected = our_numbers(tensor.dequantize()[index])
+                        assert our_numbers(tensor[index]) == expected, (drawn.id, tensor.name, index)
+
+
+@by_part
+def test_the_byte_map_is_whole(format: Format, part: int) -> None:
+    for drawn in part_of(format, part):
+        if drawn.is_read:
+            check_byte_map(drawn.stored)
+
+
+@by_part
+def test_the_fast_path_of_rows_agrees(format: Format, part: int) -> None:
+    for drawn in part_of(format, part):
+        assert_files_agree(drawn.stored)
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[Any]:
+    """The results for the files in memory."""
+    return [verdict(partial(Container.parse, drawn.stored)) for drawn in every()]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_every_way_to_read(reader: str, verdicts: list[Any], tmp_path: Path) -> None:
+    """A fourth of the files in each way, so that each file is read in six ways."""
+    for drawn, expected in list(zip(every(), verdicts, strict=True))[list(READERS).index(reader) % 4 :: 4]:
+        assert verdict(partial(READERS[reader], drawn.stored, tmp_path)) == expected, drawn.id
+
+
+# Other readers
+
+
+@pytest.fixture(scope="module")
+def gguf_py() -> Iterator[GgufPy]:
+    pytest.importorskip("gguf")
+    with closing(GgufPy()) as reader:
+        yield reader
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_llama_cpp_and_gguf_py_agree_or_a_row_says_why(part: int, gguf_py: GgufPy) -> None:
+    for drawn in corpus("GGUF")[part::PARTS]:
+        assert_explained(drawn.stored, gguf_py)
+
+
+def test_the_safetensors_library_agrees() -> None:
+    verdicts = set()
+    for drawn in corpus("safetensors"):
+        theirs = in_library(drawn.stored)
+        if not drawn.is_read:
+            with pytest.raises(FormatError) as caught:
+                Container.parse(drawn.stored)
+            assert theirs is None or is_explained(caught.value), drawn.id
+            continue
+        file = Container.parse(drawn.stored)
+        follows = not any("rust" in finding.sets for finding in check_rules(file, "rust"))
+        assert (theirs is not None) == follows, drawn.id
+        assert theirs is None or in_file(file) == theirs, drawn.id
+        verdicts.add(follows)
+    assert verdicts == {True, False}
+
+
+def test_llama_cpp_refuses_what_breaks_a_rule_of_its_reader() -> None:
+    for drawn in corpus("GGUF"):
+        made = drawn.case.corruption
+        if made is not None and made.rule not in {None, *LIMITS} and (made.error or "ggml" in made.sets):
+            assert not llama_cpp.reads_gguf(drawn.stored), drawn.id
+        if "ggml" in drawn.case.rules:
+            assert llama_cpp.reads_gguf(drawn.stored), drawn.id
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
+def test_the_c_reader_agrees(c_reader: Path, tmp_path: Path) -> None:  # noqa: F811 - the fixture
+    """It prints no hashes of NaN, and may accept what it does not look at, such as metadata."""
+    path, printed = tmp_path / "file", 0
+    for drawn in corpus("GLFT"):
+        path.write_bytes(drawn.stored)
+        done = subprocess.run([c_reader, path], capture_output=True, check=False)
+        assert done.returncode in (0, 2), drawn.id
+        if drawn.is_read and not any("NaN" in feature for feature in drawn.entry["has"]):
+            printed += done.returncode == 0
+            assert (done.returncode, done.stdout) == (0, lines(Container.parse(drawn.stored)).encode()), drawn.id
+    assert printed > 50
