@@ -157,6 +157,7 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
     assert nested == s.List(Reference(("n",)), s.Ref("array"))
 
 
+@pytest.mark.long
 @formats
 def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
     schema = schema_of(format)

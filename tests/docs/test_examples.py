@@ -366,20 +366,6 @@ def packed_model_from_file_to_file(session: Session) -> None:
     assert found.argmax() == expected.argmax() != original.argmax()  # it has learned the first word
 
 
-@checks("scale.md: Quantizing and converting")
-def files_of_several_processes(session: Session) -> None:
-    source, saved = Path("model.gguf"), Path("saved.gguf")
-    assert saved.read_bytes() == source.read_bytes()
-    for recipe, out in (("Q4_K_M", "q4_k_m.gguf"), ("Q8_0", "q8_0.gguf"), ("Q5_0", "q5_0.gguf")):
-        glft_schema.quantize(source, "alone.gguf", recipe)
-        with glft_schema.open(out) as found, glft_schema.open("alone.gguf") as expected:
-            assert {name: t.raw for name, t in found.tensors.items()} == {name: t.raw for name, t in expected.tensors.items()}
-    glft_schema.convert(source, "alone.glft", schemes={"*": "q8_per_channel"})
-    assert Path("model.glft").read_bytes() == Path("alone.glft").read_bytes()
-    with LlamaModel(saved.resolve()) as oracle, glft_schema.open(source) as file:
-        assert oracle.logits([1, 2, 3]).shape == (file.tensors["token_embd.weight"].shape[0],)
-
-
 @checks("packed.md: diffusers")
 def packed_flux(session: Session) -> None:
     assert session.outputs[""] == "17 layers\n"
@@ -411,8 +397,7 @@ def test_story(request: pytest.FixtureRequest, story: Story, tmp_path: Path, mon
 
 def test_lists_are_about_stories() -> None:
     names = [story.name for story in STORIES]
-    assert len(set(names)) == len(names)
-    assert {*FULL, *LONG, *CHECKS} <= {*names}
+    assert [name for name in {*FULL, *LONG, *CHECKS} if names.count(name) != 1] == []
 
 
 def test_other_blocks_are_no_programs() -> None:

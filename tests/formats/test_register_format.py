@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -198,21 +197,6 @@ def test_values_without_a_type_of_the_table(tmp_path: Path) -> None:
         assert glft.open(tmp_path / "m.texts").metadata.type_of("n") == "int64"
         with pytest.raises(FormatError, match=r"found 'float32': write Typed\('0.5', 'string'\)"):
             save_file(STATE, tmp_path / "m.texts", {"k": 0.5})
-
-
-def test_the_pages_metadata_with_types(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2].joinpath("docs", "adding-a-format.md").read_text("utf-8")
-    (example,) = re.findall(r"^```py\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {**vars(construct), **vars(glft.codec), "this": this}
-    exec(compile(example, "adding-a-format.md", "exec"), names)
-    parts = ["header" / names["Header"], names["metadata"], "tensors" / Table(this.header.n_tensors, Row)]
-    parts += ["alignment" / Derived(8), "data" / TensorData("tensors")]
-    with registered(Format("toy2", (b"TOY!2",), LINES_TYPES, Struct(*parts), endings=(".toy2",))):
-        save_file(STATE, tmp_path / "m.toy2", {"layers": 3, "author": "me"}, alignment=64)
-        file = glft.open(tmp_path / "m.toy2")
-        assert dict(file.metadata) == {"layers": 3, "author": "me"}
-        assert file.header.n_kv == 2
-        assert [tensor.position % 64 for tensor in file.tensors.values()] == [0, 0]
 
 
 def test_metadata_for_a_format_without(tmp_path: Path) -> None:
