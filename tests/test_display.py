@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import glft_schema
 from glft_schema import Container
+from glft_schema.display import Listing
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info, write_set
@@ -169,3 +170,17 @@ def test_every_file_can_be_shown(stored: bytes) -> None:
     for tensor in file.tensors.values():
         Shown(tensor._repr_html_())
         assert tensor.nbytes == 0 or f"{tensor.nbytes:,}" in str(tensor)
+
+
+def test_html_of_a_table() -> None:
+    found = Listing("<t>", ("a", "n"), [("x&y", "1")], hidden=1000, right=1).html()
+    assert found.splitlines() == [
+        "<table>",
+        '<caption style="text-align:left">&lt;t&gt;</caption>',
+        '<thead><tr><th scope="col" style="text-align:left">a</th><th scope="col" style="text-align:right">n</th></tr></thead>',
+        "<tbody>",
+        '<tr><td style="text-align:left">x&amp;y</td><td style="text-align:right">1</td></tr>',
+        '<tr><td colspan="2" style="text-align:left">and 1,000 more</td></tr>',
+        "</tbody>",
+        "</table>",
+    ]

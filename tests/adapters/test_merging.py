@@ -219,6 +219,17 @@ FAULTS: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_settings_without_a_bias(tmp_path: Path) -> None:
+    """peft's own default, which older files leave out."""
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapted(path, tmp_path / "adapter", ["q_proj"])
+    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "expected.gguf")
+    file = tmp_path / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({name: value for name, value in json.loads(file.read_text()).items() if name != "bias"}))
+    glft.merge_lora(path, tmp_path / "adapter", tmp_path / "out.gguf")
+    assert (tmp_path / "out.gguf").read_bytes() == (tmp_path / "expected.gguf").read_bytes()
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_of_folders(fault: str, tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
