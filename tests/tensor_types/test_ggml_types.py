@@ -149,9 +149,17 @@ def test_blocks_may_begin_at_any_byte(type_: TensorType) -> None:
 
 # One for each kind of expression: halves, computed scales, offsets, a table, a grid, digits, E4M3.
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
+@pytest.mark.long  # the first one builds the code generator's header
 @pytest.mark.parametrize(
     "name",
-    ["Q5_1", "Q3_K", "Q4_K", "Q8_K", "IQ4_XS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4", "Q8_per_channel", "Q4_per_group_64"],
+    [
+        "Q3_K",
+        "Q4_per_group_64",
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in ("Q5_1", "Q4_K", "Q8_K", "IQ4_XS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4", "Q8_per_channel")
+        ),
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture) -> None:
