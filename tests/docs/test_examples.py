@@ -256,16 +256,8 @@ def format_and_type(session: Session) -> None:
     assert Path("weight.npy").stat().st_size == 4 * 128 + 128
     assert b"author=you" in Path("edited.toy").read_bytes()
     verbs = {command.split()[1] for command in outputs if command.startswith("glft ")}
-    of_others = {
-        "imatrix",
-        "kernels",
-        "lab",
-        "merge",
-        "merge-lora",
-        "plan",
-        "quantize",
-        "split",
-    }  # of GGUF, of the machine, of the lab
+    # of GGUF, of the machine, of the lab
+    of_others = {"imatrix", "kernels", "lab", "merge", "merge-lora", "plan", "quantize", "split"}
     assert verbs | of_others == set(COMMANDS)
 
 
@@ -383,8 +375,9 @@ def test_story(request: pytest.FixtureRequest, story: Story, tmp_path: Path, mon
             variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(downloaded(request, package, part).parent)}
     if story.has("npm install"):
         variables["NODE_PATH"] = str(installed(request) / "node_modules")
-    if apart := story.page.name in APART:
+    if story.has("pip install ."):
         pytest.importorskip("setuptools", minversion="70.1")
+    if apart := story.page.name in APART:
         for folder in (tmp_path, tmp_path / "site"):
             monkeypatch.syspath_prepend(folder)
     session = Session(apart, variables)

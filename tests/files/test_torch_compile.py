@@ -94,6 +94,7 @@ def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> N
     check(read, backend, [glft.open(write(tmp_path / f"{seed}", type_, seed)) for seed, type_ in enumerate(TYPES)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS[:1])  # reads never reach a code generator
 @pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
 def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from glft_schema.lab.minigpt import MiniGPT, MiniGPTConfig
 from glft_schema.lab.run import LabError, activations, broken_promises, run_lab
 from glft_schema.lab.training import corpus, held_back_loss, train
 
+pytestmark = pytest.mark.long  # by its fixtures
 CONFIG = MiniGPTConfig(layers=2)
 STEPS = 40
 

@@ -154,6 +154,7 @@ def test_types_without_a_formula(path: Path, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
+@pytest.mark.long
 def test_a_device_without_memory(tmp_path: Path) -> None:
     """The process may take 150 MB more; the second layer needs 256 MiB."""
     code = """

@@ -70,6 +70,7 @@ def importances() -> dict[str, np.ndarray]:
 
 
 # C makes the table of a grid once per process, in seconds: one test per table.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [

