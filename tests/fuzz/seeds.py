@@ -30,9 +30,9 @@ def seeds() -> Iterator[bytes]:
         yield reference.back_to_back(b"a=1\nb=2\n", [Row("w", dims, dtype, payload), Row("v", dims, dtype, payload)])
 
 
-def write_seeds(folder: Path) -> None:
-    """Writes the seeds into a folder as libFuzzer names a corpus: by a hash of the bytes."""
+def write_seeds(folder: Path, found: Iterator[bytes]) -> None:
+    """Writes seeds into a folder as libFuzzer names a corpus: by a hash of the bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for stored in seeds():
+    for stored in found:
         if len(stored) <= LONGEST:
             (folder / sha256(stored).hexdigest()[:40]).write_bytes(stored)

@@ -1,14 +1,15 @@
 """A coverage-guided search by libFuzzer for files that break a promise.
 
-    python -m tests.fuzz.target work                # until a failure or Ctrl-C; libFuzzer's options
-    python -m tests.fuzz.target crash-da39a3ee5e6b  # that file again
+    python -m tests.fuzz.target work                      # until a failure or Ctrl-C; libFuzzer's options
+    python -m tests.fuzz.target crash-da39a3ee5e6b        # that file again
+    python -m tests.fuzz.target --kind torch_files work   # another of `KINDS`
 
 It needs atheris; docs/fuzzing.md has more commands. The folder `work` gets the seeds, and each file
-that reaches new code. The promises are those of `tests.fuzz.promises`. A failure raises an
-exception, and libFuzzer writes the file as ``crash-SHA1``. A file that takes more than `SECONDS`,
-or more memory than `MEGABYTES`, is written as ``timeout-SHA1`` or ``oom-SHA1``. libFuzzer's
-mutations are mixed with those of `tests.fuzz.mutator`. The package and construct are instrumented;
-the mutator's strategies are not.
+that reaches new code. The promises are those of `tests.fuzz.promises`, or of the kind's module. A
+failure raises an exception, and libFuzzer writes the file as ``crash-SHA1``. A file that takes more
+than `SECONDS`, or more memory than `MEGABYTES`, is written as ``timeout-SHA1`` or ``oom-SHA1``. For
+containers, libFuzzer's mutations are mixed with those of `tests.fuzz.mutator`. The package and
+construct are instrumented; the mutator's strategies are not.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ with atheris.instrument_imports(include=["glft_schema", "construct"]):
 
 import torch
 
+from tests.fuzz.kinds import CONTAINERS, kind_of
 from tests.fuzz.mutator import mutated
-from tests.fuzz.promises import check_promises
 from tests.fuzz.seeds import LONGEST, write_seeds
 
 SECONDS = 20
@@ -62,12 +63,15 @@ def mutate(stored: bytes, longest: int, seed: int) -> bytes:
 def main(arguments: list[str]) -> None:
     """Runs libFuzzer; the first folder is created with the seeds if it is missing."""
     torch.set_num_threads(1)
+    kind, *arguments = arguments[1:] if arguments[:1] == ["--kind"] else [CONTAINERS, *arguments]
+    seeds, check_promises = kind_of(kind)
     folders = [Path(argument) for argument in arguments if not argument.startswith("-")]
     if folders and not folders[0].exists() and "-merge=1" not in arguments:
-        write_seeds(folders[0])
+        write_seeds(folders[0], seeds)
     limits = [f"-max_len={LONGEST}", f"-timeout={SECONDS}", f"-rss_limit_mb={MEGABYTES}"]
-    program = f"{quote(sys.executable)} -m tests.fuzz.target"  # merging runs it in a shell
-    atheris.Setup([program, *limits, *arguments], check_promises, custom_mutator=mutate)
+    program = f"{quote(sys.executable)} -m tests.fuzz.target --kind {kind}"  # merging runs it in a shell
+    own = {"custom_mutator": mutate} if kind == CONTAINERS else {}
+    atheris.Setup([program, *limits, *arguments], check_promises, **own)
     atheris.Fuzz()
 
 

@@ -71,7 +71,7 @@ def test_mutations_break_one_thing() -> None:
 
 
 def test_seeds_are_written_by_their_hashes(tmp_path: Path) -> None:
-    write_seeds(tmp_path / "new" / "folder")
+    write_seeds(tmp_path / "new" / "folder", seeds())
     written = {path.read_bytes() for path in (tmp_path / "new" / "folder").iterdir()}
     assert written == {stored for stored in seeds() if len(stored) <= LONGEST}
     assert len(written) > 70
