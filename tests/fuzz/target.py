@@ -1,6 +1,6 @@
 """A coverage-guided search by libFuzzer for files that break a promise.
 
-    python -m tests.fuzz.target work                      # until a failure or Ctrl-C; libFuzzer's options
+    python -m tests.fuzz.target work                      # until a failure or Ctrl-C
     python -m tests.fuzz.target crash-da39a3ee5e6b        # that file again
     python -m tests.fuzz.target --kind torch_files work   # another of `KINDS`
 
