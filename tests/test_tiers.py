@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
 from tests.tools import processor_time
-processor_time.LIMIT, processor_time.LISTED = 0.2, 0.1
+processor_time.LIMIT, processor_time.LISTED = 0.1, 0.05
 processor_time.warm_up = lambda: None
 
 def pytest_configure(config):
@@ -29,22 +29,22 @@ def work(seconds):
     while time.process_time() - start < seconds:
         pass
 
-BUSY = "import time\\nwhile time.process_time() < 1: pass"
+BUSY = "import time\\nwhile time.process_time() < 0.5: pass"
 
 @pytest.fixture
-def quick(): work(0.15)
+def quick(): work(0.07)
 
 @pytest.fixture(scope="module")
-def slow(): work(1)
+def slow(): work(0.5)
 
-def test_waits(): time.sleep(1)
-def test_works(): work(1)
+def test_waits(): time.sleep(0.5)
+def test_works(): work(0.5)
 def test_works_in_a_child(): subprocess.run([sys.executable, "-c", BUSY])
-def test_fixtures_are_counted_alone(quick): work(0.15)
+def test_fixtures_are_counted_alone(quick): work(0.07)
 def test_of_a_slow_fixture(slow): pass
 def test_after_it(slow): pass
 @pytest.mark.long
-def test_whole_job(): work(1)
+def test_whole_job(): work(0.5)
 """
 
 
@@ -68,11 +68,11 @@ def test_tests_and_fixtures_above_the_limit_fail(tmp_path: Path) -> None:
         ("ERROR", "test_of_a_slow_fixture"),
     }
     assert re.search(
-        r"the test took [12]\.\d s of processor time, and the limit of the default tier is \d\.\d s: make it smaller, or mark "
+        r"the test took [01]\.\d s of processor time, and the limit of the default tier is \d\.\d s: make it smaller, or mark "
         r"the test `full` \(only with --full\) or, for a user's whole job, `long`",
         out,
     )
-    assert re.search(r"the fixture slow took [12]\.\d s", out)
+    assert re.search(r"the fixture slow took [01]\.\d s", out)
     listed = re.findall(r"^ +\d\.\d s  test_some.py::(\w+)(?:  \((.*)\))?$", out, re.MULTILINE)
     assert {("test_whole_job", ""), ("test_of_a_slow_fixture", "fixture slow")} <= {*listed}
     assert not {"test_waits", "test_after_it"} & {name for name, _ in listed}
@@ -93,9 +93,9 @@ def test_three(): pass
     [
         (["."], 1, 2),
         ([".", "--full"], 2, 1),
-        ([".", "-m", "full"], 1, 2),
-        ([".", "-m", "kernels"], 1, 2),
-        (["test_some.py::test_two"], 1, 0),
+        pytest.param([".", "-m", "full"], 1, 2, marks=pytest.mark.full),
+        pytest.param([".", "-m", "kernels"], 1, 2, marks=pytest.mark.full),
+        pytest.param(["test_some.py::test_two"], 1, 0, marks=pytest.mark.full),
     ],
 )
 def test_what_is_selected(options: list[str], passed: int, deselected: int, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.distributed import models, tensors
 from tests.distributed.test_loading import MESHES, TYPES
 from tests.families.tiny_folders import make_folder
 from tests.oracles.llama_model import LlamaModel
-from tests.tools.depth import FULL
+from tests.tools.depth import FULL, some_by_default
 from tests.tools.launch import left_in
 from tests.tools.ranks import RankError, run
 
@@ -31,7 +31,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", some_by_default(list(OPTIONS), 2))
 def test_any_mesh_writes_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
     ending, options = OPTIONS[name]
     alone, out = tmp_path / f"alone.{ending}", tmp_path / f"out.{ending}"

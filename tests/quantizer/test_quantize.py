@@ -17,6 +17,7 @@ from glft_schema.quantizer.recipes import RECIPES, recipe_named
 from tests.oracles import llama_quantize
 from tests.quantizer import models
 from tests.quantizer.both import REFUSED, compare, importances
+from tests.tools.depth import some_by_default
 
 pytestmark = pytest.mark.network
 NO_FALLBACK = "q1_0"  # llama.cpp refuses rows that its blocks do not divide; here they become F16
@@ -79,7 +80,7 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [  # llama.cpp's, ours
 
 
 @pytest.mark.parametrize("number", range(len(OPTIONS)))
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", some_by_default([True, False], 2))
 def test_options(folder: Path, tmp_path: Path, number: int, tied: bool) -> None:
     theirs, ours = OPTIONS[number]
     weights = models.tensors(9, 0, tied=tied, fused=False, width=256, down=64)

@@ -30,7 +30,7 @@ from glft_schema.tensor_types.grids import VALUES, grid
 from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
-from tests.tools.depth import FULL, some
+from tests.tools.depth import FULL, some, some_by_default
 
 BLOCKS = 4000
 BLOCK_TYPES = [type_ for type_ in GGML_TYPES if type_.block]
@@ -150,15 +150,21 @@ def test_blocks_may_begin_at_any_byte(type_: TensorType) -> None:
 # One for each kind of expression: halves, computed scales, offsets, a table, a grid, digits, E4M3.
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
 @pytest.mark.long  # the first one builds the code generator's header
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name",
     [
         "Q3_K",
+        "Q5_1",
+        "Q4_K",
+        "Q8_K",
+        "IQ4_XS",
+        "IQ1_M",
+        "IQ3_S",
+        "TQ1_0",
+        "NVFP4",
         "Q4_per_group_64",
-        *(
-            pytest.param(name, marks=pytest.mark.full)
-            for name in ("Q5_1", "Q4_K", "Q8_K", "IQ4_XS", "IQ1_M", "IQ3_S", "TQ1_0", "NVFP4", "Q8_per_channel")
-        ),
+        "Q8_per_channel",
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -179,7 +185,7 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
     assert [message.partition(" for {'")[0] for message in caplog.messages] == ["compiled a formula"]
 
 
-@by_type
+@pytest.mark.parametrize("type_", some_by_default(BLOCK_TYPES, 4), ids=str)
 def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one graph, which is run without a code generator here."""
     graphs = []

@@ -21,6 +21,7 @@ from tests.golden import golden
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import ARRAY, STRING, File, Info
 from tests.oracles.peers import makes_examples_of_bytes
+from tests.tools.depth import FULL
 
 T = TypeVar("T")
 SEEDED = settings(database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
@@ -63,6 +64,7 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> Iterator[T]:
     return (example for number in range(count) if (example := drawn(strategy, Random(number))) is not None)
 
 
+@pytest.mark.full
 def test_aspects_follow_the_weights() -> None:
     found = Counter(examples(aspects(), 1000))
     assert set(found) == set(WEIGHTS)
@@ -81,7 +83,7 @@ def test_corruptions_follow_the_weights(format: str) -> None:
 @pytest.mark.parametrize("aspect", WEIGHTS)
 def test_an_aspect_can_be_asked_for(aspect: str) -> None:
     @seed(1)
-    @settings(SEEDED, max_examples=20)
+    @settings(SEEDED, max_examples=20 if FULL else 8)
     @given(corruptions(GGUF_FILE.bytes(), aspect=aspect))
     def draw(made: Corruption) -> None:
         assert aspect_of(made) == aspect

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import pytest
 from hypothesis import settings
 
 FULL = settings.default.max_examples >= 300  # examples of a property in the full tier
@@ -13,3 +15,8 @@ T = TypeVar("T")
 def some(rows: T, step: int = 8) -> T:
     """Returns all rows of an array with ``--full``, and one of `step` by default."""
     return rows if FULL else rows[::step]  # type: ignore[index]
+
+
+def some_by_default(parameters: Sequence[Any], step: int) -> list[Any]:
+    """Returns parameters of a test: all with ``--full``, and one of `step` by default."""
+    return [each if not number % step else pytest.param(each, marks=pytest.mark.full) for number, each in enumerate(parameters)]
