@@ -149,7 +149,6 @@ def test_blocks_may_begin_at_any_byte(type_: TensorType) -> None:
 
 # One for each kind of expression: halves, computed scales, offsets, a table, a grid, digits, E4M3.
 @pytest.mark.skipif(not shutil.which("g++"), reason="there is no C++ compiler")
-@pytest.mark.long  # the first one builds the code generator's header
 @pytest.mark.full
 @pytest.mark.parametrize(
     "name",
