@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from glft_schema.adapters.patterns import Patterns
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, shown
 from glft_schema.families.config import Config, config_of, read_json, refusing
@@ -31,6 +32,7 @@ IN_PEFT = re.compile(r"(?P<name>.+)\.lora_(?P<embedding>embedding_)?(?P<side>[AB
 IN_GGUF = re.compile(r"(?P<name>.+)\.lora_(?P<side>[ab])")
 COPIED = ".base_layer.weight"  # peft saves the embedding that it adapts, unchanged
 EMBEDDING = "token_embd.weight"
+ALPHA = "adapter.lora.alpha"
 OTHER_METHODS = {  # settings of adapters that are more than A and B
     "use_dora": "DoRA",
     "use_qalora": "QALoRA",
@@ -87,7 +89,7 @@ def read_updates(adapter: StrPath, base: File) -> dict[str, Update]:
 
 def _of_gguf(file: File) -> Iterator[tuple[str, Update]]:
     """Yields the updates of an adapter of llama.cpp, which fits its base."""
-    alpha = float(file.metadata.get("adapter.lora.alpha", 0))
+    alpha = _finite(file.metadata.get(ALPHA, 0), f"metadata -> {ALPHA}", file.name)
     for name, (a, b) in _pairs({name: of_file(tensor) for name, tensor in file.tensors.items()}, IN_GGUF):
         yield name, Update(b, a, alpha / len(a) if alpha else 1.0)  # llama.cpp takes 0 as no scaling
 
@@ -99,6 +101,7 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
     family = family_in_gguf(base.metadata)
     config = config_of(base.metadata, family.keys, family.arch)
     names, updates = Names(family, config, len(base.tensors)), dict[str, Update]()
+    alphas = Patterns.of(settings, "alpha_pattern", str(folder / CONFIG))
     for stored, (a, b) in _pairs(as_lazy(open_checkpoint(weights)), IN_PEFT):
         layer = stored.removeprefix(PREFIX)
         row, numbers, suffix = names.row_of(layer.removeprefix(family.prefix) + ".weight")
@@ -108,7 +111,9 @@ def _of_peft(folder: Path, base: File) -> dict[str, Update]:
         if isinstance(row.operation, PermuteRows):
             (permuted,) = applied(partial(row.operation.to_gguf, config=config), [of_values(b)], stored)
             b = permuted.load()
-        updates[name] = Update(b, a, _scale(settings, layer, a.shape[0], folder))
+        if name in updates:
+            raise TensorError(f"expected one adapter of {name}, found two", stored)
+        updates[name] = Update(b, a, _scale(settings, alphas.find(layer, settings.get("lora_alpha")), len(a), folder))
     return updates
 
 
@@ -136,14 +141,16 @@ def read_settings(folder: Path) -> tuple[Config, Path]:
     return read_json(folder / CONFIG), weights
 
 
-def _scale(settings: Config, layer: str, rank: int, folder: Path) -> float:
-    """Returns the factor of a layer's product, by the patterns that peft matches."""
-    patterns = settings.get("alpha_pattern") or {}
-    matching = (value for pattern, value in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", layer))
-    alpha = next(matching, settings.get("lora_alpha"))
-    if not isinstance(alpha, (int, float)):
-        raise FormatError(f"expected a number, found {shown(alpha)}", "lora_alpha", file=str(folder / CONFIG))
-    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+def _scale(settings: Config, alpha: object, rank: int, folder: Path) -> float:
+    """Returns the factor of a layer's product."""
+    return _finite(alpha, "lora_alpha", str(folder / CONFIG)) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def _finite(value: object, path: str, file: str) -> float:
+    """Returns a number. Raises FormatError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise FormatError(f"expected a finite number, found {shown(value)}", path, file=file)
+    return value
 
 
 def _pairs(
@@ -165,11 +172,16 @@ def _pairs(
             side, values = ("B", values) if side == "A" else ("A", values.T)
         elif match.groupdict().get("embedding"):  # [rank, rows] and [columns, rank]
             side, values = {"A": "B", "B": "A"}[side], values.T
-        found.setdefault(match["name"], {})[side] = name, values
+        sides = found.setdefault(match["name"], {})
+        if side in sides:
+            raise TensorError(f"expected one tensor {side} of this layer, found also {shown(sides[side][0])}", name)
+        sides[side] = name, values
     for name, sides in found.items():
         if len(sides) < 2:
             raise TensorError("expected both A and B of LoRA, found one", next(iter(sides.values()))[0])
         a, b = sides["A"][1], sides["B"][1]
+        if not len(a):
+            raise TensorError("expected a rank of at least 1, found 0", sides["A"][0])
         if len(a) != b.shape[1]:
             raise TensorError(f"expected {len(a)} columns, the rank of A, found {b.shape[1]}", sides["B"][0])
         yield name, (a, b)

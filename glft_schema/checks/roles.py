@@ -131,7 +131,7 @@ ROLES = {role.name: role for role in (
         Key("controlvector.model_hint",  "string", loads_without=True),
         Key("controlvector.layer_count", "int32 uint32", required=False)),
         "common/common.cpp, tools/cvector-generator",
-        tensors=r"direction\.0*[1-9][0-9]*", tensors_text="direction.N with a layer N of at least 1", problem=_direction),
+        tensors=r"direction\.0*[1-9][0-9]{0,8}", tensors_text="direction.N with a layer N of at least 1", problem=_direction),
     Role("mmproj", "multimodal projectors", ("general.type", "mmproj"), (
         Key("general.type",                                 "string", "mmproj"),
         Key(VISION,                                         "bool", required=False),
@@ -307,7 +307,7 @@ def _vector_misfits(adapter: File, base: File) -> Iterator[tuple[str, str]]:
                 rows.tensor(tensor.name, "dims"),
                 f"expected the base's embedding length, {shown(size)}, found {list(tensor.dims)}",
             )
-        layer = int(tensor.name.partition(".")[2])
+        layer = int(tensor.name.partition(".")[2].lstrip("0"))
         if not isinstance(layers, int) or layer >= layers:
             problem = f"expected a layer below the base's number of layers, {shown(layers)}, found {layer}"
             yield rows.tensor(tensor.name, "name"), problem

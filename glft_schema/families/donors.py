@@ -47,7 +47,7 @@ from glft_schema.tensors.tensor import Tensor
 DROPPED = {pattern for family in FAMILIES for pattern in family.dropped}  # tensors that GGUF does not have
 PREFIXES = {family.arch: family.prefix for family in FAMILIES}  # of tensors' names in some checkpoints
 COMPUTED = (LLAMA3_TENSOR, LONG, SHORT)  # that a checkpoint does not have
-EXPERT = re.compile(r"(?<=\.experts)\.(\d+)(?=\.)")
+EXPERT = re.compile(r"(?<=\.experts)\.([0-9]{1,9})(?=\.)")
 OUTPUT = "output.weight"
 HEAD_COUNT = "attention.head_count"
 HEADS = {"attn_q": HEAD_COUNT, "attn_k": "attention.head_count_kv"}
@@ -131,7 +131,7 @@ class Donor:
     def _count(self, key: str) -> int | None:
         """Returns the number under a key of the architecture, or None."""
         value = self.metadata.get(f"{self.arch}.{key}")
-        return value if isinstance(value, int) else None
+        return value if type(value) is int else None
 
     @property
     def _name(self) -> str:

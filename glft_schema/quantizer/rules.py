@@ -17,7 +17,7 @@ from typing import Any
 
 from glft_schema.errors import SchemeError, shown
 
-BLOCK = re.compile(r"blk\.(\d+)")  # at the beginning of the name of a layer's tensor
+BLOCK = re.compile(r"blk\.([0-9]{1,9})")  # at the beginning of the name of a layer's tensor
 
 
 class Role(Enum):
@@ -97,7 +97,7 @@ class Model:
             """Returns an integer, of an array its first."""
             value = metadata.get(f"{architecture}.{key}", default)
             value = value[0] if isinstance(value, list) and value else value
-            if not isinstance(value, int):
+            if type(value) is not int:
                 raise SchemeError(f"expected an integer at the key {architecture}.{key}, found {shown(value)}")
             return value
 

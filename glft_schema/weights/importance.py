@@ -257,7 +257,7 @@ def _of_old_file(source: Source, chunk_size: int) -> ImportanceMatrix:
 
 
 def _integer(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else 0
+    return value if type(value) is int and value >= 0 else 0
 
 
 def _added(one: ColumnSums, other: ColumnSums, name: str) -> ColumnSums:

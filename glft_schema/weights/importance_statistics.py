@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from glft_schema.lazy import torch
 
 INACTIVE = 1e-5  # mean squares up to this do not count as active
-LAYER = re.compile(r"blk\.(\d+)\.")
+LAYER = re.compile(r"blk\.([0-9]{1,9})\.")
 
 
 class ColumnStatistics(NamedTuple):

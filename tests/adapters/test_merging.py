@@ -74,6 +74,7 @@ def test_equals_peft(name: str, tmp_path: Path) -> None:
     [
         {"use_rslora": True},
         {"rank_pattern": {"k_proj": 2}, "alpha_pattern": {"layers.1.self_attn.q_proj": 64, "k_proj": 5}},
+        {"alpha_pattern": {r"^model\.layers\.[1-9]+\.(self_attn|mlp)\.q_proj$": 64, "(?:.*k)_p.{1,3}j": 5}},
         {"lora_alpha": 1, "layers_to_transform": [1]},
     ],
     ids=str,
@@ -194,9 +195,39 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "experts": (lambda f: settings(f, target_parameters=["experts.down_proj"]), "found target_parameters"),
     "bias": (lambda f: settings(f, bias="all"), "bias: expected 'none', found 'all'"),
     "ia3": (lambda f: settings(f, peft_type="IA3"), "peft_type: expected 'LORA', found 'IA3'"),
-    "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a number, found None"),
+    "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a finite number, found None"),
+    "bool": (lambda f: settings(f, lora_alpha=True), "lora_alpha: expected a finite number, found True"),
+    "infinite": (lambda f: settings(f, alpha_pattern={"q_proj": float("inf")}), "expected a finite number, found inf"),
     "patterns": (lambda f: settings(f, alpha_pattern=[1]), "expected valid settings of an adapter, found AttributeError"),
-    "pattern": (lambda f: settings(f, alpha_pattern={"(": 1}), "expected valid settings of an adapter, found"),
+    "pattern": (
+        lambda f: settings(f, alpha_pattern={"(": 1}),
+        "alpha_pattern: expected a pattern of letters, classes, groups, |, repetitions, ^ and $, found '('",
+    ),
+    "many patterns": (
+        lambda f: settings(f, alpha_pattern={f"(q|{i}){{2000}}": 1 for i in range(9)}),
+        "alpha_pattern: expected patterns of at most 10,000 instructions, found more",
+    ),
+    "two A": (
+        lambda f: tensors(f, {f"{LAYER}.k_proj.lora_A": torch.ones(4, 64), f"{LAYER}.k_proj.lora_A.weight": torch.ones(4, 64)}),
+        f"'{LAYER}.k_proj.lora_A.weight': expected one tensor A of this layer, found also '{LAYER}.k_proj.lora_A'",
+    ),
+    "two names": (
+        lambda f: tensors(
+            f,
+            {
+                f"{prefix}.q_proj.lora_{side}.weight": torch.ones(64 if side == "B" else 4, 4 if side == "B" else 64)
+                for prefix in (LAYER, LAYER.removeprefix("base_model.model."))
+                for side in "AB"
+            },
+        ),
+        "expected one adapter of blk.0.attn_q.weight, found two",
+    ),
+    "no rank": (
+        lambda f: tensors(
+            f, {f"{LAYER}.q_proj.lora_A.weight": torch.ones(0, 64), f"{LAYER}.q_proj.lora_B.weight": torch.ones(64, 0)}
+        ),
+        f"'{LAYER}.q_proj.lora_A.weight': expected a rank of at least 1, found 0",
+    ),
     "no B": (lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B": None}), "expected both A and B of LoRA, found one"),
     "rank": (
         lambda f: tensors(f, {f"{LAYER}.q_proj.lora_B.weight": torch.ones(64, 3)}),

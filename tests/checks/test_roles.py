@@ -130,6 +130,8 @@ VECTORS = {
     "leading zeros": (VECTOR | {"controlvector.layer_count": Typed(1, "int32")}, {"direction.01": (32,)}, [], [], True),
     "layer 0": (VECTOR, {"direction.0": (32,)}, [
         (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.0'")], [], False),
+    "layer 10^10": (VECTOR, {"direction.10000000000": (32,)}, [
+        (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.10000000000'")], [], False),
     "no layer": (VECTOR, {"direction.x": (32,)}, [
         (f"{ROWS}0 -> name", "expected direction.N with a layer N of at least 1, found 'direction.x'")], [], False),
     "lengths": (VECTOR, {"direction.1": (32,), "direction.2": (31,)}, [
@@ -181,6 +183,14 @@ def test_control_vectors_are_in_f32(tmp_path: Path, base: Path) -> None:
     ((rule, problem, _),) = broken(path, "controlvector")
     assert (rule, problem) == ("controlvector-tensors", "expected F32 with one dim, found F16 [32]")
     assert llama_cpp.control_vector_size(path) == -1
+
+
+def test_numbers_are_no_longer_than_python_converts(tmp_path: Path, base: Path) -> None:
+    zeros = write(tmp_path / "v.gguf", VECTOR, {f"direction.{'0' * 5000}1": (32,)})
+    nines = write(tmp_path / "w.gguf", VECTOR, {f"direction.{'9' * 5000}": (32,)})
+    with glft_schema.open(zeros) as fits, glft_schema.open(nines) as refused, glft_schema.open(base) as model:
+        assert check_fit(fits, model) == []
+        assert [finding.rule for finding in check_fit(refused, model)] == ["controlvector-names"]
 
 
 def test_keys_have_the_types_that_llama_cpp_reads(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
         ({"general.architecture": None}, "expected the key general.architecture, found none: a recipe needs"),
         ({"llama.block_count": None}, "expected an integer at the key llama.block_count, found None"),
         ({"llama.block_count": Typed("2", "string")}, "expected an integer at the key llama.block_count, found '2'"),
+        ({"llama.block_count": Typed(True, "bool")}, "expected an integer at the key llama.block_count, found True"),
         ({"llama.attention.head_count": Typed([], "array[uint32]")}, r"the key llama.attention.head_count, found \[\]"),
     ],
 )
@@ -84,11 +85,19 @@ def test_a_key_that_recipes_need(tmp_path: Path, changes: dict[str, Any], messag
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
 
 
-@pytest.mark.parametrize("name", ["ffn_down.weight", "blk.2.ffn_down_exps.weight"])
+@pytest.mark.parametrize("name", ["ffn_down.weight", "blk.2.ffn_down_exps.weight", f"blk.{'9' * 50}.ffn_down_exps.weight"])
 def test_a_layer_of_experts_without_its_number(tmp_path: Path, name: str) -> None:
     models.write(tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 4), {name: torch.zeros(4, 2, 256)})
     with pytest.raises(SchemeError, match=f"expected a name that begins with blk.N. with N below 2, found '{name}'"):
         quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M")
+
+
+def test_a_number_too_long_for_python(tmp_path: Path) -> None:
+    """Of a layer, in a name of more digits than Python converts."""
+    name = f"blk.{'9' * 5000}.ffn_up.weight"
+    glft.save_file({name: torch.zeros(4, 256)}, tmp_path / "in.gguf", models.keys("llama", 2, 2, 1, 0), rules=[])
+    choices = quantize(tmp_path / "in.gguf", tmp_path / "out.gguf", "Q4_K_M", dry_run=True).tensors
+    assert [(tensor.name, tensor.type.name) for tensor in choices] == [(name, "Q4_K")]
 
 
 def test_a_model_without_metadata(tmp_path: Path) -> None:

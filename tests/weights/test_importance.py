@@ -218,6 +218,16 @@ def test_matrices_are_merged_as_by_llama_imatrix(tmp_path: Path) -> None:
         ImportanceMatrix.open(one, chunk_size=0)
 
 
+def test_a_chunk_size_that_is_no_number(tmp_path: Path) -> None:
+    """llama.cpp's default is used for it."""
+    sums = {"w.in_sum2": torch.ones(1, 4), "w.counts": torch.ones(1, 1)}
+    typed = glft_schema.Typed
+    keys = {"general.type": "imatrix", "imatrix.chunk_size": typed(True, "bool"), "imatrix.chunk_count": typed("3", "string")}
+    glft_schema.save_file(sums, tmp_path / "m.gguf", keys, rules=[])
+    matrix = ImportanceMatrix.open(tmp_path / "m.gguf")
+    assert (matrix.chunk_size, matrix.chunks) == (512, 0)
+
+
 def test_names_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
     old_file(tmp_path / "m.dat", (b"n" * 56, 1, SUMS[:1]))
     done = glft("imatrix", tmp_path / "m.dat", tmp_path / "m.gguf")
