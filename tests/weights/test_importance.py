@@ -225,7 +225,7 @@ def test_a_chunk_size_that_is_no_number(tmp_path: Path) -> None:
     keys = {"general.type": "imatrix", "imatrix.chunk_size": typed(True, "bool"), "imatrix.chunk_count": typed("3", "string")}
     glft_schema.save_file(sums, tmp_path / "m.gguf", keys, rules=[])
     matrix = ImportanceMatrix.open(tmp_path / "m.gguf")
-    assert (matrix.chunk_size, matrix.chunks) == (512, 0)
+    assert (matrix.chunk_size, matrix.chunk_count) == (512, 0)
 
 
 def test_names_that_gguf_cannot_hold_are_refused(tmp_path: Path) -> None:
