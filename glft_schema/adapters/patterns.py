@@ -25,7 +25,7 @@ Instruction = re.Pattern[str] | tuple[int, ...] | str  # a letter, relative jump
 Code = list[Instruction]
 
 
-class _Unsupported(Exception):
+class _UnsupportedError(Exception):
     """Raised for a pattern that is not compiled."""
 
 
@@ -47,7 +47,7 @@ class Patterns(NamedTuple):
             whole = rf"(.*\.)?({pattern})"  # as in peft
             try:
                 matcher = compile_pattern(whole) if BRANCHING.search(pattern) else re.compile(whole)
-            except (_Unsupported, re.error, RecursionError):
+            except (_UnsupportedError, re.error, RecursionError):
                 parts = "letters, classes, groups, |, repetitions, ^ and $"
                 raise FormatError(f"expected a pattern of {parts}, found {shown(pattern)}", field, file=file) from None
             length += len(matcher) if isinstance(matcher, list) else 1
@@ -65,17 +65,17 @@ class Patterns(NamedTuple):
 
 
 def compile_pattern(pattern: str) -> Code:
-    """Returns the instructions of a pattern. Raises _Unsupported for other patterns."""
+    """Returns the instructions of a pattern. Raises _UnsupportedError for other patterns."""
     tokens, at = list[str](), 0
     while at < len(pattern):
         if not (token := TOKEN.match(pattern, at)):
-            raise _Unsupported
+            raise _UnsupportedError
         tokens.append(token[0])
         at = token.end()
     tokens.reverse()
     code = _alternatives(tokens)
     if tokens:
-        raise _Unsupported
+        raise _UnsupportedError
     return code
 
 
@@ -93,16 +93,16 @@ def _sequence(tokens: list[str]) -> Code:
     while tokens and tokens[-1] not in ("|", ")"):
         token = tokens.pop()
         if REPEAT.fullmatch(token):
-            raise _Unsupported
+            raise _UnsupportedError
         part: Code = [token if token in ("^", "$") else re.compile(token)] if token[0] != "(" else _alternatives(tokens)
         if token[0] == "(" and (not tokens or tokens.pop() != ")"):
-            raise _Unsupported
+            raise _UnsupportedError
         if tokens and (repeat := REPEAT.fullmatch(tokens[-1])):
             tokens.pop()
             part = _repeated(part, *_bounds(repeat))
         code += part
         if len(code) > MOST:
-            raise _Unsupported
+            raise _UnsupportedError
     return code
 
 
@@ -115,7 +115,7 @@ def _bounds(repeat: re.Match[str]) -> tuple[int, int | None]:
 
 def _repeated(part: Code, least: int, most: int | None) -> Code:
     if len(part) * max(least, most or 0) > MOST or (most is not None and most < least):
-        raise _Unsupported
+        raise _UnsupportedError
     if most is None:
         return part * least + [(1, len(part) + 2), *part, (-len(part) - 1,)]
     return part * least + [(1, len(part) + 1), *part] * (most - least)

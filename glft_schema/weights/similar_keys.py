@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from string import ascii_lowercase
 from typing import Any
 
 from glft_schema.codec.metadata import KeyTypes
 from glft_schema.errors import SimilarKeyWarning, shown
 
+KEYS, LONGEST = 1000, 128  # keys that are checked, and the letters of a key: more are not typed by hand
+
 
 def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: int) -> None:
     """Warns of each of the new keys that resembles a well-known one, with SimilarKeyWarning."""
-    for key in keys:
+    for key in islice(keys, KEYS):
         if known := similar_key(key, metadata):
             problem = f"the new key {shown(key)} resembles the well-known key {shown(known)}"
             warnings.warn(problem, SimilarKeyWarning, stacklevel=stacklevel + 1)
@@ -22,7 +25,7 @@ def warn_of_slips(keys: Iterable[str], metadata: Mapping[str, Any], stacklevel: 
 def similar_key(key: str, metadata: Mapping[str, Any]) -> str | None:
     """Returns a well-known key that `key` may be a slip for, or None."""
     keys: KeyTypes | None = getattr(metadata, "key_types", None)
-    if keys is None:
+    if keys is None or len(key) > LONGEST:
         return None
     is_known = keys.type_of(key, False) is not None  # or its architecture is misspelled
     known = (slip for slip in _slips(key) if slip != key and keys.type_of(slip, False) is not None)
