@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.cli.terminal import (
+    AllowRequantize,
     ConverterOption,
     Exclude,
     Like,
@@ -22,7 +23,7 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import fallbacks, mapped, payloads, ties, totals, unlike_asked
+from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
 from glft_schema.codec.typed_values import ARRAY, Typed
@@ -97,11 +98,13 @@ def convert(
     as_stored: Annotated[
         bool, typer.Option("--as-stored", help="Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")
     ] = False,
+    allow_requantize: AllowRequantize = False,
 ) -> None:
     """Converts weights to another format or type.
 
     A payload is copied if its type does not change. Otherwise its tensor is dequantized and, if a
-    scheme selects a quantized type, quantized. The report lists what happened to each tensor.
+    scheme selects a quantized type, quantized. A tensor that is quantized already is quantized
+    again only with --allow-requantize. The report lists what happened to each tensor.
 
     TYPE is f32, f16, q8_per_channel or q4_per_group_64 for GLFT, and a ggml type such as f16, q8_0
     or q4_k for GGUF; glft schema gguf lists them all. PATTERN is a tensor name or a wildcard
@@ -143,6 +146,7 @@ def convert(
                 rules=rules,
                 progress=bar,
                 importance=importance,
+                allow_requantize=allow_requantize,
             )
     echo(*mapped(checkpoint, source), *report(written, out))
 
@@ -206,5 +210,5 @@ def report(written: list[WrittenTensor], out: Path) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     parts = [totals(written), payloads(written), fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
-    lines = [*unlike_asked(written), f"{out}: {len(written)} tensors, {size:,} bytes"]
+    lines = [*requantized(written), *unlike_asked(written), f"{out}: {len(written)} tensors, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from glft_schema.cli.terminal import (
+    AllowRequantize,
     ConverterOption,
     Like,
     TrustRemoteCode,
@@ -18,7 +19,7 @@ from glft_schema.cli.terminal import (
     refuse_overwriting,
     unique,
 )
-from glft_schema.cli.written import fallbacks, mapped, totals, unlike_asked
+from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.formats.registry import WITH_TYPES
@@ -71,9 +72,7 @@ def quantize(
     token_embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = None,
     leave_output_tensor: Annotated[bool, typer.Option("--leave-output-tensor", help="Keep the type of output.weight.")] = False,
     pure: Annotated[bool, typer.Option("--pure", help="Give all tensors the file type's main type.")] = False,
-    allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Also convert tensors that are quantized already.")
-    ] = False,
+    allow_requantize: AllowRequantize = False,
     keep_split: Annotated[
         bool, typer.Option("--keep-split", help="Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")
     ] = False,
@@ -150,7 +149,7 @@ def report(quantized: Quantized, out: Path, *, dry_run: bool) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
     recipe, tensors = quantized.recipe, quantized.tensors
     size = f"{quantized.nbytes:,} bytes of tensors, {quantized.bits_per_weight:.2f} bits per weight"
-    lines = [*quantized.notes, *unlike_asked(tensors), *fallbacks(tensors)]
+    lines = [*quantized.notes, *requantized(tensors), *unlike_asked(tensors), *fallbacks(tensors)]
     lines += [f"{'dry run: ' if dry_run else ''}{out}: {recipe.name}, {len(tensors)} tensors, {size}", *totals(tensors)]
     if dry_run:
         rows = [(safe(tensor.name), tensor.type.name, f"{tensor.nbytes:,}") for tensor in tensors]

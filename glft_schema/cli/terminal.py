@@ -31,6 +31,10 @@ Like = Annotated[
     Path | None,
     typer.Option(metavar="DONOR", help="GGUF model like OUT: its names and metadata are taken, by convert also its types."),
 ]
+AllowRequantize = Annotated[
+    bool,
+    typer.Option("--allow-requantize", help="Also quantize tensors that are quantized already; the errors add up."),
+]
 
 
 def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:

@@ -11,6 +11,7 @@ from glft_schema.display import aligned
 from glft_schema.errors import safe
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
+from glft_schema.weights.requantizing import counted
 
 FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
@@ -50,6 +51,12 @@ def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
     asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
     return [f"{name}: asked for {count} tensors, got {got[name]}" for name, count in asked.items() if got[name] < count]
+
+
+def requantized(written: Sequence[WrittenTensor]) -> list[str]:
+    """Returns a line about tensors that were quantized already and got another quantized type."""
+    types = {tensor.name: before for tensor in written if (before := tensor.quantized_from)}
+    return [f"quantized already: {counted(types)}; their error adds to that of the new type"] if types else []
 
 
 def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:

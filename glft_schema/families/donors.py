@@ -36,6 +36,7 @@ from glft_schema.families.operations import (
     Transpose,
     applied,
     of_file,
+    quantized_type,
 )
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
@@ -188,7 +189,10 @@ class Donor:
         def closest() -> Function:
             return self._closest(own, parts, functions)
 
-        return LazyTensor(own.shape, dtype, lambda: closest()([part.load() for part in parts])[0].to(dtype).contiguous())
+        def load() -> torch.Tensor:
+            return closest()([part.load() for part in parts])[0].to(dtype).contiguous()
+
+        return LazyTensor(own.shape, dtype, load, quantized=quantized_type(parts))
 
     def _functions(self, name: str) -> Iterator[Function]:
         """Yields the operations that a tensor may need."""

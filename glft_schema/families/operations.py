@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, groupby
@@ -39,6 +39,7 @@ class LazyTensor:
         packed: the bytes of a quantized tensor, or None.
         transposed: the matrix that this one is the transpose of, or None.
         read: returns a part of the values, or None if that takes all of them.
+        quantized: the quantized type that the values have been rounded to, or None.
     """
 
     shape: tuple[int, ...]
@@ -48,6 +49,7 @@ class LazyTensor:
     packed: Packed | None = None
     transposed: LazyTensor | None = None
     read: Callable[[Slices], torch.Tensor] | None = None
+    quantized: TensorType | None = None
 
     def part(self, index: Slices) -> torch.Tensor:
         """Returns the values at one slice for each dim. Reads no others if it can."""
@@ -76,7 +78,8 @@ def of_file(tensor: Tensor) -> LazyTensor:
     """Returns a tensor of an open file."""
     type_ = tensor.dtype
     packed = None if type_.exact is not None or not type_.is_known else Packed(type_, tensor.packed, tensor.packed_part)
-    return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed)
+    quantized = packed.type if packed else None
+    return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed, quantized=quantized)
 
 
 def of_values(values: torch.Tensor) -> LazyTensor:
@@ -121,9 +124,15 @@ def applied(function: Function, sources: Sequence[LazyTensor], name: str, scope:
             loading(i),
             packed=Packed(type_, packing(i), rows.packed) if type_ and (rows := moved[i]) else None,
             read=rows.values if (rows := moved[i]) else _by_element(function, sources, i) if scope == "elements" else None,
+            quantized=quantized_type(sources),
         )
         for i, result in enumerate(planned)
     ]
+
+
+def quantized_type(sources: Iterable[LazyTensor]) -> TensorType | None:
+    """Returns the quantized type of the first source that has one, or None."""
+    return next((source.quantized for source in sources if source.quantized), None)
 
 
 def _by_element(function: Function, sources: Sequence[LazyTensor], number: int) -> Callable[[Slices], torch.Tensor]:

@@ -27,7 +27,12 @@ from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, o
 
 
 def save(
-    model: Any, path: StrPath, *, like: StrPath, importance: Mapping[str, torch.Tensor] | None = None
+    model: Any,
+    path: StrPath,
+    *,
+    like: StrPath,
+    importance: Mapping[str, torch.Tensor] | None = None,
+    allow_requantize: bool = False,
 ) -> list[WrittenTensor]:
     """Writes a model of transformers as a GGUF file, by the example of the file that it was loaded
     from.
@@ -40,6 +45,7 @@ def save(
         path: the file to write; replaced only on success.
         like: a GGUF model of the same family and shapes, for metadata, vocabulary, names and types.
         importance: weight of errors in each column, by tensor in GGUF; see `read_importance`.
+        allow_requantize: also store packed weights in another type of the example.
 
     Returns:
         The result for each tensor, in file order.
@@ -47,6 +53,7 @@ def save(
     Raises:
         OptionError: if the model is of no declared family, or `like` is not a model of its family.
         TensorError: if one side lacks a tensor of the other, or has another shape.
+        SchemeError: if a packed weight has another type than in `like`, unless `allow_requantize`.
         FormatError, OSError: as `convert`.
     """
     family = family_of(model)
@@ -56,7 +63,8 @@ def save(
         tensors = as_lazy(stored_tensors(model))
         own = {name: replace(tensor, transposed=_transposed(model, name, tensor)) for name, tensor in tensors.items()}
         checkpoint = by_example(own, file, family)
-        return convert(checkpoint, path, format=WITH_TYPES.name, importance=importance, measure=False)
+        options: dict[str, Any] = {"importance": importance, "allow_requantize": allow_requantize}
+        return convert(checkpoint, path, format=WITH_TYPES.name, measure=False, **options)
 
 
 def by_example(tensors: Mapping[str, LazyTensor], file: File, family: Family | None = None) -> Checkpoint:

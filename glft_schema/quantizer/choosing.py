@@ -14,6 +14,7 @@ from glft_schema.quantizer.rules import BLOCK, Model, Recipe, Role, TensorFacts
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
+from glft_schema.weights.requantizing import refusal
 from glft_schema.weights.schemes import Choice, as_pairs, choose_type, type_named
 from glft_schema.weights.stored_tensors import StoredTensor
 
@@ -36,7 +37,8 @@ class RecipeTypes:
         in_order: whether tensors keep their order.
         keep_floats: whether tensors that the recipe leaves alone keep their type, or become F32.
         dry_run: whether to collect `problems` instead of raising errors.
-        problems: what would be refused, in a dry run; one for each type.
+        problems: what would be refused, in a dry run; one for each type, and one for `again`.
+        again: the types of tensors that are quantized already, by name.
     """
 
     recipe: Recipe
@@ -51,6 +53,7 @@ class RecipeTypes:
     keep_floats: bool = True
     dry_run: bool = False
     problems: dict[str, str] = field(default_factory=dict)
+    again: dict[str, TensorType] = field(default_factory=dict)
 
     def choose(self, tensors: Mapping[str, StoredTensor], types: TypeTable[TensorType]) -> dict[str, Choice]:
         """Returns a type for each tensor, in the order of llama.cpp's loader.
@@ -62,7 +65,10 @@ class RecipeTypes:
         counts: Counter[Role] = Counter()
         named = {name: type_ for key, type_ in self.recipe.tensors.items() for name in names_matching(key, tensors)}
         names = tensors if self.in_order else sorted(tensors, key=_loading_order)
-        return {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
+        choices = {name: self._choose(name, tensors[name], types, counts, named.get(name)) for name in names}
+        if self.again and not self.allow_requantize:
+            self._refuse("again", refusal(self.again))
+        return choices
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Returns the patterns that no name has a match of, or that the recipe does not use."""
@@ -90,20 +96,23 @@ class RecipeTypes:
 
     def _check(self, name: str, tensor: StoredTensor, type_: TensorType) -> None:
         """Raises SchemeError if a tensor cannot get a type; in a dry run, adds to `problems`."""
-        stored, is_head = tensor.file_tensor, Role.of(name) in (Role.OUTPUT, Role.EMBEDDING)
+        is_head = Role.of(name) in (Role.OUTPUT, Role.EMBEDDING)
         needs_importance = type_.needs_importance or (type_.scheme in self.recipe.needs_importance and not is_head)
         problem = ""
         if not type_.takes(tensor.dtype):
             problem = f"tensor {shown(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
         elif needs_importance and tensor.importance is None:
             problem = f"{type_.scheme}, for tensor {shown(name)}, requires an importance matrix, found none"
-        elif stored is not None and stored.dtype.exact is None and not self.allow_requantize:
-            problem = f"tensor {shown(name)} is quantized already, as {stored.dtype.scheme}"
-            problem += f"; allow_requantize (--allow-requantize) makes it {type_.scheme}"
-        if problem and not self.dry_run:
-            raise SchemeError(problem)
+        elif tensor.quantized:
+            self.again[name] = tensor.quantized
         if problem:
-            self.problems.setdefault(type_.scheme, problem)
+            self._refuse(type_.scheme, problem)
+
+    def _refuse(self, kind: str, problem: str) -> None:
+        """Raises SchemeError; in a dry run, adds to `problems`."""
+        if not self.dry_run:
+            raise SchemeError(problem)
+        self.problems.setdefault(kind, problem)
 
     def _type_of(
         self, name: str, tensor: StoredTensor, types: TypeTable[TensorType], counts: Counter[Role], named: str | None

@@ -62,6 +62,7 @@ def convert(
     converter: StrPath | None = None,
     trust_remote_code: bool = False,
     as_stored: bool = False,
+    allow_requantize: bool = False,
 ) -> list[WrittenTensor]:
     """Writes the tensors and the metadata of `source` to another file or folder.
 
@@ -101,7 +102,8 @@ def convert(
     if format is None and is_folder(out):
         source = open_with_metadata(source, exclude, None, like, mapping, as_stored)
         given = {"header": header, "alignment": alignment, "rules": rules, "progress": progress, "measure": measure}
-        return _to_folder(source, out, metadata or {}, schemes=schemes, strict=strict, **given)
+        given |= {"strict": strict, "allow_requantize": allow_requantize}
+        return _to_folder(source, out, metadata or {}, schemes=schemes, **given)
     target = target_format(out, format)
     with opened(source, exclude, target, like, mapping, as_stored) as checkpoint:
         entries, added = checkpoint.own_metadata, metadata or {}
@@ -110,7 +112,8 @@ def convert(
             if (schemes or checkpoint.donor) and not isinstance(schemes, TypeChooser):
                 asked = as_pairs(schemes or ())
                 types = [*_types_of(checkpoint.donor, stored, asked), *asked]
-                is_given, schemes = bool(asked), Chosen(choose_types(stored, types, target.types, target.keep_vectors, strict))
+                choices = choose_types(stored, types, target.types, target.keep_vectors, strict, allow_requantize)
+                is_given, schemes = bool(asked), Chosen(choices)
                 if is_given and FILE_TYPE not in added and not entries.keys().isdisjoint((FILE_TYPE, ARCHITECTURE)):
                     added = {**added, **_file_type(schemes.choices, stored)}
             model = checkpoint.file or checkpoint.donor
@@ -126,6 +129,7 @@ def convert(
         else:
             converted = {**target.entries, **as_texts(entries, added)}
         options: dict[str, Any] = {"header": header, "rules": rules, "progress": progress, "strict": strict}
+        options["allow_requantize"] = allow_requantize
         return save_file(
             stored, out, converted, schemes=schemes, alignment=alignment, format=target.name, measure=measure, **options
         )

@@ -15,6 +15,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, Rows, matrix, row_chunks, slices
 from glft_schema.tensor_types.engine.differences import max_error
 from glft_schema.tensors.tensor import Tensor
+from glft_schema.weights.requantizing import type_before
 from glft_schema.weights.schemes import Choice
 from glft_schema.weights.stored_tensors import StoredTensor, check_dense
 
@@ -33,6 +34,7 @@ class WrittenTensor:
         alias_of: the tensor it is tied to, or None.
         note: why the type differs from the requested or stored one, or empty.
         asked: the type that a scheme asked for, or None.
+        quantized_from: its quantized type before, if it got another one, whose error is added.
         copied: whether the payload equals the source's except for byte order.
         error: max |stored - source|, if requested.
     """
@@ -46,6 +48,7 @@ class WrittenTensor:
     copied: bool = False
     error: float | None = None
     asked: TensorType | None = None
+    quantized_from: TensorType | None = None
 
 
 @dataclass
@@ -209,8 +212,8 @@ class PlannedPayload:
         nbytes, name = (0, alias_of.name) if alias_of else (self.nbytes, None)
         error = alias_of.error if alias_of else self.error
         copied = self.copy_of is not None or (self.is_unchanged and self.stored.file_tensor is None)
-        note, asked = self.choice.note, self.choice.asked
-        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked)
+        note, asked, before = self.choice.note, self.choice.asked, type_before(self.stored, self.type)
+        return WrittenTensor(self.name, self.stored.dtype, self.type, nbytes, name, note, copied, error, asked, before)
 
 
 def _rows_between(first: int, last: int, pitch: int, rows: int) -> range:

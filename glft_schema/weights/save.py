@@ -102,6 +102,7 @@ def save_file(
     measure: bool = False,
     importance: Mapping[str, torch.Tensor] | None = None,
     strict: bool = False,
+    allow_requantize: bool = False,
 ) -> list[WrittenTensor]:
     """Writes tensors to a weights file.
 
@@ -131,6 +132,8 @@ def save_file(
         importance: weight of errors in each column, by tensor; see `glft_schema.read_importance`.
         strict: raise an error instead of using a fallback type, or keeping the type of a tensor
             that a pattern matches.
+        allow_requantize: also let schemes give another quantized type to tensors that are quantized
+            already, whose error adds to that of the new type.
 
     Returns:
         The result for each tensor, in file order.
@@ -138,7 +141,8 @@ def save_file(
     Raises:
         OptionError: if a format, alignment or rule set is unknown or invalid, or `importance`
             covers none of the tensors.
-        SchemeError: if a scheme or pattern is invalid or matches nothing; if `strict`, as above.
+        SchemeError: if a scheme or pattern is invalid or matches nothing; if `strict`, and unless
+            `allow_requantize`, as above.
         TensorError: if a tensor cannot be stored as requested.
         FormatError: if the format cannot hold names, shapes or metadata.
         OSError: from the system.
@@ -160,6 +164,7 @@ def save_file(
         progress=progress,
         measure=measure,
         strict=strict,
+        allow_requantize=allow_requantize,
     )
     _WRITER.get()(planned, path)
     return planned.written()
@@ -177,9 +182,10 @@ def plan_file(
     progress: Progress | None = None,
     measure: bool = False,
     strict: bool = False,
+    allow_requantize: bool = False,
 ) -> FilePlan:
     """Plans a file of tensors. Arguments and errors are those of `save_file`."""
-    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict)
+    choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict, allow_requantize)
     rules = target.keeps_to if rules is None else rule_sets(rules)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
     payloads = payloads_of(choices, stored, progress, measure)

@@ -13,6 +13,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.tensor_type import is_float
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
+from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.weights.stored_tensors import StoredTensor
 
 
@@ -58,6 +59,7 @@ def choose_types(
     types: TypeTable[TensorType],
     keep_vectors: bool = False,
     strict: bool = False,
+    allow_requantize: bool = False,
 ) -> dict[str, Choice]:
     """Returns a type for each tensor.
 
@@ -74,10 +76,12 @@ def choose_types(
         types: of the format.
         keep_vectors: whether patterns ignore tensors with fewer than two dims.
         strict: whether it is an error if a pattern matches a tensor, and no type can hold it.
+        allow_requantize: whether quantized tensors may get another quantized type.
 
     Raises:
         SchemeError: if a scheme names no type or matches no tensor, or its type requires an
-            importance matrix and no tensor has one; and if `strict`, as above.
+            importance matrix and no tensor has one; if `strict`, and unless `allow_requantize`, as
+            above.
         TensorError: if the type for an exact name, or every type of the format, cannot hold it.
     """
     if isinstance(schemes, TypeChooser):
@@ -92,6 +96,9 @@ def choose_types(
     choices = {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}
     if strict:
         _check_all_as_asked(tensors, choices, requests, keep_vectors)
+    again = {name: before for name, choice in choices.items() if (before := type_before(tensors[name], choice.type))}
+    if again and not allow_requantize:
+        raise SchemeError(refusal(again))
     return choices
 
 

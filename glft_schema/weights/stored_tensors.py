@@ -30,6 +30,7 @@ class StoredTensor:
         rows: loads parts of the matrix [out, in]; None if only `load` is available.
         importance: see `TensorType.encode`; None if unknown.
         read: loads a part, at a slice for each dim; None if only `load` is available.
+        quantized: the quantized type that its values have been rounded to, or None.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class StoredTensor:
     rows: Rows | None = None
     importance: torch.Tensor | None = None
     read: Callable[[Slices], torch.Tensor] | None = None
+    quantized: TensorType | None = None
 
     @property
     def numel(self) -> int:
@@ -63,7 +65,9 @@ class StoredTensor:
 
 def in_file(tensor: Tensor) -> StoredTensor:
     """Returns a tensor of an open weights file."""
-    return StoredTensor(tensor.shape, tensor.dtype.dtype, tensor.dequantize, tensor.identity if tensor.nbytes else None, tensor)
+    type_, identity = tensor.dtype, tensor.identity if tensor.nbytes else None
+    quantized = type_ if type_.exact is None and type_.is_known else None
+    return StoredTensor(tensor.shape, type_.dtype, tensor.dequantize, identity, tensor, quantized=quantized)
 
 
 def of_lazy(tensor: LazyTensor) -> StoredTensor:
@@ -71,7 +75,7 @@ def of_lazy(tensor: LazyTensor) -> StoredTensor:
     if tensor.file_tensor is not None:
         return in_file(tensor.file_tensor)
     read = tensor.part if tensor.read or tensor.transposed else None
-    return StoredTensor(tensor.shape, tensor.dtype, tensor.load, read=read)
+    return StoredTensor(tensor.shape, tensor.dtype, tensor.load, read=read, quantized=tensor.quantized)
 
 
 def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: torch.Tensor) -> Tensor:
@@ -112,7 +116,9 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
 def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
     """Returns tensors for the operations of a family."""
     return {
-        name: LazyTensor(t.shape, t.dtype, t.load, read=t.read) if t.file_tensor is None else of_file(t.file_tensor)
+        name: of_file(t.file_tensor)
+        if t.file_tensor
+        else LazyTensor(t.shape, t.dtype, t.load, read=t.read, quantized=t.quantized)
         for name, t in tensors.items()
     }
 

@@ -225,7 +225,7 @@ def test_the_process_ends_with_the_job(script: Path, tmp_path: Path) -> None:
     folder, before = model_folder(tmp_path), children()
     glft.convert(folder, tmp_path / "out.gguf", converter=script)
     glft.quantize(folder, tmp_path / "out.gguf", "Q8_0", converter=script, allow_requantize=True)
-    with pytest.raises(glft.SchemeError, match="is quantized already"):
+    with pytest.raises(glft.SchemeError, match="quantized already"):
         glft.quantize(folder, tmp_path / "out.gguf", "Q4_0", converter=script)
     assert children() == before
 

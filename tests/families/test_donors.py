@@ -155,7 +155,7 @@ def test_faults(tmp_path: Path) -> None:
         (folder, {q: None}, {}, f"tensor '{q}': donor.gguf has no such tensor"),
         (weights, {"more": torch.ones(1)}, {}, "'more': expected values for all tensors of donor.gguf, found none"),
         (weights, {}, {"llama.block_count": 10**6}, "expected a block count of at most 21, the number of tensors, found 1"),
-        (weights, {}, {"llama.block_count": glft.Typed(True, "bool")}, "model.layers.0.input_layernorm.weight': donor.gguf has"),
+        (weights, {}, {"llama.block_count": glft.Typed(True, "bool")}, "layers.0.input_layernorm.weight': donor.gguf has"),
         (weights, {}, {"general.architecture": "other"}, "expected a GGUF model as the donor, found 'other'"),
         (weights, {norm: whole["model.layers.1.input_layernorm.weight"].float() + 0.5}, {},
          f"'{norm}': expected values like those in donor.gguf by one operation, found two with about the same error: RMSE 0"),
@@ -176,6 +176,18 @@ def test_faults(tmp_path: Path) -> None:
     assert_refused(done, "expected a GGUF model as the donor, found 'safetensors'")
     (folder / "config.json").write_text(json.dumps([]))
     assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf", "--like", donor), "expected JSON with an object")
+
+
+def test_a_quantized_source(tmp_path: Path) -> None:
+    """Its tensors are mapped by operations that keep no bytes, and are known to be quantized."""
+    folder, donor, source = make_folder(tmp_path, "tiny-llama"), tmp_path / "donor.gguf", tmp_path / "in.glft"
+    glft.quantize(folder, donor, "Q8_0")
+    glft.save_file(glft.open_checkpoint(folder), source, schemes={"*_proj.weight": "q8_per_channel"})
+    with pytest.raises(glft.SchemeError, match=r"^14 tensors \(Q8_per_channel\) are quantized already"):
+        glft.convert(source, tmp_path / "out.gguf", like=donor)
+    done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor, "--allow-requantize")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "quantized already: 14 tensors (Q8_per_channel); their error adds" in done.stdout
 
 
 def test_counts_of_another_kind(tmp_path: Path) -> None:

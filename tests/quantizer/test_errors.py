@@ -60,7 +60,9 @@ def test_refused(source: Path, recipe: str | int, options: dict[str, Any], error
 
 def test_a_quantized_source(source: Path, tmp_path: Path) -> None:
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
-    with pytest.raises(SchemeError, match=r"quantized already, as q8_0; allow_requantize \(--allow-requantize\) makes it q6_k"):
+    with pytest.raises(
+        SchemeError, match=r"^14 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight': another type"
+    ):
         quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q4_K_M")
     again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "q4_k_m", allow_requantize=True)
     assert {tensor.type.name for tensor in again.tensors} >= {"F32", "Q4_K", "Q6_K"}
@@ -115,7 +117,7 @@ def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> N
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
     again = quantize(tmp_path / "q8_0.gguf", tmp_path / "out.gguf", "Q6_K", dry_run=True)
     (note,) = again.notes  # the fallback type of ffn_down is its own
-    assert note.startswith("would be refused: tensor 'token_embd.weight' is quantized already, as q8_0; allow_requantize")
+    assert note.startswith("would be refused: 13 tensors (Q8_0) are quantized already, such as 'token_embd.weight': another ty")
 
 
 def test_options_without_effect(source: Path, tmp_path: Path) -> None:

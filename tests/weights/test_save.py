@@ -300,7 +300,7 @@ for _ in range(2):
     save_file(state, made / "c.gguf", metadata, schemes={"*": "q4_0", "large": "q8_0", "*.bias": "bf16"})
     convert(made / "c.gguf", made / "d.safetensors", metadata={"t.c": True})
     convert(made / "d.safetensors", made / "e.gguf", schemes={"*": "q5_1"}, metadata={"t.d": "z"})
-    convert(made / "c.gguf", made / "f.glft", schemes={"*": "q8_per_channel"})
+    convert(made / "c.gguf", made / "f.glft", schemes={"*": "q8_per_channel"}, allow_requantize=True)
     with glft_schema.open(made / "c.gguf") as file:
         parts = split(file, made / "part", max_tensors=4)
     with glft_schema.open(parts[0]) as file:

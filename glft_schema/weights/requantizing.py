@@ -1,0 +1,26 @@
+"""Tensors that are quantized already: their error adds to that of another type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from glft_schema.errors import shown
+from glft_schema.tensor_types import TensorType
+from glft_schema.weights.stored_tensors import StoredTensor
+
+
+def type_before(tensor: StoredTensor, type_: TensorType) -> TensorType | None:
+    """Returns the quantized type that a tensor has, if `type_` is another one, otherwise None."""
+    return None if type_.exact or type_ == tensor.quantized else tensor.quantized
+
+
+def counted(types: Mapping[str, TensorType]) -> str:
+    """Returns the count of tensors and their types: ``3 tensors (Q4_1, Q8_0)``."""
+    names = ", ".join(dict.fromkeys(type_.name for type_ in types.values()))
+    return f"{len(types)} {'tensor' if len(types) == 1 else 'tensors'} ({names})"
+
+
+def refusal(types: Mapping[str, TensorType]) -> str:
+    """Returns why tensors with these quantized types get no other types."""
+    problem = f"{counted(types)} {'is' if len(types) == 1 else 'are'} quantized already, such as {shown(next(iter(types)))}"
+    return f"{problem}: another type adds error to error; allow_requantize (--allow-requantize) permits it"

@@ -1,0 +1,72 @@
+"""Tensors that are quantized already are quantized again only on request, and the report says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import glft_schema as glft
+from tests.tools.command_line import assert_refused, in_this_process
+
+REFUSAL = (
+    "2 tensors (Q4_0, Q8_0) are quantized already, such as 'a.weight': another type adds error to error; "
+    "allow_requantize (--allow-requantize) permits it"
+)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "in.gguf"
+    tensors = {f"{name}.weight": torch.randn(4, 64) for name in "abc"} | {"norm.weight": torch.ones(64)}
+    schemes = {"a.weight": "q4_0", "b.weight": "q8_0", "c.weight": "f16"}
+    glft.save_file(tensors, path, {"general.architecture": "toy"}, schemes=schemes)
+    return path
+
+
+def test_refused_without_the_option(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.gguf"
+    for schemes in ({"*": "q5_0"}, [("*.weight", "q5_0")]):
+        with pytest.raises(glft.SchemeError) as caught:
+            glft.convert(source, out, schemes=schemes)
+        assert str(caught.value) == REFUSAL
+    with pytest.raises(glft.SchemeError, match=r"^1 tensor \(Q4_0\) is quantized already, such as 'a.weight': another type"):
+        glft.save_file(glft.open_checkpoint(source), out, schemes={"*": "q8_0"})
+    with pytest.raises(glft.SchemeError, match="2 tensors .* are quantized already"):
+        glft.convert(source, tmp_path / "out.glft", schemes={"*": "q8_per_channel"})
+    assert_refused(in_this_process("convert", source, out, "--scheme", "q5_0"), REFUSAL)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+def test_other_types_need_no_option(source: Path, tmp_path: Path) -> None:
+    """The types they have, and floats: the error of these is chosen, or none."""
+    same = glft.convert(source, tmp_path / "out.gguf", schemes={"a.weight": "q4_0", "b.weight": "q8_0", "c.weight": "q5_0"})
+    assert [(tensor.name, tensor.copied) for tensor in same if tensor.name != "norm.weight"] == [
+        ("a.weight", True),
+        ("b.weight", True),
+        ("c.weight", False),
+    ]
+    for type_ in ("f32", "f16", "bf16"):
+        assert all(
+            tensor.quantized_from is None for tensor in glft.convert(source, tmp_path / "out.gguf", schemes={"*": type_})
+        )
+    assert {tensor.note for tensor in glft.convert(source, tmp_path / "out.safetensors") if tensor.note} == {
+        "Q4_0 dequantized",
+        "Q8_0 dequantized",
+    }
+
+
+def test_the_report_begins_with_it(source: Path, tmp_path: Path) -> None:
+    written = glft.convert(source, tmp_path / "out.gguf", schemes={"*": "q5_0"}, allow_requantize=True)
+    before = {tensor.name: str(tensor.quantized_from) for tensor in written if tensor.quantized_from}
+    assert before == {"a.weight": "Q4_0", "b.weight": "Q8_0"}
+    done = in_this_process("convert", source, tmp_path / "out.gguf", "--scheme", "q5_0", "--allow-requantize")
+    line = "quantized already: 2 tensors (Q4_0, Q8_0); their error adds to that of the new type"
+    assert (done.returncode, done.stderr, done.stdout.splitlines()[0]) == (0, "", line)
+    keys = {"general.architecture": "llama", "llama.block_count": 1}
+    glft.convert(source, tmp_path / "model.gguf", metadata=keys)
+    for more in ((), ("--dry-run",)):
+        options = ("Q4_K_M", "--allow-requantize", "--pure", *more)
+        done = in_this_process("quantize", tmp_path / "model.gguf", tmp_path / "out.gguf", *options)
+        assert (done.returncode, done.stdout.splitlines()[0]) == (0, line)
