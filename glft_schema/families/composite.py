@@ -50,19 +50,21 @@ CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of code
 # fmt: on
 
 
-def refuse_composite(tensors: Mapping[str, Any], path: StrPath) -> None:
+def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool = False) -> None:
     """Raises FormatError if tensors are the codes and scales of a scheme.
 
     Args:
         tensors: with a dtype of torch, or as its name.
         path: their file or folder, beside or in which there may be a config.json.
+        can_copy: whether the option ``as_stored`` would copy them.
     """
     dtypes = {name: str(dtype).removeprefix("torch.") for name, tensor in tensors.items() if (dtype := _dtype(tensor))}
     found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dtypes))), None) or _by_config(dtypes, path)
     if found:
         problem = f"expected weights, found codes and scales of {found[0]}, such as {shown(found[1])}"
-        advice = "save the model unquantized with the library that wrote it, or copy the tensors as stored (--as-stored)"
-        raise FormatError(f"{problem}: {advice}", file=str(path))
+        advice = "save the model unquantized with the library that wrote it"
+        copy = ", or copy the tensors as stored: as_stored (--as-stored)" if can_copy else ""
+        raise FormatError(f"{problem}: {advice}{copy}", file=str(path))
 
 
 def _dtype(tensor: Any) -> Any:

@@ -76,7 +76,7 @@ def open_with_metadata(
     target: Format | None = None,
     like: StrPath | None = None,
     converter: Converter = BY_FAMILY,
-    as_stored: bool = False,
+    as_stored: bool | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint as `open_checkpoint` does, with its metadata, or uses an open one.
 
@@ -88,23 +88,22 @@ def open_with_metadata(
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
             if the converter is missing, or the source is not a folder that it can convert.
-        FormatError: if it is a file of a set, and not the first one or the index; unless
-            `as_stored`, if it has codes and scales, see `refuse_composite`.
+        FormatError: if it is a file of a set, and not the first one or the index; if it has codes
+            and scales, see `refuse_composite`, unless `as_stored` and it is not mapped to GGUF.
+            None for `as_stored` if the caller has no such option.
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
     folder = None if isinstance(source, Checkpoint) or not is_model_folder(source) else Path(source)
     if converter.path is not None and (folder is None or target is not WITH_TYPES or like is not None):
         raise OptionError("converter (--converter) maps a Hugging Face folder to a GGUF file, without like (--like)")
-    if like is not None:
-        return _open_like(_open_whole(source), exclude, target, Donor.of(open_container(like)), folder)
-    checkpoint = _open_mapped(folder, converter) if target is WITH_TYPES and folder else _open_whole(source)
+    by_table = folder if target is WITH_TYPES and like is None else None
+    checkpoint = _open_mapped(by_table, converter) if by_table else _open_whole(source)
     checkpoint = checkpoint._replace(tensors=in_memory(leave_out(checkpoint.tensors, exclude)))
-    if not (
-        as_stored or isinstance(source, Checkpoint) or checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata)
-    ):
-        refuse_composite(checkpoint.tensors, source)
-    return checkpoint
+    are_weights = checkpoint.converter or isinstance(checkpoint.metadata, TypedMetadata) or (as_stored and like is None)
+    if not isinstance(source, Checkpoint) and not are_weights:
+        refuse_composite(checkpoint.tensors, source, can_copy=as_stored is False and like is None)
+    return checkpoint if like is None else _by_example(checkpoint, target, Donor.of(open_container(like)), folder)
 
 
 @contextmanager
@@ -126,14 +125,11 @@ def _open_mapped(path: Path, converter: Converter) -> Checkpoint:
     return Checkpoint({name: of_lazy(t) for name, t in model.tensors.items()}, model.metadata, None, model.family.arch)
 
 
-def _open_like(
-    source: Checkpoint, exclude: Iterable[str], target: Format | None, donor: Donor, folder: Path | None
-) -> Checkpoint:
+def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder: Path | None) -> Checkpoint:
     """Returns a checkpoint with names and metadata of a donor."""
     if target is not WITH_TYPES:
         raise OptionError(f"expected {WITH_TYPES.name} as the output for like (--like), found another format")
-    stored = in_memory(leave_out(source.tensors, exclude))
-    tensors, family = donor.tensors_of(as_lazy(stored), folder)
+    tensors, family = donor.tensors_of(as_lazy(source.tensors), folder)
     mapped = {name: of_lazy(tensor) for name, tensor in tensors.items()}
     return Checkpoint(mapped, donor.metadata, None, family.arch if family else None, donor.file)
 

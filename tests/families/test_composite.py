@@ -17,6 +17,8 @@ from tests.tools.command_line import in_this_process
 
 F8, I32, U8 = torch.float8_e4m3fn, torch.int32, torch.uint8
 SCALE = torch.ones(2)
+ADVICE = "save the model unquantized with the library that wrote it"
+COPY = re.escape(", or copy the tensors as stored: as_stored (--as-stored)")
 TENSORS = {  # the tensors of a Linear by their names in each scheme
     "GPTQ": {
         "qweight": torch.ones(4, 8, dtype=I32),
@@ -62,14 +64,20 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.parametrize("scheme", TENSORS)
 def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) -> None:
     path, out = write(tmp_path / f"model.{ending}", TENSORS[scheme]), tmp_path / "out.safetensors"
-    problem = rf"expected weights, found codes and scales of {re.escape(scheme)}, such as 'layers\.0\..*--as-stored"
-    for work in (
-        lambda: glft.convert(path, out),
-        lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0"),
-        lambda: glft.open_checkpoint(path),
+    problem = rf"expected weights, found codes and scales of {re.escape(scheme)}, such as 'layers\.0\..*{ADVICE}"
+    donor = tmp_path / "donor.gguf"
+    glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
+    for work, has_option in (
+        (lambda: glft.convert(path, out), True),
+        (lambda: glft.open_checkpoint(path), True),
+        (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0"), False),
+        (lambda: glft.quantize(path, tmp_path / "out.gguf", "Q8_0", like=donor), False),
+        (lambda: glft.convert(path, tmp_path / "out.gguf", like=donor), False),
+        (lambda: glft.convert(path, tmp_path / "out.gguf", like=donor, as_stored=True), False),
     ):
-        with pytest.raises(FormatError, match=problem):
+        with pytest.raises(FormatError, match=f"{problem}{COPY if has_option else ''} in ") as caught:
             work()
+        assert str(caught.value).endswith(f" in {path}")
     assert in_this_process("convert", path, out).returncode == 2
     assert not out.exists()
     assert in_this_process("convert", path, out, "--as-stored").returncode == 0
@@ -105,7 +113,10 @@ def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:
     state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"].to(F8)
     state["model.layers.0.mlp.up_proj.weight_scale_inv"] = torch.ones(1, 1)
     safetensors.torch.save_file(state, folder / "model.safetensors")
-    with pytest.raises(
-        FormatError, match=r"codes and scales of FP8 in blocks, such as 'model\.layers\.0\.mlp\.up_proj\.weight'"
-    ):
-        glft.convert(folder, tmp_path / "out.gguf")
+    problem = rf"codes and scales of FP8 in blocks, such as 'model\.layers\.0\.mlp\.up_proj\.weight': {ADVICE}"
+    for options in ({}, {"as_stored": True}):  # which maps codes to no tensor of GGUF
+        with pytest.raises(FormatError, match=f"{problem} in "):
+            glft.convert(folder, tmp_path / "out.gguf", **options)
+    with pytest.raises(FormatError, match=f"{problem}{COPY} in "):
+        glft.convert(folder, tmp_path / "out.safetensors")
+    glft.convert(folder, tmp_path / "out.safetensors", as_stored=True)
