@@ -15,9 +15,10 @@ F4 counts weights in the file's shape, as the library writes it, although the li
 cannot load it. Two share a byte, and torch counts bytes: dims have half of the last size.
 
 Every file that this package opens and that follows the `rust` rules is accepted by the library, and
-the other way round, except for tensors that torch cannot have: F4 with an odd last size, and
-tensors of no elements whose other sizes overflow 64 bits. The library opens their files, but cannot
-load them. This package refuses the files.
+the other way round, with two exceptions, which this package refuses: F4 with an odd last size, and
+tensors of no elements whose other sizes have a product of 2^59 or more. The library opens such
+files, unless the sizes before the first 0 overflow 64 bits. It cannot load the former, and loads
+the latter if torch can have the shape.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ OUR_LIMITS = (
         "padding would make a file of a few bytes one of gigabytes when it is written again",
         refused(rule="gguf-limit-alignment"), REFUSED["alignment 2^21"].stored),
     Row("a tensor without numbers, whose other dims have a product of 2^59 or more", "refuse it", "reads it",
-        "torch and numpy cannot hold such a shape",
+        "torch and numpy hold only some of these shapes, and ggml ends the process for others such as [2^40, 0, 2^40]",
         has_large_shape_without_numbers, REFUSED["dims of 0 and 2^60"].stored),
 )
 

@@ -170,6 +170,29 @@ def test_tensors_that_torch_cannot_hold_are_refused(tmp_path: Path) -> None:
             opened.get_tensor("a")
 
 
+OF_NO_ELEMENTS = {  # whether this package opens the file, and whether the library does, as the page says
+    (1 << 58, 0): (True, True),
+    (1 << 59, 0): (False, True),
+    (0, 1 << 40, 1 << 40): (False, True),
+    (0, 1 << 32, 1 << 31): (False, True),
+    (1 << 63, 0): (False, True),
+    (1 << 32, 1 << 32, 0): (False, False),
+}
+
+
+@pytest.mark.parametrize("shape", OF_NO_ELEMENTS)
+def test_large_shapes_of_no_elements(shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(file_of(json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}), b""))
+    opens, library_opens = OF_NO_ELEMENTS[shape]
+    if opens:
+        assert glft_schema.load_file(path)["a"].shape == shape
+    else:
+        with pytest.raises(FormatError, match=r"the size in bytes of dims \[.*\] overflows 64 bits"):
+            glft_schema.open(path)
+    assert (in_library(path.read_bytes()) is not None) == library_opens
+
+
 def samples() -> dict[str, torch.Tensor]:
     """Returns a tensor of each dtype that the library writes, and some of other shapes."""
     tensors = {
