@@ -11,10 +11,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from glft_schema.errors import safe, shown
 
 ROWS = 20  # shown per table
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
+ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
 # Called with the current item, such as a tensor's name, and the share of work done, from 0 to 1.
 Progress = Callable[[str, float], None]
@@ -111,9 +114,34 @@ def metadata_table(metadata: Mapping[str, Any]) -> Listing:
     """Returns a row per entry: key, type if metadata is typed, and value."""
     keys = list(islice(metadata, ROWS))
     type_of = getattr(metadata, "type_of", None)
-    rows = [(safe(key, NAME), *((safe(type_of(key), NAME),) if type_of else ()), shown(metadata[key], VALUE)) for key in keys]
+    types = [type_of(key) for key in keys] if type_of else [""] * len(keys)
+    texts = [shown(displayed(metadata[key], type_), VALUE) for key, type_ in zip(keys, types, strict=True)]
+    rows = [
+        (safe(key, NAME), *((safe(type_, NAME),) if type_of else ()), text)
+        for key, type_, text in zip(keys, types, texts, strict=True)
+    ]
     head = ("key", "type", "value") if type_of else ("key", "value")
     return Listing(f"{len(metadata):,} entries of metadata", head, rows, len(metadata) - len(rows))
+
+
+def shortest(value: float) -> float:
+    """Returns the number with the fewest digits that is `value` in float32."""
+    return float(str(np.float32(value)))
+
+
+def displayed(value: Any, type_: str) -> Any:
+    """Returns a value to be shown: numbers of float32 have the fewest digits, such as 1e-05. Only
+    the first `ELEMENTS` of an array of them are returned.
+
+    Args:
+        value: a number, or several.
+        type_: its type in metadata or in a declaration: ``float32``, ``array[float32]``, ``f32``.
+    """
+    if not type_.startswith(("float32", "array[float32", "f32")):
+        return value
+    if isinstance(value, (float, np.floating)):
+        return shortest(float(value))
+    return [displayed(one, type_) for one in value[:ELEMENTS]] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
 def types_table(file: HasFile) -> Listing:

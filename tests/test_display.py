@@ -6,17 +6,19 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import Container
+from glft_schema import Container, Typed, save_file
 from glft_schema.display import Listing
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info, write_set
 from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
+from tests.tools.command_line import in_this_process
 
 HOSTILE = "<script>alert('x')</script>\x1b[2J\u202e\n\"&"
 
@@ -184,3 +186,23 @@ def test_html_of_a_table() -> None:
         "</tbody>",
         "</table>",
     ]
+
+
+def test_numbers_of_float32_have_the_fewest_digits(tmp_path: Path) -> None:
+    """In every output for people: JSON has the exact numbers."""
+    metadata = {"general.architecture": "toy", "toy.eps": 1e-5, "toy.list": Typed([0.1, 1e-5], "array[float32]")}
+    one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    save_file({"w": torch.ones(2)}, one, metadata)
+    save_file({"w": torch.ones(2)}, other, metadata | {"toy.eps": 1e-6, "toy.list": Typed([0.2], "array[float32]")})
+    with glft_schema.open(one) as file:
+        texts = [file.metadata._repr_html_()]
+    texts += [in_this_process(*command).stdout for command in (
+        ("inspect", one), ("explain", one), ("compare", one, other),
+        ("edit", one, "--set", "toy.eps=1e-6", "--set", "toy.list:array[float32]=[0.2]", "-o", tmp_path / "c.gguf"),
+    )]  # fmt: skip
+    in_this_process("view", one, "-o", tmp_path / "a.html")
+    texts.append((tmp_path / "a.html").read_text("utf-8"))
+    assert [("1e-05" in text, "[0.1, 1e-05]" in text) for text in texts[:3] + texts[4:]] == [(True, True)] * 5
+    assert re.search(r"float32 1e-05 +float32 1e-06\n", texts[3])
+    assert [text for text in texts if "9.99" in text or "0.1000" in text] == []
+    assert "9.999999747378752e-06" in in_this_process("inspect", one, "--json").stdout

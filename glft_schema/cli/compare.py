@@ -14,7 +14,7 @@ from glft_schema.cli.imatrix import Chunks, Context, Tokenizer
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import aligned
+from glft_schema.display import aligned, displayed
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
@@ -137,8 +137,8 @@ def _value_text(value: Typed | str, start: int) -> str:
     if not isinstance(value, Typed):
         return shown(value, VALUE)
     if not _is_array(value):
-        return f"{value.type} {shown(value.value, VALUE)}"
-    part = shown(as_json_value(value.value[start : start + FIRST]), VALUE)
+        return f"{value.type} {shown(displayed(value.value, value.type), VALUE)}"
+    part = shown(displayed(as_json_value(value.value[start : start + FIRST]), value.type), VALUE)
     return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
 
 

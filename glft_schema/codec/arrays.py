@@ -85,7 +85,7 @@ class StoredNumbers(Sequence[Any]):
         return np.frombuffer(stored, dtype)[indices[0] - first :: indices.step]
 
     def __repr__(self) -> str:
-        return _abridged((str(self[i].item()) for i in range(len(self))), len(self))
+        return _abridged((str(self[i]) for i in range(len(self))), len(self))
 
 
 class StoredStrings(Sequence[str]):

@@ -13,6 +13,7 @@ from itertools import groupby, islice
 
 import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, UNCLAIMED, ByteMap, Stretch
+from glft_schema.display import displayed
 from glft_schema.errors import shown
 
 PER_LINE = 16  # bytes of a line
@@ -190,4 +191,4 @@ def value_text(stretch: Stretch) -> str:
         return str(value) if code == str(value) else f"{code}, {value}"
     if isinstance(stretch.node, (s.Number, s.Numbers)) and not isinstance(value, list):
         return f"{float(value):.7g}" if stretch.type.startswith(("f16", "bf16", "f32")) else str(value)
-    return shown(value, 200)
+    return shown(displayed(value, stretch.type), 200)

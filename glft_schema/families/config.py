@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from glft_schema.display import shortest as shortest
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import read_regular
@@ -158,8 +159,3 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
 def _full(key: str, arch: str) -> str:
     """Returns a key with the architecture's name, unless it begins with ``general.``."""
     return key if key.startswith("general.") else f"{arch}.{key}"
-
-
-def shortest(value: float) -> float:
-    """Returns the number with the fewest digits that is `value` in float32."""
-    return float(str(np.float32(value)))

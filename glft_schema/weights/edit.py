@@ -20,6 +20,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_values import Typed
+from glft_schema.display import displayed
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
@@ -185,7 +186,9 @@ def _value(entries: Mapping[str, Any], key: str) -> Any:
 
 
 def _value_text(value: Any) -> str:
-    return f"{shown(value.value, SHOWN)} ({value.type})" if isinstance(value, Typed) else shown(value, SHOWN)
+    if not isinstance(value, Typed):
+        return shown(value, SHOWN)
+    return f"{shown(displayed(value.value, value.type), SHOWN)} ({value.type})"
 
 
 def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:

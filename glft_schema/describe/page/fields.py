@@ -13,6 +13,7 @@ import glft_schema.describe.nodes as s
 from glft_schema.describe.byte_map import FIELD, STEP, ByteMap, Stretch
 from glft_schema.describe.page.text import visible
 from glft_schema.describe.schema import container_schema
+from glft_schema.display import displayed
 from glft_schema.errors import shown
 from glft_schema.files.byte_counts import PAYLOADS
 
@@ -68,7 +69,7 @@ class FieldTree:
         row = self._open[-1][1] if self._open else -1
         for level, step in enumerate(steps[known:], known):
             if level == len(steps) - 1:
-                about = stretch.type, stretch.doc, as_text(stretch.value)
+                about = stretch.type, stretch.doc, as_text(stretch.value, stretch.type)
             else:
                 label = stretch.tensor or stretch.key if step.isdecimal() else None
                 about = "", "" if level else self._docs.get(step, ""), visible(label or "", VALUE)
@@ -84,7 +85,7 @@ class FieldTree:
         for i, part in enumerate(self._map.inside(stretch, stretch.start, end) if levels else ()):
             if i == MAX_PARTS:
                 return
-            below = self._add(row, part.name, part.start, part.end, part.type, part.doc, as_text(part.value))
+            below = self._add(row, part.name, part.start, part.end, part.type, part.doc, as_text(part.value, part.type))
             self._add_parts(part, below, min(end, part.end), levels - 1)
 
     def _add(self, parent: int, name: str, start: int, end: int, type_: str = "", doc: str = "", value: str = "") -> int:
@@ -158,12 +159,13 @@ def _joined(rest: list[Stretch]) -> Stretch:
     return Stretch(first.start, last.end, path, FIELD, "bytes", "fields omitted from this page because there are too many")
 
 
-def as_text(value: Any) -> str:
+def as_text(value: Any, type_: str) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
         return visible(value, VALUE)
-    return visible(str(value) if isinstance(value, (np.generic, int)) else shown(value, VALUE), VALUE + 20)
+    text = str(value) if isinstance(value, (np.generic, int)) else shown(displayed(value, type_), VALUE)
+    return visible(text, VALUE + 20)
 
 
 def payload_start(map: ByteMap) -> int:
