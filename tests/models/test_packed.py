@@ -45,6 +45,16 @@ def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
 
 
+def test_types_of_another_example(tmp_path: Path) -> None:
+    """Packed weights, also those whose rows are permuted, are quantized again only on request."""
+    path, like = quantized(tmp_path, "tiny-llama"), quantized(tmp_path / "like", "tiny-llama", "Q4_0")
+    packed, _ = glft.transformers.load(path)
+    with pytest.raises(glft.SchemeError, match=r"^15 tensors \(Q8_0\) are quantized already, such as 'token_embd.weight'"):
+        glft.transformers.save(packed, tmp_path / "out.gguf", like=like)
+    written = glft.transformers.save(packed, tmp_path / "out.gguf", like=like, allow_requantize=True)
+    assert sum(str(tensor.quantized_from) == "Q8_0" for tensor in written) == 15
+
+
 def test_gives_the_asked_dtype(tmp_path: Path) -> None:
     path = quantized(tmp_path, "tiny-llama")
     model, _ = glft.transformers.load(path, dtype=torch.bfloat16)
