@@ -28,9 +28,13 @@ def names_matching(pattern: object, tensors: Mapping[str, object]) -> list[str]:
     names = [str(name) for name in tensors]  # keys of a torch file may not be strings
     if matched := [name for name, text in zip(tensors, names, strict=True) if fnmatchcase(text, pattern)]:
         return matched
-    close = closest(pattern, names)
-    hint = f"; did you mean {shown(close)}?" if close is not None else ""
-    raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{hint}")
+    raise SchemeError(f"expected a tensor that matches {shown(pattern)}, found none{suggestion(pattern, names)}")
+
+
+def suggestion(name: object, names: Iterable[str]) -> str:
+    """Returns the end of an error about an unknown name: the closest name, if one is close."""
+    close = closest(str(name), list(names))
+    return f"; did you mean {shown(close)}?" if close is not None else ""
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:
