@@ -22,16 +22,55 @@ name in a hostile file can neither flood a log nor control a terminal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+
+MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
+BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """Returns the repr of `value`, escaped and shortened to about `limit` characters."""
+    """Returns the repr of `value`, escaped and shortened to about `limit` characters.
+
+    Of a list, tuple, set or dict, only the items that are shown are visited: it may be large,
+    nested deeply, or contain itself.
+    """
     if isinstance(value, (str, bytes)) and len(value) > limit:
         return f"{value[: limit - 12]!r}... ({len(value)} in all)"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    text = ""
+    for piece in _pieces(value, limit):
+        text += piece
+        if len(text) > limit:
+            return f"{text[: limit - 3]}..."
+    return text
+
+
+def _pieces(value: object, limit: int) -> Iterator[str]:
+    """Yields the repr of `value` in pieces, none of them empty."""
+    brackets = BRACKETS.get(type(value))
+    if isinstance(value, dict) and value:
+        for i, (key, item) in enumerate(value.items()):
+            yield ", " if i else "{"
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(item, limit)
+        yield "}"
+    elif brackets and isinstance(value, Collection) and value:
+        for i, item in enumerate(value):
+            yield ", " if i else brackets[0]
+            yield from _pieces(item, limit)
+        yield ",)" if isinstance(value, tuple) and len(value) == 1 else brackets[1]
+    elif isinstance(value, int) and value.bit_length() > MOST_BITS:
+        yield f"an integer of {value.bit_length()} bits"
+    else:
+        yield _leaf(value[: limit + 1] if isinstance(value, (str, bytes, bytearray)) else value)
+
+
+def _leaf(value: object) -> str:
+    try:
+        return " ".join(repr(value).split())
+    except Exception:  # an error in another library's repr would hide the error that is reported
+        return f"an object of {type(value).__name__}"
 
 
 def safe(text: str, limit: int = 100) -> str:

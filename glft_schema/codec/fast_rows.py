@@ -23,6 +23,7 @@ import construct
 from construct.core import evaluate
 
 from glft_schema.codec.context import Context
+from glft_schema.codec.expressions import compiled
 from glft_schema.storage.cursor import Cursor
 
 # Parses a field: (buffer, the field's start there, context of its Struct) -> (value, end)
@@ -102,6 +103,18 @@ def _string_encoded(field: construct.StringEncoded, context: Context) -> Reader:
     return text_reader(fast_reader(inner.lengthfield, context), float("inf"), lambda stored: stored.decode(encoding))
 
 
+def _bytes(field: construct.Bytes, context: Context) -> Reader:
+    length = compiled(field.length) if callable(field.length) else lambda context: field.length
+
+    def read(stored: bytes, at: int, context: Context) -> tuple[bytes, int]:
+        end = at + length(context)
+        if not at <= end <= len(stored):
+            raise NotFast
+        return stored[at:end], end
+
+    return read
+
+
 def _switch(field: construct.Switch, context: Context) -> Reader:
     cases: dict[Any, Reader] = {}
     for key, case in field.cases.items():
@@ -111,6 +124,7 @@ def _switch(field: construct.Switch, context: Context) -> Reader:
 
 
 READERS: dict[type, Callable[[Any, Context], Reader]] = {
+    construct.Bytes: _bytes,
     construct.Renamed: inner_reader,
     construct.Default: inner_reader,
     construct.FormatField: _format_field,

@@ -52,9 +52,9 @@ Weights = StrPath | File | Mapping[str, Any] | Checkpoint  # a path, an open fil
 def open_checkpoint(path: StrPath, exclude: Iterable[str] = (), *, as_stored: bool = False) -> dict[str, StoredTensor]:
     """Opens a checkpoint: whatever `glft_schema.open` opens, or a torch file.
 
-    A torch file is read with ``weights_only=True``, so it cannot run code. If its dict has the
-    weights under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used. Tensors of
-    other files are read one at a time.
+    A torch file is read without torch's reader, so it cannot run code. If its dict has the weights
+    under ``state_dict``, ``model_state_dict`` or ``model``, that entry is used. Other Python
+    objects in it are not made, and may be excluded.
 
     Args:
         path: the file or folder.
@@ -178,7 +178,7 @@ def _open_path(path: StrPath) -> Checkpoint:
         finally:
             os.close(fd)
         if magic.startswith(TORCH_MAGICS):
-            return Checkpoint(load_torch(path, mmap=magic.startswith(TORCH_MAGICS[0])), {})
+            return Checkpoint(load_torch(path), {})
     return _of_file(open_container(path))
 
 

@@ -15,6 +15,7 @@ from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import Rows, matrix
 from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.weights.torch_pickle import Opaque
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
 
 def _in_memory(name: str, tensor: Any) -> StoredTensor:
     if not isinstance(name, str):
-        raise TensorError("expected a string as the name of a tensor", str(name))
+        raise TensorError("expected a string as the name of a tensor", shown(name))
     if isinstance(tensor, StoredTensor):
         return tensor
     check_dense(name, tensor)
@@ -126,7 +127,9 @@ def as_lazy(tensors: Mapping[str, StoredTensor]) -> dict[str, LazyTensor]:
 def check_dense(name: str, tensor: Any) -> None:
     """Raises TensorError unless `tensor` is a torch tensor with its values in memory."""
     if not isinstance(tensor, torch.Tensor):
-        raise TensorError(f"expected a torch.Tensor, found {shown(tensor)}", name)
+        is_tensor = isinstance(tensor, Opaque) and "._rebuild_" in tensor.text
+        expected = "a dense tensor with values in memory" if is_tensor else "a torch.Tensor"
+        raise TensorError(f"expected {expected}, found {shown(tensor)}", name)
     if not is_dense(tensor):
         kind = "meta" if tensor.is_meta else str(tensor.layout)
         raise TensorError(f"expected a dense tensor with values in memory, found a {type(tensor).__name__} ({kind})", name)

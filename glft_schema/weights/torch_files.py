@@ -1,64 +1,183 @@
-"""Files written by `torch.save`."""
+"""Files written by `torch.save`, read without torch's reader: nothing in them is called.
+
+A file of torch 1.6 or later is a zip archive of a pickle and a record per storage. A legacy file
+has five pickles, and then each storage after its number of elements.
+"""
 
 from __future__ import annotations
 
-import os
-import pickle
-import zipfile
+import math
 from typing import Any
 
-from glft_schema.errors import FormatError, TensorError, one_line, shown
+from glft_schema.codec.construct_errors import inside
+from glft_schema.errors import FormatError, TensorError, TruncatedError, shown
 from glft_schema.formats.registry import ZIP
+from glft_schema.formats.torch_zip import Span, read_directory
 from glft_schema.lazy import torch
-from glft_schema.storage.source import StrPath
-from glft_schema.weights.stored_tensors import is_dense
+from glft_schema.limits import current
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.tensor_bytes import tensor_over
+from glft_schema.weights.torch_pickle import Opaque, Pickle, Storage, TensorView, read_pickle
 
 # A zip archive, or a pickle with the magic number of torch before 1.6. A shorter prefix could also
 # be the header length at the start of a safetensors file.
 TORCH_MAGICS = (ZIP, b"\x80\x02\x8a\x0a")
+MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # the first two pickles of a legacy file
+VERSIONS = [b"%d" % version for version in range(1, 11)]  # of an archive, as torch's reader takes them
 
-MAX_REPEATED = 1 << 24  # bytes that a tensor with repeated elements may expand to
+MAX_REPEATED = 1 << 24  # bytes that tensors may have in total, beyond twice the bytes of their storages
+
+FIRST = 1 << 16  # bytes that are read first to find the end of pickles
 
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
+ONLY_TENSORS = "expected a torch file that holds only tensors, found"
+MODULES = ("torch", "torch.cuda", "torch.storage")
+# fmt: off
+DTYPES = {  # by the class of a storage; quantized tensors are not read
+    "FloatStorage": "float32", "DoubleStorage": "float64", "HalfStorage": "float16", "BFloat16Storage": "bfloat16",
+    "ByteStorage": "uint8", "CharStorage": "int8", "ShortStorage": "int16", "IntStorage": "int32", "LongStorage": "int64",
+    "BoolStorage": "bool", "ComplexFloatStorage": "complex64", "ComplexDoubleStorage": "complex128",
+    "UntypedStorage": "uint8", "QInt8Storage": "int8", "QUInt8Storage": "uint8", "QInt32Storage": "int32",
+}
+DTYPES |= {dtype: dtype for dtype in (  # of tensors in untyped storages
+    "uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz",
+    "float8_e8m0fnu", "float4_e2m1fn_x2",
+)}
+# fmt: on
 
 
-def load_torch(path: StrPath, mmap: bool) -> dict[str, Any]:
-    """Returns the entries of a torch file that holds only tensors, dense or not.
+def load_torch(path: StrPath) -> dict[str, Any]:
+    """Returns the entries of a torch file. Tensors are views of the mapped file.
 
     Raises:
         OSError: from the system.
-        FormatError: if it is not a torch file, or holds other objects.
-        TensorError: if a tensor expands repeated elements beyond `MAX_REPEATED`.
+        LimitError: if the file exceeds a limit.
+        FormatError: if it is not a torch file, or holds other objects than a dict of tensors.
+        TensorError: if tensors repeat elements beyond `MAX_REPEATED`.
     """
+    source = open_source(path)
     try:
-        _check_not_compressed(path)
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except (OSError, MemoryError, FormatError, ModuleNotFoundError):
-        raise
-    except Exception as error:
-        reason = one_line(str(error).strip().partition("\n")[0]) or type(error).__name__
-        if isinstance(error, pickle.UnpicklingError):
-            reason = "other Python objects, or no tensors; save model.state_dict() instead"
-        raise FormatError(f"expected a torch file that holds only tensors, found: {reason}") from error
-    for key in NESTED_KEYS:
-        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
-            loaded = loaded[key]
-    if not isinstance(loaded, dict) or not loaded:
-        raise FormatError(f"expected a dict of tensors, found {shown(loaded)}")
-    for name, tensor in loaded.items():
-        if isinstance(tensor, torch.Tensor) and is_dense(tensor):
-            stored, whole = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
-            if whole > max(stored, MAX_REPEATED):
-                problem = f"expected {whole} bytes of values, found {stored}, repeated by strides: save tensor.contiguous()"
-                raise TensorError(problem, str(name))
-    return dict(loaded)
+        is_archive = source.read(0, min(source.size, len(ZIP))) == ZIP
+        value, records = (_read_archive if is_archive else _read_legacy)(source)
+        for key in NESTED_KEYS:
+            if isinstance(value, dict) and isinstance(value.get(key), dict):
+                value = value[key]
+        if isinstance(value, Opaque):
+            raise FormatError(f"{ONLY_TENSORS}: other Python objects ({value}); save model.state_dict() instead")
+        if not isinstance(value, dict) or not value:
+            raise FormatError(f"expected a dict of tensors, found {shown(value)}")
+        tensors = _Tensors(source, records)
+        return {name: tensors.of(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in value.items()}
+    except FormatError as error:
+        raise error.at(error.path, error.offset, error.tensor, source.name) from None
+    finally:
+        source.close()  # tensors keep the map
 
 
-def _check_not_compressed(path: StrPath) -> None:
-    """Raises FormatError for a compressed archive, which could expand to any size."""
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                if member.compress_type != zipfile.ZIP_STORED:
-                    problem = f"expected an uncompressed archive, found {shown(member.filename)} compressed"
-                    raise FormatError(problem, file=os.fspath(path))
+def _read_archive(source: Source) -> tuple[Any, dict[str, Span]]:
+    """Returns the object of an archive, and the bytes of its storages by key."""
+    records = read_directory(source)
+    if "constants.pkl" in records:
+        raise FormatError(f"{ONLY_TENSORS}: TorchScript; save model.state_dict() instead")
+    version, order = (bytes(source.read(*records.get(name, (0, 0)))) for name in ("version", "byteorder"))
+    if version.strip() not in VERSIONS or order not in (b"", b"little"):
+        found = f"version {shown(version)} and byteorder {shown(order)}"
+        raise FormatError(f"expected version 1 to 10 and little-endian numbers, found {found}")
+    start, nbytes = records.get("data.pkl", (0, 0))
+    current().check("metadata", nbytes, "data.pkl", " bytes")
+    with inside("data.pkl"):
+        value = read_pickle(bytes(source.read(start, nbytes))).value
+    return value, {name.removeprefix("data/"): span for name, span in records.items() if name.startswith("data/")}
+
+
+def _read_legacy(source: Source) -> tuple[Any, dict[str, Span]]:
+    """Returns the object of a legacy file, and the bytes of its storages by key."""
+    magic, protocol, system, pickle, keys = _pickles(source)
+    little = system.value.get("little_endian") if isinstance(system.value, dict) else None
+    if (magic.value, protocol.value, little) != (MAGIC, PROTOCOL, True):
+        found = f"protocol {shown(protocol.value)}, little-endian {shown(little)}"
+        raise FormatError(f"expected protocol {PROTOCOL} and little-endian numbers, found {found}")
+    records, at = dict[str, Span](), keys.end
+    for key in keys.value if isinstance(keys.value, list) else ():
+        storage, numel = pickle.storages.get(key if isinstance(key, str) else ""), int.from_bytes(source.read(at, 8), "little")
+        if storage is None or storage.numel != numel or key in records:
+            raise FormatError(f"expected each storage once, with the number of its elements, found {shown(key)}", offset=at)
+        records[key] = at + 8, numel * _dtype(storage.type, key).itemsize
+        at = sum(records[key])
+    return pickle.value, records
+
+
+def _pickles(source: Source) -> list[Pickle]:
+    """Returns the five pickles at the start of a legacy file."""
+    nbytes = FIRST
+    while True:  # they have no length, and storages of any size follow them
+        stored = bytes(source.read(0, min(nbytes, source.size)))
+        pickles = [read_pickle(stored)]
+        try:
+            while len(pickles) < 5:
+                pickles.append(read_pickle(stored, pickles[-1].end))
+            return pickles
+        except TruncatedError:
+            if nbytes >= source.size:
+                raise
+        nbytes *= 8
+        current().check("metadata", nbytes, "", " bytes of pickles")
+
+
+def _dtype(name: str, tensor: str) -> torch.dtype:
+    """Returns the dtype of a storage's class or of a dtype, both by their global.
+
+    Raises TensorError if torch has no such dtype.
+    """
+    module, _, last = name.rpartition(".")
+    dtype = getattr(torch, DTYPES.get(last, ""), None) if module in MODULES else None
+    if not isinstance(dtype, torch.dtype):
+        raise TensorError(f"expected a dtype of torch {torch.__version__}, found {shown(name)}", tensor)
+    return dtype
+
+
+class _Tensors:
+    """Makes the tensors of a file, as views of its map."""
+
+    def __init__(self, source: Source, records: dict[str, Span]) -> None:
+        self._whole = source.private(0, source.size)
+        self._records = records
+        self._storages: dict[str, torch.Tensor] = {}  # uint8, by key
+        self._seen: set[tuple[object, ...]] = set()
+        self._stored = self._total = 0  # bytes of storages, and of different tensors
+
+    def of(self, view: TensorView, name: str) -> torch.Tensor:
+        """Returns a tensor. Raises FormatError or TensorError as `load_torch`."""
+        stored = _dtype(view.storage.type, name)
+        dtype = stored if view.dtype is None else _dtype(view.dtype, name)
+        storage = self._storage(view.storage, stored, name)
+        numel, most = math.prod(view.shape), view.storage.numel * stored.itemsize // dtype.itemsize
+        last = view.offset + sum((size - 1) * step for size, step in zip(view.shape, view.stride, strict=True))
+        if (numel and last >= most) or math.prod(size or 1 for size in view.shape) >= 1 << 63:
+            problem = f"expected elements of its storage of {most}, found dims {list(view.shape)} up to element {last}"
+            raise FormatError(problem, tensor=name)
+        identity = (view.storage.key, view.offset, dtype, view.shape, view.stride)
+        if identity not in self._seen:  # tied tensors are stored once
+            self._seen.add(identity)
+            self._total += numel * dtype.itemsize
+        if self._total > 2 * self._stored + MAX_REPEATED:
+            problem = f"expected {self._stored} bytes of values up to this tensor, as stored, found {self._total}"
+            raise TensorError(f"{problem}, repeated by strides or in other tensors: save tensor.contiguous()", name)
+        if not numel:
+            return torch.empty(view.shape, dtype=dtype)
+        tensor = storage[: most * dtype.itemsize].view(dtype).as_strided(view.shape, view.stride, view.offset)
+        tensor = tensor.conj() if view.flags.get("conj") else tensor
+        return torch._neg_view(tensor) if view.flags.get("neg") and tensor.is_floating_point() else tensor
+
+    def _storage(self, storage: Storage, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """Returns the bytes of a storage."""
+        if storage.key not in self._storages:
+            start, nbytes = self._records.get(storage.key, (0, -1))
+            if nbytes != storage.numel * dtype.itemsize:
+                found = f"{nbytes} bytes" if nbytes >= 0 else "none"
+                problem = f"expected the storage {shown(storage.key)} of {storage.numel * dtype.itemsize} bytes, found {found}"
+                raise FormatError(problem, offset=start or None, tensor=name)
+            self._storages[storage.key] = tensor_over(self._whole[start : start + nbytes], torch.uint8, (nbytes,))
+            self._stored += nbytes
+        return self._storages[storage.key]

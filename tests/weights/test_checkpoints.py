@@ -164,7 +164,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "model.pt"
     for content, message in (
         (Code(), "expected a torch file that holds only tensors, found: other Python objects"),
-        (torch.ones(3), "expected a dict of tensors, found tensor"),
+        (torch.ones(3), "expected a dict of tensors, found a tensor"),
         ({}, "expected a dict of tensors, found {}"),
     ):
         torch.save(content, path)
@@ -184,7 +184,7 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, capsys: pytest.CaptureFix
 def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
     path = tmp_path / "large.pt"
     torch.save({"a": torch.ones(1).expand(1 << 12, 1 << 12)}, path)
-    problem = r"tensor 'a': expected 67108864 bytes of values, found 4, repeated by strides: save tensor.contiguous\(\)"
+    problem = r"tensor 'a': expected 4 bytes of values up to this tensor, as stored, found 67108864, repeated by strides"
     with pytest.raises(TensorError, match=problem):
         open_checkpoint(path)
     torch.save({"a": torch.ones(1).expand(8, 8)}, path)
@@ -192,7 +192,7 @@ def test_torch_files_that_are_more_than_they_seem(tmp_path: Path) -> None:
     with zipfile.ZipFile(path) as stored, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb:
         for name in stored.namelist():
             bomb.writestr(name, stored.read(name))
-    with pytest.raises(FormatError, match=r"expected an uncompressed archive, found '.*' compressed"):
+    with pytest.raises(FormatError, match=r"directory -> 0 -> method: expected 0, an uncompressed archive, found 8"):
         open_checkpoint(tmp_path / "bomb.pt")
 
 
