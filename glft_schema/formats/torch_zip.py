@@ -21,7 +21,7 @@ from typing import Any
 from construct import Bytes, len_, this
 from construct.expr import FuncPath
 
-from glft_schema.codec.construct_errors import our_errors
+from glft_schema.codec.construct_errors import inside, our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.numbers import u16, u32, u64
 from glft_schema.codec.predicates import equals, meets
@@ -74,7 +74,9 @@ Entry = Struct(
     "n_name"    / Count(u16, len_(this.name))    * "bytes of the name",
     "n_extra"   / Count(u16, len_(this.extra))   * "bytes of the extra field",
     "n_comment" / Count(u16, len_(this.comment)) * "bytes of the comment",
-    "others"    / Bytes(8)                       * "disk and attributes",
+    "disk"      / u16                            * "0",
+    "internal"  / u16                            * "attributes, ignored",
+    "external"  / u32                            * "attributes; bit 4: a folder",
     "start"     / u32                            * "first byte of the local header",
     "name"      / Bytes(this.n_name)             * "folder and name",
     "extra"     / Bytes(this.n_extra)            * "parts, each after its id and length; part 1 has numbers above 32 bits",
@@ -83,6 +85,8 @@ Entry = Struct(
     Rule("zip-flags",  this.flags,  meets((this.flags & 0xF7F7) == 0, "no flags except 0x0808, such as encrypted")),
     Rule("zip-stored", this.method, meets(this.method == 0, "0, an uncompressed archive")),
     Rule("zip-name",   this.name,   in_folder),
+    Rule("zip-disk",   this.disk,   equals(0)),
+    Rule("zip-file",   this.external, meets(((this.external & 16) == 0) | (this.size == 0), "no folder, which has no bytes")),
     title="entry of the directory",
 )
 
@@ -205,6 +209,6 @@ def _place(entry: Record) -> Span:
 
 
 def _parsed(declared: Struct, cursor: Cursor, **parameters: Any) -> Record:
-    with our_errors():
+    with inside(declared.title), our_errors():
         record: Record = declared._parse(cursor, new_context(True, limits=current(), **parameters), "(parsing)")
     return record

@@ -28,6 +28,7 @@ VERSIONS = [b"%d" % version for version in range(1, 11)]  # of an archive, as to
 
 MAX_REPEATED = 1 << 24  # bytes that tensors may have in total, beyond twice the bytes of their storages
 
+ALIGNMENT = 16  # bytes; torch may crash on tensors of complex128 elsewhere
 FIRST = 1 << 16  # bytes that are read first to find the end of pickles
 
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
@@ -105,6 +106,8 @@ def _read_legacy(source: Source) -> tuple[Any, dict[str, Span]]:
             raise FormatError(f"expected each storage once, with the number of its elements, found {shown(key)}", offset=at)
         records[key] = at + 8, numel * _dtype(storage.type, key).itemsize
         at = sum(records[key])
+    if at > source.size:
+        raise TruncatedError(f"expected {at} bytes, found {source.size}", offset=source.size)
     return pickle.value, records
 
 
@@ -141,6 +144,7 @@ class _Tensors:
     """Makes the tensors of a file, as views of its map."""
 
     def __init__(self, source: Source, records: dict[str, Span]) -> None:
+        self._source = source
         self._whole = source.private(0, source.size)
         self._records = records
         self._storages: dict[str, torch.Tensor] = {}  # uint8, by key
@@ -178,6 +182,7 @@ class _Tensors:
                 found = f"{nbytes} bytes" if nbytes >= 0 else "none"
                 problem = f"expected the storage {shown(storage.key)} of {storage.numel * dtype.itemsize} bytes, found {found}"
                 raise FormatError(problem, offset=start or None, tensor=name)
-            self._storages[storage.key] = tensor_over(self._whole[start : start + nbytes], torch.uint8, (nbytes,))
+            stored = self._source.read(start, nbytes) if start % ALIGNMENT else self._whole[start : start + nbytes]
+            self._storages[storage.key] = tensor_over(stored, torch.uint8, (nbytes,))
             self._stored += nbytes
         return self._storages[storage.key]

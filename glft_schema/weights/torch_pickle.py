@@ -199,7 +199,9 @@ class _Reader:
             case ("module", class_, _, _):
                 return class_
             case ("storage", Global(text=type_), str(key), _, int(numel), *view) if numel >= 0 and view in ([], [None]):
-                if (storage := self.storages.setdefault(key, Storage(type_, key, numel))) == Storage(type_, key, numel):
+                storage = Storage(type_, key, numel)
+                first = self.storages.setdefault(key, storage)
+                if first == storage or first.numel == numel == 0:  # tensors of no elements may share one of any type
                     return storage
         raise ValueError
 

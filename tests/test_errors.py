@@ -1,0 +1,48 @@
+"""The texts of values in errors: bounded, whatever the values are."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+
+from glft_schema.errors import shown
+
+
+class Point(NamedTuple):
+    x: int
+
+
+class Broken:
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    "value", [[], (), {}, set(), frozenset(), [1], (1,), (1, "a"), {1}, frozenset([1]), {"a": [1, (b"x",)]}, 1 << 90, True,
+              None, 1.5, "a", b"a", Point(3), range(3)]
+)  # fmt: skip
+def test_short_values_are_shown_as_python_does(value: object) -> None:
+    assert shown(value) == repr(value)
+
+
+def test_values_of_any_size_and_depth() -> None:
+    shared: tuple[object, ...] = ()
+    for _ in range(1000):
+        shared = (shared, shared)
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    circular: dict[str, object] = {}
+    circular["a"] = circular
+    assert shown(shared) == "(" * 77 + "..."
+    assert shown(deep) == "[" * 77 + "..."
+    assert shown(circular) == ("{'a': " * 20)[:77] + "..."
+    assert shown(["x" * 10**7], 20) == "['xxxxxxxxxxxxxxx..."
+    assert shown("x" * 100, 20) == "'xxxxxxxx'... (100 in all)"
+    assert shown([bytearray(10**7)], 20) == r"[bytearray(b'\x00..."
+    assert shown({1: 10**5000}) == "{1: an integer of 16610 bits}"
+    assert shown(range(10**9)) == "range(0, 1000000000)"
+    assert shown(OrderedDict(a=[deep] * 10**6), 20) == "{'a': [[[[[[[[[[[..."
+    assert shown([Broken()]) == "[an object of Broken]"
