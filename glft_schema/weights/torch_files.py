@@ -29,6 +29,7 @@ VERSIONS = [b"%d" % version for version in range(1, 11)]  # of an archive, as to
 MAX_REPEATED = 1 << 24  # bytes that tensors may have in total, beyond twice the bytes of their storages
 
 ALIGNMENT = 16  # bytes; torch may crash on tensors of complex128 elsewhere
+LONGEST = 16  # bytes that are read of a record of text
 FIRST = 1 << 16  # bytes that are read first to find the end of pickles
 
 NESTED_KEYS = ("state_dict", "model_state_dict", "model")  # weights in checkpoints of training scripts
@@ -81,7 +82,8 @@ def _read_archive(source: Source) -> tuple[Any, dict[str, Span]]:
     records = read_directory(source)
     if "constants.pkl" in records:
         raise FormatError(f"{ONLY_TENSORS}: TorchScript; save model.state_dict() instead")
-    version, order = (bytes(source.read(*records.get(name, (0, 0)))) for name in ("version", "byteorder"))
+    spans = (records.get(name, (0, 0)) for name in ("version", "byteorder"))
+    version, order = (bytes(source.read(start, min(nbytes, LONGEST))) for start, nbytes in spans)
     if version.strip() not in VERSIONS or order not in (b"", b"little"):
         found = f"version {shown(version)} and byteorder {shown(order)}"
         raise FormatError(f"expected version 1 to 10 and little-endian numbers, found {found}")

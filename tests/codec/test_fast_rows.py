@@ -217,6 +217,9 @@ Everything = Struct(
     "n_sizes" / Count(Int16ul, len_(this.sizes)),
     "sizes" / Sizes(u8, number, "dims"),
     "type" / TypeCode(u8, VALUE_TYPES),
+    "n_bytes" / Count(u8, len_(this.bytes)),
+    "bytes" / construct.Bytes(this.n_bytes),
+    "two" / construct.Bytes(2),
     "default" / Default(Int32sb, 7),
     "twice" / Derived(this.narrow * 2),
     "inner"
@@ -226,7 +229,6 @@ Everything = Struct(
     Rule("function", this.text, meets(lambda at: len(at.text) < 9 and "inner" in at, "a short text")),
 )
 OTHERS = {
-    "bytes": Struct("a" / u8, "b" / construct.Bytes(this.a % 4)),
     "a class with its own parse": Struct("a" / u8, "b" / Doubled("doubled", "u2")),
     "a hook": Struct("a" / u8 * (lambda value, context: context._root.update(hooked=value))),
     "picked by the row": Struct("a" / u8, "b" / Picked(this.a > 9, u8, u16)),
