@@ -89,14 +89,14 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
 
 def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
     context = new_context(True, trace=trace, limits=current(), **params)
-    with our_errors(), _gc_paused():
+    with our_errors(), gc_paused():
         record = struct._parse(Cursor(source), context, "(parsing)")
     assert isinstance(record, Record)
     return record
 
 
 @contextmanager
-def _gc_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pauses cyclic garbage collection, which would scan the growing table again and again.
 
     The setting is process-wide. The previous state is restored even if a thread changes it.

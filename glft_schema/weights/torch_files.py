@@ -11,6 +11,7 @@ from typing import Any
 
 from glft_schema.codec.construct_errors import inside
 from glft_schema.errors import FormatError, TensorError, TruncatedError, shown
+from glft_schema.files.parsing import gc_paused
 from glft_schema.formats.registry import ZIP
 from glft_schema.formats.torch_zip import Span, read_directory
 from glft_schema.lazy import torch
@@ -61,7 +62,8 @@ def load_torch(path: StrPath) -> dict[str, Any]:
     source = open_source(path)
     try:
         is_archive = source.read(0, min(source.size, len(ZIP))) == ZIP
-        value, records = (_read_archive if is_archive else _read_legacy)(source)
+        with gc_paused():
+            value, records = (_read_archive if is_archive else _read_legacy)(source)
         for key in NESTED_KEYS:
             if isinstance(value, dict) and isinstance(value.get(key), dict):
                 value = value[key]
@@ -69,8 +71,9 @@ def load_torch(path: StrPath) -> dict[str, Any]:
             raise FormatError(f"{ONLY_TENSORS}: other Python objects ({value}); save model.state_dict() instead")
         if not isinstance(value, dict) or not value:
             raise FormatError(f"expected a dict of tensors, found {shown(value)}")
-        tensors = _Tensors(source, records)
-        return {name: tensors.of(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in value.items()}
+        make = _Tensors(source, records).of
+        with gc_paused():
+            return {name: make(entry, str(name)) if isinstance(entry, TensorView) else entry for name, entry in value.items()}
     except FormatError as error:
         raise error.at(error.path, error.offset, error.tensor, source.name) from None
     finally:
