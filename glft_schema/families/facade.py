@@ -1,6 +1,7 @@
 """Runs llama.cpp's converter with a writer that sends the GGUF file through a pipe on request.
 
-Run as a program, in a process of its own. `families/converter.py` starts it and is the other end.
+Run as a program by `confined.py`, in a process of its own. `families/converter.py` starts it and is
+the other end.
 
     arguments:  the path of convert_hf_to_gguf.py, then its own arguments
     stdout:     u64 bytes of the head, u64 bytes of the file, the head; then the bytes requested
@@ -17,7 +18,6 @@ import importlib
 import io
 import os
 import runpy
-import signal
 import struct
 import sys
 from bisect import bisect_right
@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 PAIR = struct.Struct("<QQ")
+SHOWN = 1000  # characters of an error
 
 
 def computed(value: Any) -> Any:
@@ -112,7 +113,6 @@ def facade(gguf: Any, requests: BinaryIO, results: BinaryIO) -> type:
 
 def main(converter: Path, arguments: list[str]) -> None:
     """Runs the converter."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
     requests, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -125,11 +125,9 @@ def main(converter: Path, arguments: list[str]) -> None:
         sys.argv = [str(converter), *arguments]
         runpy.run_path(str(converter), run_name="__main__")
     except Exception as error:  # of others
-        print("\n" + " ".join(f"{type(error).__name__}: {error}".split()), file=sys.stderr)
+        print("\n" + " ".join(f"{type(error).__name__}: {error}".split())[:SHOWN], file=sys.stderr)
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    if not getattr(sys.flags, "safe_path", False):
-        del sys.path[0]  # this file's folder, whose modules would hide others of the same names
     main(Path(sys.argv[1]), sys.argv[2:])

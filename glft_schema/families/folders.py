@@ -8,16 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.composite import refuse_composite
-from glft_schema.families.config import CONFIG, Config, metadata_of, read_config, read_json, refusing
+from glft_schema.families.config import CONFIG, Config, check_token_count, metadata_of, read_config, read_json, refusing
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import FAMILIES, Family
-from glft_schema.families.libraries import keys_of, library
+from glft_schema.families.guarded import guarded
+from glft_schema.families.libraries import library
 from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import (
     KEEP,
@@ -29,13 +28,19 @@ from glft_schema.families.operations import (
     of_file,
     of_values,
 )
-from glft_schema.families.vocabulary import vocabulary_keys
+from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container
+from glft_schema.files.shards import is_file_name
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
+from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath
 
+FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
+CARD = "README.md"
+PARSED = (CARD, "generation_config.json", *TOKENIZER_FILES)  # by other libraries
 EMBEDDING = "token_embd.weight"
+HEAD_SIZE = "head_dim"
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
@@ -74,29 +79,33 @@ def open_folder(path: StrPath) -> Model:
         OSError: if a file is missing or cannot be read.
     """
     folder = Path(path)
-    with refusing(folder, "a valid config.json"):
-        family = family_of(folder)
-        config = read_config(folder)
-        values = metadata_of(config, family.keys, family.arch)
-        check_assumed(family, config, folder)
-        file = open_container(folder)
-        refuse_composite(file.tensors, folder)
-        names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
-        tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
-    check_vocabulary_size(tensors, config, folder)
-    with refusing(folder, "a valid model card"):
-        general = general_keys(folder, tensors, family)
-    with refusing(folder, "a valid modules.json"):
-        pooling = pooling_keys(folder, family)
-    with refusing(folder, "a valid tokenizer"):
-        vocabulary = vocabulary_keys(folder, family, config)
+    with guarded(FOLDER_KEYS) as call:
+        with refusing(folder, "a valid config.json"):
+            family = family_of(folder)
+            config = read_config(folder)
+            values = metadata_of(config, family.keys, family.arch)
+            check_assumed(family, config, folder)
+            file = open_container(folder)
+            refuse_composite(file.tensors, folder)
+            names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
+            tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+        check_vocabulary_size(tensors, config, folder)
+        with refusing(folder, "a valid modules.json"):
+            pooling = pooling_keys(folder, family)
+        for name in PARSED:
+            if (folder / name).is_file():
+                check_size(folder / name, (folder / name).stat().st_size)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
+        tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
+        vocabulary = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
     entries = {
-        **general,
+        **{key: Typed(*pair) for key, pair in general.items()},
         **values,
         "general.file_type": file_type(tensors),
         **pooling,
         "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
-        **vocabulary,
+        **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))
 
@@ -135,6 +144,7 @@ def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, fol
     Raises:
         TensorError: if there is no such tensor.
         FormatError: if the config has another size.
+        LimitError: if there are more tokens than the limit ``strings``.
     """
     if EMBEDDING not in tensors:
         raise TensorError("expected the token embedding, found none", EMBEDDING)
@@ -142,6 +152,7 @@ def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, fol
     if config.setdefault("vocab_size", rows) != rows:
         problem = f"expected {rows}, the rows of the token embedding, found {shown(config['vocab_size'])}"
         raise FormatError(problem, "vocab_size", file=str(folder / CONFIG))
+    check_token_count(rows, folder)
 
 
 def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Config) -> dict[str, LazyTensor]:
@@ -150,7 +161,11 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     Raises:
         TensorError: if the family has no such tensor, a tensor of a stack is missing, or a shape
             does not fit the config.
+        FormatError: if heads are larger than any tensor.
     """
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    if config.get(HEAD_SIZE, 0) > largest:  # before tensors of this size are generated
+        raise FormatError(f"expected at most {largest}, the largest size of a tensor, found {shown(config[HEAD_SIZE])}", HEAD_SIZE)
     found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
     names = Names(family, config, len(tensors))
@@ -190,31 +205,19 @@ def file_type(tensors: Mapping[str, LazyTensor]) -> int:
     return {torch.float16: 1, torch.bfloat16: 32}.get(next(matrices, torch.float32), 0)
 
 
-def general_keys(folder: Path, tensors: Mapping[str, LazyTensor], family: Family) -> dict[str, Typed]:
-    """Returns the keys ``general.*`` by the model card, the config and the folder's name."""
-    gguf = library("gguf")
-    writer = gguf.GGUFWriter(path=None, arch=family.arch)
-    for name, tensor in tensors.items():  # for their count
-        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), 0)
-    total, *counts = writer.get_total_parameter_count()
-    metadata = gguf.Metadata.load(None, folder, None, total)
-    metadata.name = metadata.name or folder.resolve().name
-    metadata.size_label = metadata.size_label or gguf.size_label(total, *counts)
-    writer.add_type(gguf.GGUFType.MODEL)
-    metadata.set_gguf_meta_model(writer)
-    return keys_of(writer)
-
-
 def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
 
     Raises:
-        FormatError: if llama.cpp has no such pooling.
+        FormatError: if llama.cpp has no such pooling, or its path is not a name.
     """
     path = folder / "modules.json"
     modules = read_json(path, list) if path.is_file() else []
     for module in modules:
         if module["type"].endswith("Pooling"):
+            if not is_file_name(module["path"]):
+                problem = f"expected the name of a folder in the directory, found {shown(module['path'])}"
+                raise FormatError(problem, "path", file=str(path))
             path = folder / module["path"] / CONFIG
             pooling = read_json(path)
             for flag, mode, number in POOLINGS:

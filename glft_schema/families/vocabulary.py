@@ -25,6 +25,8 @@ from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS, TEXT
 
 ARCHITECTURE = "general.architecture"
 TOKENIZER, SENTENCEPIECE, SETTINGS = "tokenizer.json", "tokenizer.model", "tokenizer_config.json"
+ADDED, SETTINGS_FILES = "added_tokens.json", ("chat_template.jinja", "chat_template.json", "merges.txt")
+TOKENIZER_FILES = (TOKENIZER, SENTENCEPIECE, SETTINGS, ADDED, *SETTINGS_FILES)
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # llama.cpp's types of tokens
 ADDED_SCORE, UNUSED_SCORE = -1000.0, -10000.0
 SPACE = "\u2581"  # SentencePiece's sign for a space
@@ -128,8 +130,8 @@ def sentencepiece(writer: Any, folder: Path, config: Config, settings: Config, p
     tokens = [Token(f"[PAD{number}]", UNUSED, UNUSED_SCORE) for number in range(size)]
     for number in range(min(pieces.vocab_size(), size)):
         tokens[number] = Token(pieces.id_to_piece(number), _piece_type(pieces, number), pieces.get_score(number))
-    if (folder / "added_tokens.json").is_file():
-        for text, number in read_json(folder / "added_tokens.json").items():
+    if (folder / ADDED).is_file():
+        for text, number in read_json(folder / ADDED).items():
             if number < size:
                 tokens[number] = Token(text, USER_DEFINED, ADDED_SCORE)
     decoder = settings.get("added_tokens_decoder", {}).items()

@@ -211,7 +211,7 @@ def open_index(index: Path, format: Format, open_one: Callable[[Path], File]) ->
     weight_map, names = _read_index(index)
     if not names:
         raise FormatError("expected at least one tensor, found none", "weight_map", file=str(index))
-    if bad := [name for name in names if not _is_file_name(name)]:
+    if bad := [name for name in names if not is_file_name(name)]:
         raise FormatError(f"expected the name of a file in the directory, found {shown(bad[0])}", "weight_map", file=str(index))
     shards: list[File] = []
     try:
@@ -257,7 +257,7 @@ def _read_index(index: Path) -> tuple[dict[str, Any], list[Any]]:
         raise FormatError("expected JSON with a weight_map", file=str(index)) from None
 
 
-def _is_file_name(text: object) -> bool:
+def is_file_name(text: object) -> bool:
     """Returns whether a value is the name of a file in the same folder."""
     if not isinstance(text, str) or text in ("", ".", ".."):
         return False

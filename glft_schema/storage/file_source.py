@@ -10,7 +10,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from glft_schema.errors import OptionError, TruncatedError, shown
+from glft_schema.errors import LimitError, OptionError, TruncatedError, shown
+from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource, Source, StrPath
 
 STEP = 1 << 26  # bytes per system call that copies: a few milliseconds, after which a signal is handled
@@ -202,9 +203,26 @@ def _version(status: os.stat_result) -> Version:
 
 
 def read_regular(path: StrPath) -> bytes:
-    """Returns all bytes of a regular file. Raises OSError as `open_regular`."""
+    """Returns all bytes of a regular file.
+
+    Raises:
+        LimitError: if they exceed the limit ``whole_file``.
+        OSError: as `open_regular`.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
-        return file.read()
+        check_size(path, os.fstat(file.fileno()).st_size)
+        stored = file.read(current().whole_file + 1)
+    check_size(path, len(stored))  # it may grow, and files of /proc state no size
+    return stored
+
+
+def check_size(path: StrPath, size: int) -> None:
+    """Raises LimitError if a file's size exceeds the limit ``whole_file``."""
+    try:
+        current().check("whole_file", size, "", " bytes")
+    except LimitError as error:
+        error.file = os.fsdecode(path)
+        raise
 
 
 def read_text(path: StrPath) -> str:
@@ -212,7 +230,7 @@ def read_text(path: StrPath) -> str:
 
     Raises:
         OptionError: if it is not UTF-8.
-        OSError: as `open_regular`.
+        LimitError, OSError: as `read_regular`.
     """
     try:
         return read_regular(path).decode("utf-8")

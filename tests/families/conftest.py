@@ -8,6 +8,7 @@ import pytest
 
 from glft_schema.families import pre_tokenizers
 from tests.golden.record_conversions import PRE
+from tests.tools.guarded_here import guarded_here
 
 TABLE = "glft_schema.families.vocabulary.PRE_TOKENIZERS"
 LIBRARIES = ("gguf", "sentencepiece", "tokenizers")
@@ -32,5 +33,6 @@ class AnyFingerprint(dict[str, str]):
 
 @pytest.fixture(autouse=True)
 def any_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the tokenizers of tiny folders known."""
+    """Makes the tokenizers of tiny folders known, in this process."""
+    monkeypatch.setattr("glft_schema.families.folders.guarded", guarded_here)
     monkeypatch.setattr(TABLE, AnyFingerprint(pre_tokenizers.PRE_TOKENIZERS))

@@ -1,0 +1,164 @@
+"""Calls functions in a process of its own, with limits of memory and time: for other libraries that
+parse the files of a folder.
+
+    argument:  the module of the functions
+    stdin:     requests, one a line: JSON with the function's name, its arguments and the limits
+    stdout:    for each request u64 bytes of the answer, the answer: JSON with a result or an error
+    stderr:    messages of libraries, which are not shown
+
+Run as a program, by `families/confined.py`, it is the end that calls the functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from glft_schema.errors import FormatError, LimitError, OptionError, TensorError, TruncatedError
+from glft_schema.families.processes import Confined
+from glft_schema.limits import LIMITS, Limits, current, exceeded
+from glft_schema.storage.source import StrPath
+
+ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
+SIZE = struct.Struct("<Q")
+FIELDS = ("problem", "path", "offset", "tensor", "file", "key")  # of a FormatError
+KINDS = {kind.__name__: kind for kind in (FormatError, TruncatedError, LimitError, TensorError, OptionError)}
+NO_MEMORY = (b"MemoryError", b"memory allocation of", b"bad_alloc")  # messages of Python, Rust and C++
+
+Call = Callable[..., Any]  # name of a function, the folder, its other arguments, and as `file` the one that it reads
+
+
+@contextmanager
+def guarded(module: str) -> Iterator[Call]:
+    """Starts a process, and yields a function that calls functions of a module in it.
+
+    The first argument of each is a folder; its arguments and results are JSON. The yielded function
+    raises:
+
+        FormatError, TensorError, OptionError, OSError: as the function does.
+        LimitError: if the limit ``parser_memory``, ``parser_seconds`` or ``metadata`` is exceeded.
+        FormatError: if the process ends otherwise, with the file.
+    """
+    limits = current()
+    confined = Confined(Path(__file__), [module], limits.parser_memory, limits.parser_seconds, **ONE_THREAD)
+
+    def call(function: str, folder: Path, *arguments: Any, file: Path) -> Any:
+        expired = threading.Event()
+        timer = threading.Timer(limits.parser_seconds, lambda: (expired.set(), confined.process.kill()))
+        timer.start()
+        try:
+            stored = _exchanged(confined, request_of(function, folder, arguments, file), limits, file)
+            if stored is None:
+                raise _ended(confined, expired, limits, file)
+        finally:
+            timer.cancel()
+        return result_of(stored, folder)
+
+    try:
+        yield call
+    finally:
+        confined.end()
+
+
+def request_of(function: str, folder: Path, arguments: Sequence[Any], file: Path) -> bytes:
+    """Returns a request, a line."""
+    limits = {name: getattr(current(), name) for name in LIMITS}
+    whole = {"function": function, "arguments": [str(folder.absolute()), *arguments], "limits": limits, "file": str(file)}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def _exchanged(confined: Confined, request: bytes, limits: Limits, file: Path) -> bytes | None:
+    """Returns the answer to a request, or None if the process ends before."""
+    if not confined.exchange(request, head := memoryview(bytearray(SIZE.size))):
+        return None
+    (size,) = SIZE.unpack(head)
+    if size > limits.metadata:
+        raise _over("metadata", f"{limits.metadata} bytes", str(size), file)
+    stored = bytearray(size)
+    return bytes(stored) if confined.exchange(b"", memoryview(stored)) else None
+
+
+def _ended(confined: Confined, expired: threading.Event, limits: Limits, file: Path) -> FormatError:
+    """Returns the error of a process that ended before its answer."""
+    code, said = confined.process.wait(), confined.messages()
+    if expired.is_set() or -code == signal.SIGXCPU:
+        return _over("parser_seconds", f"{limits.parser_seconds} s for another library", "more", file)
+    if any(sign in said for sign in NO_MEMORY):
+        return _over_memory(limits, file)
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with {code}"
+    return FormatError(f"expected a file that another library can parse, found that its process ended {how}", file=str(file))
+
+
+def _over_memory(limits: Limits, file: StrPath) -> LimitError:
+    return _over("parser_memory", f"{limits.parser_memory} bytes for another library", "more", file)
+
+
+def _over(name: str, most: str, found: str, file: StrPath) -> LimitError:
+    error = exceeded(name, most, found, "")
+    error.file = str(file)
+    return error
+
+
+def answer(module: str, request: bytes) -> bytes:
+    """Calls the function of a request. Returns the answer."""
+    whole = json.loads(request)
+    folder, *arguments = whole["arguments"]
+    with Limits(**whole["limits"]) as limits:
+        try:
+            function = getattr(importlib.import_module(module), whole["function"])
+            return json.dumps({"result": function(Path(folder), *arguments)}).encode()
+        except MemoryError:
+            found: Exception = _over_memory(limits, whole["file"])
+        except (FormatError, TensorError, OptionError, OSError) as error:
+            found = error
+    return json.dumps(_as_json(found)).encode()
+
+
+def _as_json(error: Exception) -> dict[str, Any]:
+    """Returns an error as JSON."""
+    if isinstance(error, OSError):
+        return {"error": "OSError", "args": [error.errno, error.strerror, error.filename]}
+    if isinstance(error, FormatError):
+        args = [getattr(error, field) for field in FIELDS]
+        return {"error": type(error).__name__, "args": args, "limit": error.limit}
+    return {"error": type(error).__name__, "args": list(error.args)}
+
+
+def result_of(stored: bytes, folder: Path) -> Any:
+    """Returns the result in an answer, or raises its error with the folder's path as given."""
+    whole = json.loads(stored)
+    if "error" not in whole:
+        return whole["result"]
+    absolute = str(folder.absolute())
+    args = [str(folder) + arg.removeprefix(absolute) if isinstance(arg, str) and arg.startswith(absolute) else arg
+            for arg in whole["args"]]  # fmt: skip
+    if whole["error"] == "OSError":
+        raise OSError(*args)
+    error = KINDS[whole["error"]](*args)
+    if isinstance(error, FormatError):
+        error.limit = whole["limit"]
+    raise error
+
+
+def main(module: str) -> None:
+    """Answers requests until there are no more."""
+    requests, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is a message
+    importlib.import_module(module)  # before the first request
+    for request in requests:
+        stored = answer(module, request)
+        results.write(SIZE.pack(len(stored)) + stored)
+        results.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
