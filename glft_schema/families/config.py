@@ -61,14 +61,14 @@ def refusing(file: object, expected: str) -> Iterator[None]:
     except (FormatError, TensorError, OptionError, MemoryError):
         raise
     except BaseException as error:
-        is_of_library = isinstance(error, Exception) or is_panic(error)
+        is_of_library = isinstance(error, Exception) or _is_panic(error)
         if not is_of_library or (isinstance(error, OSError) and error.errno is not None):  # of the system
             raise
         found = f"{type(error).__name__}: {one_line(str(error))}"
         raise FormatError(f"expected {expected}, found {found}", file=str(file)) from None
 
 
-def is_panic(error: BaseException) -> bool:
+def _is_panic(error: BaseException) -> bool:
     """Returns whether an error is a panic of a library in Rust, which is not an Exception."""
     return type(error).__name__ == "PanicException"
 

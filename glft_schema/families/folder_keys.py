@@ -45,4 +45,3 @@ def tokenizer_keys(folder: Path, arch: str, config: Config) -> dict[str, Typed]:
     with refusing(folder, "a valid tokenizer"):
         family = next(family for family in FAMILIES if family.arch == arch)
         return vocabulary_keys(folder, family, config)
-

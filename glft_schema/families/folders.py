@@ -165,7 +165,9 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
     """
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
     if config.get(HEAD_SIZE, 0) > largest:  # before tensors of this size are generated
-        raise FormatError(f"expected at most {largest}, the largest size of a tensor, found {shown(config[HEAD_SIZE])}", HEAD_SIZE)
+        raise FormatError(
+            f"expected at most {largest}, the largest size of a tensor, found {shown(config[HEAD_SIZE])}", HEAD_SIZE
+        )
     found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
     names = Names(family, config, len(tensors))

@@ -31,7 +31,9 @@ from glft_schema.storage.source import StrPath
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "RAYON")} | {"TOKENIZERS_PARALLELISM": "false"}
 SIZE = struct.Struct("<Q")
 FIELDS = ("problem", "path", "offset", "tensor", "file", "key")  # of a FormatError
-KINDS = {kind.__name__: kind for kind in (FormatError, TruncatedError, LimitError, TensorError, OptionError)}
+KINDS: dict[str, Callable[..., Exception]] = {
+    kind.__name__: kind for kind in (FormatError, TruncatedError, LimitError, TensorError, OptionError)
+}
 NO_MEMORY = (b"MemoryError", b"memory allocation of", b"bad_alloc")  # messages of Python, Rust and C++
 
 Call = Callable[..., Any]  # name of a function, the folder, its other arguments, and as `file` the one that it reads
@@ -53,7 +55,12 @@ def guarded(module: str) -> Iterator[Call]:
 
     def call(function: str, folder: Path, *arguments: Any, file: Path) -> Any:
         expired = threading.Event()
-        timer = threading.Timer(limits.parser_seconds, lambda: (expired.set(), confined.process.kill()))
+
+        def expire() -> None:
+            expired.set()
+            confined.process.kill()
+
+        timer = threading.Timer(limits.parser_seconds, expire)
         timer.start()
         try:
             stored = _exchanged(confined, request_of(function, folder, arguments, file), limits, file)

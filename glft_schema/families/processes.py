@@ -38,8 +38,8 @@ class Confined:
         self, program: Path, arguments: Sequence[str], memory: int | None = None, seconds: int | None = None, **variables: str
     ) -> None:
         path = [entry for entry in sys.path if os.path.isabs(entry)]
-        settings = {"program": str(program), "memory": memory, "seconds": seconds, "file": WRITTEN}
-        settings["path"] = path if PACKAGES in path else [*path, PACKAGES]
+        path = path if PACKAGES in path else [*path, PACKAGES]
+        settings = {"program": str(program), "path": path, "memory": memory, "seconds": seconds, "file": WRITTEN}
         self._home = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._messages: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         home = {"HOME": self._home.name, "TMPDIR": self._home.name}
@@ -56,10 +56,12 @@ class Confined:
     def exchange(self, request: bytes, answer: memoryview) -> bool:
         """Sends a request and fills `answer`. Returns whether the process sent all of it."""
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(request)
             self.process.stdin.flush()
-        return self.process.stdout.readinto(answer) == len(answer)  # type: ignore[union-attr]
+        found: int = self.process.stdout.readinto(answer)  # type: ignore[attr-defined]
+        return found == len(answer)
 
     def messages(self) -> bytes:
         """Returns the end of what the process wrote to stderr."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -12,51 +13,51 @@ from glft_schema.errors import FormatError, OptionError, safe, shown
 from glft_schema.families.config import CONFIG, check_token_count, read_json
 from glft_schema.files.shards import is_file_name
 from glft_schema.storage.file_source import check_size, read_regular
-import json
 
-TRUST = "--trust-remote-code accepts it"
-CODE = ("auto_map", "configuration_files", "fast_tokenizer_files", "custom_pipelines")  # fields that name code, or a file that may
-REFERENCE = re.compile(r"[\w./-]+--[A-Za-z_][\w.]*\.[A-Za-z_]\w*")  # a class of another folder: ``folder--module.Class``
-LISTS = ("configuration_files", "fast_tokenizer_files")  # fields with names of files
-READ = (".json", ".jinja", ".txt", ".model")  # endings of files that transformers reads as a whole
+CODE = ("auto_map", "configuration_files")  # fields of code, and of other configs, which may have it
+REFERENCE = re.compile(r"[\w./-]+--[A-Za-z_][\w.]*\.[A-Za-z_]\w*")  # a class of another folder: folder--module.Class
+ENDINGS = (".json", ".jinja", ".txt", ".model")  # of files that transformers reads as a whole
+FILE_LISTS = ((CONFIG, "configuration_files"), ("tokenizer_config.json", "fast_tokenizer_files"))  # fields with names of files
 
 
 def check_no_code(folder: Path) -> None:
-    """Raises OptionError if a folder has code, names some, or leads to other folders.
+    """Raises OptionError if a folder has or names code, or a link leaves it.
 
-    Code is a Python file, a field of `CODE` or a reference to a class, in any JSON file. A link may
-    lead to a file of the folder, or of a repository in Hugging Face's cache that it belongs to.
+    All JSON files are searched, in all folders below. A link may lead to the blobs of Hugging
+    Face's cache if the folder is a snapshot there.
     """
     for path in _files(folder):
         if path.suffix == ".py":
-            raise OptionError(f"{safe(str(path), 1000)}: expected a folder without code, found Python files: {TRUST}")
-        if path.suffix == ".json" and (found := next(_code(_any_json(path)), None)):
-            raise OptionError(f"{safe(str(path), 1000)}: expected a folder without code, found {found}: {TRUST}")
+            raise _distrusted(path, "without code, found Python files")
+        if path.suffix == ".json" and (found := next(_code(_content(path)), None)):
+            raise _distrusted(path, f"without code, found {found}")
+
+
+def _distrusted(path: Path, problem: str) -> OptionError:
+    return OptionError(f"{safe(str(path), 1000)}: expected a folder {problem}: --trust-remote-code accepts it")
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yields all files below a folder. Raises OptionError for links that leave it."""
+    """Yields all files below a folder. Raises OptionError for a link that leaves it."""
     root = folder.resolve()
-    blobs = root.parents[1] / "blobs" if root.parent.name == "snapshots" else root
-    for parent, folders, files in os.walk(folder, onerror=_raise):
+    own = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
+    for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not any(path.resolve().is_relative_to(own) for own in (root, blobs)):
-                problem = "expected links to files of the folder, found one that leaves it"
-                raise OptionError(f"{safe(str(path), 1000)}: {problem}: {TRUST}")
-        yield from (path for path in (Path(parent, name) for name in files) if path.is_file())
+            if path.is_symlink() and not any(path.resolve().is_relative_to(whole) for whole in own):
+                raise _distrusted(path, "without links to other folders, found one")
+            if path.is_file():
+                yield path
 
 
-def _raise(error: OSError) -> None:
-    raise error
-
-
-def _any_json(path: Path) -> Any:
-    """Returns the content of a JSON file, or None if it is not JSON, so that no library reads it."""
+def _content(path: Path) -> Any:
+    """Returns the content of a JSON file; None if it is invalid, so that no library reads it."""
     stored = read_regular(path)
     try:
         return json.loads(stored.decode("utf-8"))
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except RecursionError:  # a library may have more of the stack left
+        raise FormatError("expected JSON with fewer nested values", file=str(path)) from None
 
 
 def _code(value: Any) -> Iterator[str]:
@@ -71,3 +72,23 @@ def _code(value: Any) -> Iterator[str]:
             left += value
         elif isinstance(value, str) and REFERENCE.fullmatch(value):
             yield shown(value)
+
+
+def check_loadable(folder: Path) -> None:
+    """Checks the files of a folder that transformers loads, in this process.
+
+    Raises:
+        FormatError: if a file names one that is not in the folder.
+        LimitError: if a file or the vocabulary is too large.
+    """
+    for path in folder.iterdir():
+        if path.suffix in ENDINGS and path.is_file():
+            check_size(path, path.stat().st_size)
+    if (folder / CONFIG).is_file():
+        check_token_count(read_json(folder / CONFIG).get("vocab_size"), folder)
+    listed = [(folder / name, field) for name, field in FILE_LISTS]
+    for path, field in [*listed, *((path, "weight_map") for path in folder.glob("*.index.json"))]:
+        names = read_json(path).get(field, []) if path.is_file() else []
+        for name in names.values() if isinstance(names, dict) else names:
+            if not is_file_name(name):
+                raise FormatError(f"expected the name of a file in the directory, found {shown(name)}", field, file=str(path))

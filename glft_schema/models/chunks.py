@@ -9,6 +9,7 @@ from typing import Any
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError
+from glft_schema.families.config import refusing
 from glft_schema.lazy import torch
 from glft_schema.models.loading import load_model
 from glft_schema.models.vocabulary import load_vocabulary, vocabulary_of
@@ -36,6 +37,7 @@ def cut(
     Raises:
         OptionError: if `context` or `limit` is below 1, there is no tokenizer, or the text is
             too short.
+        FormatError: if the tokenizer fails.
         FormatError, OSError: see `load_vocabulary`.
     """
     if context < 1 or (limit is not None and limit < 1):
@@ -45,8 +47,10 @@ def cut(
         source = model if tokenizer is None else tokenizer
         if isinstance(source, torch.nn.Module):
             raise OptionError("a text for a model in memory needs tokenizer=, or give tokens instead of the text")
-        vocabulary = load_vocabulary(source) if isinstance(source, (str, os.PathLike)) else vocabulary_of(source)
-        text, start = vocabulary.tokens(text), vocabulary.start
+        is_path = isinstance(source, (str, os.PathLike))
+        vocabulary = load_vocabulary(source) if is_path else vocabulary_of(source)
+        with refusing(source if is_path else type(source).__name__, "a tokenizer for the text"):
+            text, start = vocabulary.tokens(text), vocabulary.start
     if len(text) < context:
         expected = f"expected a text of at least one chunk, {context} tokens, found {len(text)}"
         raise OptionError(f"{expected}: use a longer text or a smaller context (--context)")

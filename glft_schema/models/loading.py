@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fnmatch
+from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import OptionError, TensorError
+from glft_schema.errors import FormatError, OptionError, TensorError, shown
+from glft_schema.families.config import CONFIG, read_json
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
 from glft_schema.families.libraries import library
 from glft_schema.families.operations import LazyTensor
 from glft_schema.families.tokenizers import tokenizer_of
+from glft_schema.families.untrusted import check_loadable
+from glft_schema.files.container import open
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.libraries import LOCAL, transformers_for
@@ -63,17 +67,40 @@ def load_model(path: StrPath) -> Any:
 
     Raises:
         OptionError: if transformers is missing, or the path is neither GGUF nor a folder.
-        FormatError: if the model cannot be loaded, or lacks a tensor; see `hf_model`.
+        FormatError: if the model cannot be loaded, or lacks a tensor; see `hf_model` and
+            `check_loadable`.
         OSError: if a file cannot be read.
     """
     with transformers_for(path, EXPECTED) as transformers:
         if not is_model_folder(path):
             return _of_gguf(transformers, path, open_entries(path), packed=False, dtype=torch.float32)
+        check_loadable(Path(path))
+        _check_sizes(Path(path))
         config = transformers.AutoConfig.from_pretrained(path, **LOCAL)
         kind = getattr(transformers, (config.architectures or ["AutoModel"])[0])
         module, info = kind.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **LOCAL)
         _check_missing(info["missing_keys"], family_of(module))
         return module.eval()
+
+
+def _check_sizes(folder: Path) -> None:
+    """Raises FormatError if a config has more tokens or blocks than the weights.
+
+    transformers would make a row or a module of each before it reads the weights.
+    """
+    try:
+        file = open(folder)
+    except FormatError:  # weights of another format, or refused by transformers, too
+        return
+    with file:
+        largest = max((size for tensor in file.tensors.values() for size in tensor.shape), default=0)
+        bounds = {"vocab_size": largest, "num_hidden_layers": len(file.tensors)}
+    config = read_json(folder / CONFIG)
+    for field, most in bounds.items():
+        if isinstance(number := config.get(field), int) and number > most:
+            raise FormatError(
+                f"expected at most {most} by the weights, found {shown(number)}", field, file=str(folder / CONFIG)
+            )
 
 
 def family_of(module: Any) -> Family | None:

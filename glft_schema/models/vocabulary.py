@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.families.tokenizers import begins_with_bos, tokenizer_of
+from glft_schema.families.untrusted import check_loadable
 from glft_schema.files.container import open as open_container
 from glft_schema.models.libraries import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath
@@ -33,13 +35,14 @@ def load_vocabulary(path: StrPath) -> Vocabulary:
 
     Raises:
         OptionError: if transformers is missing.
-        FormatError: if transformers cannot load the tokenizer.
+        FormatError: if transformers cannot load the tokenizer; see `check_loadable`.
         OSError: if a file cannot be read.
     """
     with transformers_for(
         path, "a tokenizer that transformers loads (tokenizer= or --tokenizer takes another)"
     ) as transformers:
         if os.path.isdir(path):
+            check_loadable(Path(path))
             return vocabulary_of(transformers.AutoTokenizer.from_pretrained(path, **LOCAL))
         with open_container(path) as file:
             tokenizer = tokenizer_of(file.metadata)

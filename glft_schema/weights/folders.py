@@ -83,11 +83,12 @@ def _new_folder(path: Path) -> Iterator[Path]:
 def _write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> str | None:
     """Writes a GGUF model's tokenizer by transformers' classes. Returns the problem, or None."""
     try:
-        tokenizer_of(metadata).save_pretrained(folder)
+        with refusing(folder, "a vocabulary that transformers can write"):
+            tokenizer_of(metadata).save_pretrained(folder)
     except OptionError:
         return "transformers is not installed"
     except FormatError as error:
+        return one_line(error.text)
+    except OSError as error:
         return one_line(str(error))
-    except Exception as error:  # of any library below
-        return f"transformers: {one_line(str(error))}"
     return None

@@ -1,5 +1,5 @@
-"""The functions of `glft_schema.families.guarded` without its process: in this one, through the same
-JSON. For tests that change the package in this process, or run it often.
+"""`glft_schema.families.guarded` in this process, through the same JSON: for tests that change the
+package here, or open many folders.
 """
 
 from __future__ import annotations
