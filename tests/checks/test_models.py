@@ -24,6 +24,7 @@ from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, n
 from tests.oracles.llama_cpp import Entries, contents
 from tests.oracles.llama_loader import Loader
 from tests.tools.command_line import in_this_process
+from tests.tools.guarded_here import know_tokenizers
 from tests.tools.real_files import downloaded
 
 IGNORED = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
@@ -52,16 +53,6 @@ class Case(NamedTuple):
     named: str
 
 
-class AnyFingerprint(dict[str, str]):
-    """Knows the tokenizers of tiny folders."""
-
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __missing__(self, key: str) -> str:
-        return "llama-bpe"
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Returns a function that makes a tiny model by name."""
@@ -72,7 +63,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         path = parent / f"{name}.gguf"
         if not path.exists():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("glft_schema.families.vocabulary.PRE_TOKENIZERS", AnyFingerprint())
+                know_tokenizers(patch)
                 glft.convert(make_folder(parent, name), path)
         return path
 

@@ -11,8 +11,8 @@ import glft_schema as glft
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import open_folder
 from glft_schema.families.operations import LazyTensor, of_file
-from tests.families.conftest import TABLE, AnyFingerprint
 from tests.families.tiny_folders import CONFIGS, make_folder
+from tests.tools.guarded_here import know_tokenizers
 
 Mapped = dict[str, dict[str, LazyTensor]]  # by family and direction, by name
 
@@ -34,7 +34,7 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Mapped:
     for name in CONFIGS:
         folder = make_folder(parent, name)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(TABLE, AnyFingerprint())
+            know_tokenizers(patch)
             found[f"{name} to GGUF"] = dict(open_folder(folder).tensors)
             glft.quantize(folder, parent / f"{name}.gguf", "Q8_0")
         file = glft.open(parent / f"{name}.gguf")

@@ -1,0 +1,152 @@
+"""Functions in a process of their own: their surroundings, their errors, and what ends the process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import glft_schema as glft
+from glft_schema.families.confined import ARCHITECTURES
+from glft_schema.families.guarded import guarded
+from glft_schema.families.processes import OFFLINE
+from tests.families.tiny_folders import make_folder
+from tests.golden.record_conversions import PATH, contents
+from tests.tools.command_line import assert_refused, in_this_process
+
+MISBEHAVING = "tests.tools.misbehaving"
+RECORDED = json.loads(PATH.read_text())
+MEMORY = 1 << 27
+
+
+@pytest.fixture(autouse=True)
+def in_a_process(monkeypatch: pytest.MonkeyPatch, any_fingerprint: None) -> None:
+    """Undoes that other tests parse in this process."""
+    monkeypatch.setattr("glft_schema.families.folders.guarded", guarded)
+
+
+def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, few variables, no network, the limits, and no result changed by JSON."""
+    monkeypatch.setenv("SECRET", "1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    with glft.Limits(parser_memory=MEMORY, objects=7), guarded(MISBEHAVING) as call:
+        found = call("surroundings", tmp_path, file=tmp_path)
+        for value in ("\ud800\n", [1.5, -0.0, 2**70, None, True], {"a": float("inf")}, "x" * 100_000):
+            assert call("echo", tmp_path, value, file=tmp_path) == value
+    assert found["files"] == []
+    assert found["isolated"] == [1, False]
+    assert found["variables"].items() >= OFFLINE.items()
+    assert found["variables"]["HOME"] == found["variables"]["TMPDIR"] != os.environ.get("HOME")
+    assert not Path(found["variables"]["HOME"]).exists()
+    assert "SECRET" not in found["variables"]
+    if sys.platform == "linux":
+        assert found["limit"] == [MEMORY, 7]
+        assert found["network"] == (errno.EACCES if os.uname().machine in ARCHITECTURES else 0)
+
+
+def test_errors_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their fields, and the folder as the caller names it."""
+    monkeypatch.chdir(tmp_path)
+    folder, name = Path("model"), "model/a.json"
+    with guarded(MISBEHAVING) as call:
+        with pytest.raises(glft.FormatError, match=r"^a -> b: expected 1, found 2 \(key 'k'\) in model/a.json$"):
+            call("fail", folder, "format", file=folder)
+        with pytest.raises(glft.TensorError, match=r"^tensor 't': expected 1$"):
+            call("fail", folder, "tensor", file=folder)
+        with pytest.raises(glft.OptionError, match=r"^expected 2$"):
+            call("fail", folder, "option", file=folder)
+        with pytest.raises(FileNotFoundError) as caught:
+            call("fail", folder, "system", file=folder)
+        assert (caught.value.errno, caught.value.strerror, caught.value.filename) == (errno.ENOENT, "no such file", name)
+
+
+# fmt: off
+ENDS: dict[str, tuple[dict[str, int], tuple[Any, ...], str]] = {
+    "memory":   ({"parser_memory": MEMORY}, ("allocate",),
+                 f"expected at most {MEMORY} bytes for another library (a limit of glft_schema), found more (limit parser_memory)"),
+    "abort":    ({}, ("say", "memory allocation of 99 bytes failed", signal.SIGABRT), "found more (limit parser_memory)"),
+    "seconds":  ({"parser_seconds": 1}, ("spin",),
+                 "expected at most 1 s for another library (a limit of glft_schema), found more (limit parser_seconds)"),
+    "SIGXCPU":  ({}, ("say", "", signal.SIGXCPU), "expected at most 120 s for another library"),
+    "SIGSEGV":  ({}, ("say", "x" * 100_000, signal.SIGSEGV),
+                 "expected a file that another library can parse, found that its process ended by SIGSEGV"),
+    "code":     ({}, ("say", "", -3), "found that its process ended with 3"),
+    "long":     ({"metadata": 100}, ("echo", "x" * 100), "expected at most 100 bytes (a limit of glft_schema), found 114"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_the_process(name: str, tmp_path: Path) -> None:
+    if name == "memory" and sys.platform != "linux":
+        pytest.skip("other systems do not limit memory")
+    limits, (function, *arguments), message = ENDS[name]
+    file = tmp_path / "a.json"
+    with (
+        glft.Limits(**limits),
+        guarded(MISBEHAVING) as call,
+        pytest.raises(glft.FormatError) as caught,
+    ):
+        call(function, tmp_path, *arguments, file=file)
+    assert message in str(caught.value)
+    assert caught.value.file == str(file)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral"])
+def test_folders(name: str, tmp_path: Path) -> None:
+    """SentencePiece, and a tokenizer without a fingerprint."""
+    glft.convert(make_folder(tmp_path, name), tmp_path / "out.gguf")
+    assert contents(tmp_path / "out.gguf")["keys"] == RECORDED[name]["keys"]
+
+
+def rewrite(path: Path, **parts: Any) -> None:
+    """Sets parts of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+
+REPLACE = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 16}
+CHARSMAP = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+
+
+def test_a_tokenizer_that_panics(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-mistral")
+    rewrite(folder / "tokenizer.json", normalizer=CHARSMAP)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, str(folder), "expected a valid tokenizer, found PanicException: Precompiled: Error(")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
+def test_a_tokenizer_that_takes_all_memory(tmp_path: Path) -> None:
+    """Each of its normalizers makes sixteen letters of one."""
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    rewrite(folder / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [REPLACE] * 12})
+    with glft.Limits(parser_memory=MEMORY):
+        done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, f"{folder}/tokenizer.json: ", "found more (limit parser_memory)", "--limit parser_memory=NUMBER")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit memory")
+def test_a_card_that_takes_all_memory(tmp_path: Path) -> None:
+    """Aliases of YAML, each of nine of the one before."""
+    folder = make_folder(tmp_path, "tiny-llama")
+    names = "abcdefghi"
+    lists = [f"{name}: &{name} [{', '.join([before] * 9)}]" for before, name in zip(["x", *(f"*{n}" for n in names)], names)]
+    (folder / "README.md").write_text("\n".join(["---", *lists, "base_models: *i", "---"]))
+    with glft.Limits(parser_memory=MEMORY):
+        done = in_this_process("convert", folder, tmp_path / "out.gguf")
+    assert_refused(done, f"{folder}/README.md: ", "found more (limit parser_memory)")
+
+
+def test_a_card_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """The library logs an entry that it does not know as a whole."""
+    folder = make_folder(tmp_path, "tiny-llama")
+    (folder / "README.md").write_text(f"---\nbase_models: [[{'a, ' * 100_000}]]\n---\n")
+    glft.convert(folder, tmp_path / "out.gguf")
+    assert (capfd.readouterr(), caplog.messages) == (("", ""), [])
