@@ -66,7 +66,7 @@ def _code(value: Any) -> Iterator[str]:
     while left:
         value = left.pop()
         if isinstance(value, dict):
-            yield from (field for field in CODE if field in value)
+            yield from (field for field in CODE if isinstance(value.get(field), (dict, list, str)))  # a number: of a token
             left += value.values()
         elif isinstance(value, list):
             left += value

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 
 import glft_schema as glft
 from glft_schema.errors import safe
+from glft_schema.families.confined import ARCHITECTURES
 from glft_schema.families.converter import Converter, type_of
 from glft_schema.formats.registry import format_named
 from glft_schema.weights.checkpoints import open_with_metadata
@@ -155,6 +156,33 @@ def test_faults(name: str, script: Path, tmp_path: Path) -> None:
     done = in_this_process("convert", folder, tmp_path / "out.gguf", "--converter", script)
     assert_refused(done, str(folder), message)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "llama.cpp"])
+
+
+ASKING = """
+import os, socket, sys
+try:
+    network = socket.socket() and "a network"
+except OSError as error:
+    network = error.strerror
+raise ValueError(f"{os.listdir()} {network} {sorted(set(os.environ) & {'SECRET', 'HOME'})} {os.environ['HOME'] == os.getcwd()}")
+"""
+
+
+def test_surroundings(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, few variables and no network."""
+    monkeypatch.setenv("SECRET", "1")
+    script.write_text(ASKING)
+    done = in_this_process("convert", model_folder(tmp_path), tmp_path / "out.gguf", "--converter", script)
+    network = "Permission denied" if sys.platform == "linux" and os.uname().machine in ARCHITECTURES else "a network"
+    assert_refused(done, f"failed: ValueError: [] {network} ['HOME'] True")
+
+
+def test_long_messages(script: Path, tmp_path: Path) -> None:
+    """Only the end of what a converter prints is read."""
+    script.write_text("import sys; print('x' * 3_000_000, file=sys.stderr); raise ValueError('y' * 3_000_000)")
+    done = in_this_process("convert", model_folder(tmp_path), tmp_path / "out.gguf", "--converter", script)
+    assert_refused(done, "failed: ValueError: yyy")
+    assert len(done.stderr) < 1500
 
 
 def test_folders_with_code_are_trusted_on_request(script: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +232,11 @@ def edit_tensors(**tensors: torch.Tensor | None) -> Callable[[Path], None]:
     return edit
 
 
+def both(*edits: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """Returns a function that makes several changes."""
+    return lambda folder: [edit(folder) for edit in edits] and None
+
+
 def remove(*names: str) -> Callable[[Path], None]:
     """Returns a function that removes files of a folder."""
     return lambda folder: [(folder / name).unlink() for name in names] and None
@@ -237,7 +244,12 @@ def remove(*names: str) -> Callable[[Path], None]:
 
 def write(name: str, text: str = "{}") -> Callable[[Path], Any]:
     """Returns a function that writes a file in a folder."""
-    return lambda folder: (folder / name).write_text(text)
+
+    def writing(folder: Path) -> Path:
+        (folder / name).write_text(text)
+        return folder / name
+
+    return writing
 
 
 # fmt: off
@@ -276,6 +288,25 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "no JSON":        ("tiny-qwen3", write("tokenizer.json"), "expected a valid tokenizer, found"),
     "no model":       ("tiny-llama", write("tokenizer.model"), "expected a valid tokenizer, found"),
     "modules":        ("tiny-bert",  write("modules.json", "[1]"), "expected a valid modules.json, found TypeError"),
+    "path":           ("tiny-bert",  write("modules.json", json.dumps([{"type": "x.Pooling", "path": "../tiny-bert"}])),
+                       "modules.json: path: expected the name of a folder in the directory, found '../tiny-bert'"),
+    "not a number":   ("tiny-bert",  edit_config(layer_norm_eps=math.nan),
+                       "config.json -> layer_norm_eps: expected a finite number in float32, found nan"),
+    "infinite":       ("tiny-llama", edit_config(rms_norm_eps=-math.inf),
+                       "config.json -> rms_norm_eps: expected a finite number in float32, found -inf"),
+    "too large":      ("tiny-llama", edit_config(rms_norm_eps=1e300),
+                       "config.json -> rms_norm_eps: expected a finite number in float32, found 1e+300"),
+    "huge":           ("tiny-llama", edit_config(hidden_size=10**400), "config.json -> hidden_size: expected a finite number"),
+    "rope list":      ("tiny-phi3",  edit_config(rope_scaling={"type": "longrope", "long_factor": [math.nan]}),
+                       "config.json -> long_factor: expected a finite number in float32, found nan"),
+    "heads":          ("tiny-llama-3", edit_config(head_dim=10**12),
+                       "head_dim: expected at most 264, the largest size of a tensor, found 1000000000000"),
+    "many tokens":    ("tiny-llama", edit_config(vocab_size=10**12), "config.json: vocab_size: expected 264, the rows of the"),
+    "no values":      ("tiny-llama", both(edit_config(vocab_size=None),
+                                            edit_tensors(model__embed_tokens__weight=torch.ones(1 << 25, 0))),
+                       "vocab_size: expected at most 16777216 tokens (a limit of glft_schema), found 33554432"),
+    "large file":     ("tiny-llama", lambda folder: os.truncate(folder / write("README.md")(folder), 1 << 33),
+                       "README.md: expected at most 67108864 bytes (a limit of glft_schema), found 8589934592"),
     "card":           ("tiny-llama", write("README.md", "---\na: [\n---\n"), "expected a valid model card, found"),
 }
 # fmt: on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import safetensors.torch
 import torch
 
 import glft_schema
-from glft_schema import FormatError, OptionError, load_file, merge, save_file, split
+from glft_schema import FormatError, LimitError, OptionError, load_file, merge, save_file, split
 from glft_schema.formats.safetensors import SAFETENSORS
 from tests.tools.command_line import assert_refused, in_this_process
 
@@ -134,6 +135,18 @@ def test_a_checkpoint_of_400_gb(tmp_path: Path) -> None:
         assert file.nbytes > 400_000_000_000
         assert not file.tensors["layer.79.24"][-1].any()
     assert "layer.79.24" in in_this_process("inspect", tmp_path).stdout
+
+
+def test_an_index_beside_that_is_too_large(whole: Path, tmp_path: Path) -> None:
+    """It is not read, so a file beside it is a model of its own."""
+    (tmp_path / INDEX).touch()
+    os.truncate(tmp_path / INDEX, 1 << 33)
+    with pytest.raises(
+        LimitError, match=r"expected at most 67108864 bytes \(.*\), found 8589934592 \(limit whole_file\) in .*index"
+    ):
+        glft_schema.open(tmp_path / INDEX)
+    done = in_this_process("edit", whole, tmp_path / "out.safetensors", "--metadata", "a=b")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("verb", ["explain", "fuzz"])

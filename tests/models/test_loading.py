@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import glft_schema as glft
+from glft_schema.models.chunks import cut
 from glft_schema.models.loading import load_model
 from glft_schema.models.vocabulary import load_vocabulary
 from tests.families.tiny_folders import CONFIGS, make_folder, make_gemma2
@@ -90,6 +92,47 @@ def test_missing_weights(tmp_path: Path) -> None:
     words = make_folder(tmp_path, "tiny-bert")
     _rename(words, {f"pooler.dense.{kind}": None for kind in ("weight", "bias")})
     load_model(words)
+
+
+def _rewrite(path: Path, **parts: Any) -> None:
+    """Sets parts of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+
+def test_config_beyond_the_weights(tmp_path: Path) -> None:
+    """Refused before transformers makes a row or a module of each."""
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    for field, number, most in (("vocab_size", 10**7, 264), ("num_hidden_layers", 10**9, 25)):
+        whole = (folder / "config.json").read_text()
+        _rewrite(folder / "config.json", **{field: number})
+        with pytest.raises(
+            glft.FormatError, match=rf"^{field}: expected at most {most} by the weights, found {number} in {folder}"
+        ):
+            load_model(folder)
+        (folder / "config.json").write_text(whole)
+
+
+def test_files_beyond_the_folder(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-qwen3", shards=2)
+    _rewrite(folder / "model.safetensors.index.json", weight_map={"a": "../a.safetensors"})
+    for load in (load_model, load_vocabulary):
+        with pytest.raises(glft.FormatError, match=r"weight_map: expected the name of a file in the directory, found '\.\./a"):
+            load(folder)
+
+
+def test_tokenizers_that_fail(tmp_path: Path) -> None:
+    """A panic, and a text that the tokenizer does not take."""
+    folder = make_folder(tmp_path, "tiny-qwen3")
+    whole = (folder / "tokenizer.json").read_text()
+    _rewrite(folder / "tokenizer.json", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
+    with pytest.raises(glft.FormatError, match=r"expected a tokenizer that transformers loads .*, found PanicException: "):
+        load_vocabulary(folder)
+    (folder / "tokenizer.json").write_text(whole)
+    _rewrite(folder / "tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "?"}, added_tokens=[])
+    with pytest.raises(
+        glft.FormatError, match=rf"expected a tokenizer for the text, found Exception: WordLevel .* in {folder}"
+    ):
+        cut("b", folder, None, 1, None)
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import glft_schema
-from glft_schema import ClosedError, Container, FormatError, TruncatedError, save_file
+from glft_schema import ClosedError, Container, FormatError, LimitError, TruncatedError, save_file
 from glft_schema.files.parsing import parse_source
+from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import BytesSource
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
@@ -193,3 +194,17 @@ def test_a_closed_file_goes_with_its_last_tensor(four_types: Path) -> None:
     del tensor
     assert len(os.listdir("/proc/self/fd")) == before
     assert file.source.closed
+
+
+def test_files_that_are_read_as_a_whole(tmp_path: Path) -> None:
+    """Their size is checked before they are read, and again after, since it may not be stated."""
+    path = tmp_path / "a.json"
+    path.write_bytes(b"12345")
+    with glft_schema.Limits(whole_file=5):
+        assert read_regular(path) == b"12345"
+    os.truncate(path, 1 << 40)
+    with pytest.raises(LimitError, match=r"expected at most 67108864 bytes \(.*\), found 1099511627776 .* in .*a\.json"):
+        read_regular(path)
+    if sys.platform == "linux":
+        with glft_schema.Limits(whole_file=5), pytest.raises(LimitError, match=r"expected at most 5 bytes .*, found 6 .*"):
+            read_regular("/proc/self/status")
