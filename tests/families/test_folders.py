@@ -302,7 +302,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "heads":          ("tiny-llama-3", edit_config(head_dim=10**12),
                        "head_dim: expected at most 264, the largest size of a tensor, found 1000000000000"),
     "many tokens":    ("tiny-llama", edit_config(vocab_size=10**12), "config.json: vocab_size: expected 264, the rows of the"),
-    "no values":      ("tiny-llama", both(edit_config(vocab_size=None),
+    "no values":      ("tiny-llama", both(edit_config(vocab_size=1 << 25),
                                             edit_tensors(model__embed_tokens__weight=torch.ones(1 << 25, 0))),
                        "vocab_size: expected at most 16777216 tokens (a limit of glft_schema), found 33554432"),
     "large file":     ("tiny-llama", lambda folder: os.truncate(folder / write("README.md")(folder), 1 << 33),

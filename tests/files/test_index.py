@@ -145,7 +145,7 @@ def test_an_index_beside_that_is_too_large(whole: Path, tmp_path: Path) -> None:
         LimitError, match=r"expected at most 67108864 bytes \(.*\), found 8589934592 \(limit whole_file\) in .*index"
     ):
         glft_schema.open(tmp_path / INDEX)
-    done = in_this_process("edit", whole, tmp_path / "out.safetensors", "--metadata", "a=b")
+    done = in_this_process("edit", whole, "--set", "a=b", "-o", tmp_path / "out.safetensors")
     assert done.returncode == 0, done.stderr
 
 
