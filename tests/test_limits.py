@@ -163,13 +163,14 @@ def test_an_error_that_is_being_handled_is_no_cause_of_another() -> None:
 
 
 def test_every_limit_has_a_test_and_a_reason() -> None:
-    elsewhere = {"stream", "manifest"}  # in tests/files/test_ways_to_read.py and tests/checks/test_manifests.py
+    elsewhere = {"stream", "manifest", "whole_file"}  # in files/test_ways_to_read.py, checks/test_manifests.py, storage/
+    elsewhere |= {"parser_memory", "parser_seconds"}  # in families/test_guarded.py
     assert {case[0] for case in MADE.values()} | elsewhere == set(LIMITS)
     assert all(limit.of and limit.why for limit in LIMITS.values())
 
 
 def test_what_is_no_limit() -> None:
-    with pytest.raises(OptionError, match=r"expected one of the limits objects, nesting, .*, manifest, found 'keys'"):
+    with pytest.raises(OptionError, match=r"expected one of the limits objects, nesting, .*, parser_seconds, found 'keys'"):
         Limits(keys=3)
     with pytest.raises(AttributeError, match="no limit 'keys'; the limits are objects, nesting,"):
         _ = Limits().keys

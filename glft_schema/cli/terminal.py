@@ -65,7 +65,10 @@ ConverterOption = Annotated[
     ),
 ]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Let the converter read a folder with auto_map or Python files.")
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Let the converter read a folder with code (auto_map, Python files) or links that leave it."
+    ),
 ]
 
 
