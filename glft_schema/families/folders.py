@@ -84,11 +84,11 @@ def open_folder(path: StrPath) -> Model:
             family = family_of(folder)
             config = read_config(folder)
             values = metadata_of(config, family.keys, family.arch)
-            check_assumed(family, config, folder)
             file = open_container(folder)
             refuse_composite(file.tensors, folder)
             names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
             tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
+            check_assumed(family, config, folder)  # may list all blocks, whose number was compared with the tensors
         check_vocabulary_size(tensors, config, folder)
         with refusing(folder, "a valid modules.json"):
             pooling = pooling_keys(folder, family)

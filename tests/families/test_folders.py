@@ -281,6 +281,7 @@ FAULTS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
                        "config.json: vocab_size: expected 9, the rows of the token embedding, found 264"),
     "no embedding":   ("tiny-llama", edit_tensors(model__embed_tokens__weight=None),
                        "tensor 'token_embd.weight': expected the token embedding, found none"),
+    "listed blocks":  ("tiny-gemma3", edit_config(num_hidden_layers=10**12), "expected a block count of at most"),
     "blocks":         ("tiny-llama", edit_config(num_hidden_layers=10**9), "expected a block count of at most 21"),
     "type":           ("tiny-llama", edit_config(hidden_size="64"),
                        "config.json -> hidden_size: expected uint32 for llama.embedding_length, found '64'"),

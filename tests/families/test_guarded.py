@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import glft_schema as glft
+from glft_schema.families.config import refusing
 from glft_schema.families.confined import ARCHITECTURES
 from glft_schema.families.guarded import guarded
 from glft_schema.families.processes import OFFLINE
@@ -153,3 +154,15 @@ def test_a_card_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str], ca
     (folder / "README.md").write_text(f"---\nbase_models: [[{'a, ' * 10_000}]]\n---\n")
     glft.convert(folder, tmp_path / "out.gguf")
     assert (capfd.readouterr(), caplog.messages) == (("", ""), [])
+
+
+def test_errors_that_are_not_of_the_file() -> None:
+    """Those of the system, of memory and of the user pass; a library's OSError has no number."""
+    for error in (OSError(errno.EIO, "failed"), MemoryError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)), refusing("a.json", "a file"):
+            raise error
+    with (
+        pytest.raises(glft.FormatError, match=r"^expected a file, found OSError: no such model in a\.json$"),
+        refusing("a.json", "a file"),
+    ):
+        raise OSError("no such\nmodel")

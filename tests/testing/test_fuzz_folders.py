@@ -14,7 +14,7 @@ from tests.fuzz import folders, index_files
 from tests.fuzz.seeds import LONGEST
 from tests.tools.depth import FULL
 
-EXAMPLES = {folders: 500 if FULL else 20, index_files: 5000 if FULL else 100}
+EXAMPLES = {folders: 500 if FULL else 10, index_files: 5000 if FULL else 100}
 
 
 @pytest.mark.parametrize("kind", EXAMPLES, ids=["folders", "index_files"])
