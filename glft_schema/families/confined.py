@@ -24,8 +24,9 @@ from typing import Any
 NO_NEW_PRIVILEGES, SECCOMP, FILTER = 38, 22, 2  # of Linux's prctl
 ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}  # processor: its number, the number of socket()
 IO_URING, X32 = 425, 0x40000000  # io_uring_setup(), which can make sockets, too; calls of another interface
-LOAD, JUMP_IF_EQUAL, JUMP_IF_GREATER, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
+LOAD, JUMP_IF_EQUAL, JUMP_IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of BPF
 ALLOWED, REFUSED = 0x7FFF0000, 0x00050000 | errno.EACCES
+LARGEST = (1 << 63) - 2  # that all systems can store
 LIMITS = {"memory": "RLIMIT_DATA", "seconds": "RLIMIT_CPU", "file": "RLIMIT_FSIZE"}
 
 
@@ -43,7 +44,7 @@ def refuse_network() -> None:
         (LOAD, 0, 0, 4),
         (JUMP_IF_EQUAL, 0, 5, architecture),
         (LOAD, 0, 0, 0),
-        (JUMP_IF_GREATER, 3, 0, X32),
+        (JUMP_IF_AT_LEAST, 3, 0, X32),
         (JUMP_IF_EQUAL, 2, 0, socket),
         (JUMP_IF_EQUAL, 1, 0, IO_URING),
         (RETURN, 0, 0, ALLOWED),
@@ -59,8 +60,7 @@ def limit(name: str, most: int) -> None:
     """Lowers a limit of this process, if the system has it."""
     kind = getattr(resource, name)
     hard = resource.getrlimit(kind)[1]
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard - 1)
+    most = min(most, LARGEST if hard == resource.RLIM_INFINITY else max(hard - 1, 0))
     with suppress(OSError, ValueError):  # macOS refuses some
         resource.setrlimit(kind, (most, most + 1))  # a process at the hard limit of seconds is killed without a name for it
 

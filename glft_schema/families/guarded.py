@@ -60,7 +60,7 @@ def guarded(module: str) -> Iterator[Call]:
             expired.set()
             confined.process.kill()
 
-        timer = threading.Timer(limits.parser_seconds, expire)
+        timer = threading.Timer(min(limits.parser_seconds, threading.TIMEOUT_MAX), expire)
         timer.start()
         try:
             stored = _exchanged(confined, request_of(function, folder, arguments, file), limits, file)

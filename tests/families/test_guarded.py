@@ -52,6 +52,11 @@ def test_surroundings_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert found["network"] == (errno.EACCES if os.uname().machine in ARCHITECTURES else 0)
 
 
+def test_limits_beyond_the_systems(tmp_path: Path) -> None:
+    with glft.Limits(parser_memory=1 << 80, parser_seconds=10**30), guarded(MISBEHAVING) as call:
+        assert call("echo", tmp_path, 1, file=tmp_path) == 1
+
+
 def test_errors_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their fields, and the folder as the caller names it."""
     monkeypatch.chdir(tmp_path)
