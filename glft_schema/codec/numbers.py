@@ -5,7 +5,7 @@
 `TensorField`     an array of numbers, as a torch tensor
 `Picked`          one of two numbers, depending on the context
 `Sizes`           a count, then that many integers
-`ByteOrderOf`     the container's byte order, detected from the following number
+`ByteOrderOf`     the container's byte order: constant, or detected from the following number
 ================  =================================================================
 
 The byte order is a parameter of the container, ``context._params.byte_order``: little-endian by
@@ -28,7 +28,7 @@ from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context, byte_orde
 from glft_schema.codec.expressions import compiled, read
 from glft_schema.codec.fast_rows import NotFast, Reader, fast_reader, unpacking_reader
 from glft_schema.codec.structs import check_count
-from glft_schema.errors import FormatError, shown
+from glft_schema.errors import FormatError, alternatives, shown
 from glft_schema.lazy import torch
 from glft_schema.limits import A_LIMIT, DEFAULTS
 from glft_schema.storage.cursor import Cursor, bytes_left, read_exactly
@@ -49,6 +49,7 @@ class Number(construct.Construct):
         itemsize: bytes.
         is_float: whether it is a floating-point number.
         is_signed: whether it is a signed integer.
+        is_unsigned: whether it is an unsigned integer.
     """
 
     def __init__(self, kind: str, numpy_kind: str, torch_name: str | None = None) -> None:
@@ -59,6 +60,7 @@ class Number(construct.Construct):
         self.itemsize = self._numpy.itemsize
         self.is_float = self._numpy.kind == "f"
         self.is_signed = self._numpy.kind == "i"
+        self.is_unsigned = kind.startswith("u")
 
     def __repr__(self) -> str:
         return self.kind
@@ -197,29 +199,43 @@ bf16 = Number("bf16", "u2", "bfloat16")  # not in numpy: arrays only
 
 
 class ByteOrderOf(construct.Construct):
-    """The container's byte order, detected from the next number, whose low 16 bits are not all 0.
+    """The container's byte order: always `order`, or detected from the next number.
 
-    Parses into ``"little"`` or ``"big"``, builds from either, and sets the order of what follows.
-    Size: 0.
+    A number of 4 or 8 bytes tells the order if the low 16 bits of its values are not all 0.
+
+    Parses into ``"little"`` or ``"big"``, builds from either, and sets the order of all numbers,
+    arrays and payloads that follow. Size: 0.
+
+    Args:
+        order: ``BIG`` or ``LITTLE``, or the number that follows.
+
+    Raises:
+        TypeError: for anything else.
     """
 
-    def __init__(self, number: Number) -> None:
+    def __init__(self, order: Number | ByteOrder) -> None:
         super().__init__()
-        self.number = number
+        self.number = order if isinstance(order, Number) and order.itemsize >= 4 else None
+        self.orders = (LITTLE, BIG) if self.number else tuple(known for known in (LITTLE, BIG) if known == order)
+        if not self.orders:
+            raise TypeError(f"expected BIG, LITTLE or the next number, of 4 or 8 bytes such as u32, found {shown(order)}")
         self.flagbuildnone = True
 
     def _parse(self, stream: Any, context: Context, path: str) -> ByteOrder:
-        start = stream.tell()
-        stored = construct.stream_read(stream, self.number.itemsize, path)
-        construct.stream_seek(stream, start, 0, path)
-        context._params.byte_order = BIG if any(stored) and not any(stored[:2]) else LITTLE
-        return byte_order(context)
+        order = self.orders[0]
+        if self.number:
+            start = stream.tell()
+            stored = construct.stream_read(stream, self.number.itemsize, path)
+            construct.stream_seek(stream, start, 0, path)
+            order = BIG if any(stored) and not any(stored[:2]) else LITTLE
+        context._params.byte_order = order
+        return order
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> ByteOrder:
-        if obj not in (None, LITTLE, BIG):
-            raise FormatError(f"expected {LITTLE!r} or {BIG!r}, found {shown(obj)}", path)
-        context._params.byte_order = obj or LITTLE
-        return byte_order(context)
+        if obj is not None and obj not in self.orders:
+            raise FormatError(f"expected {alternatives(map(repr, self.orders))}, found {shown(obj)}", path)
+        context._params.byte_order = order = self.orders[0] if obj is None else obj
+        return order
 
     def _sizeof(self, context: Context, path: str) -> int:
         return 0

@@ -87,7 +87,7 @@ def _data(value: Any) -> Any:
     if isinstance(value, s.SwitchCase):
         return {"name": value.name, "code": value.code, "node": _data(value.node)}
     if isinstance(value, s.ByteOrder):
-        return {"kind": "byte_order", "number": value.number.kind}
+        return {"kind": "byte_order", "number": value.number and value.number.kind}
     if type(value) not in KINDS:
         return value
     kind, attributes = KINDS[type(value)]

@@ -41,8 +41,9 @@ def as_markdown(schema: s.Schema) -> str:
 
 def notation(schema: s.Schema) -> str:
     """Returns the conventions of the reference: byte order, numbers, and names in expressions."""
-    orders = {None: "in the byte order of the file", 1: "little-endian", 2: "little- or big-endian, as the file is"}
-    order = orders[len(schema.byte_orders) if schema.format else None]
+    order = "in the byte order of the file"
+    if schema.format:
+        order = f"{schema.byte_orders[0]}-endian" if len(schema.byte_orders) == 1 else "little- or big-endian, as the file is"
     items = [f"Numbers are {order}, in payloads, too. {NUMBERS}", f"{MATRIX} Arrays are in C order.", PICTURES]
     items += [PATHS] if schema.format else []
     return "\n".join(textwrap.fill(f"- {text}", 120, subsequent_indent="  ") for text in items) + "\n"

@@ -12,7 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from glft_schema.codec import numbers
 from glft_schema.codec.expressions import Constant, Expression, Operation, Reference
@@ -222,9 +222,13 @@ class Padding(Declared):
 
 @dataclass(frozen=True)
 class ByteOrder(Declared):
-    """No bytes: the byte order of the file, detected from the number that follows."""
+    """No bytes: the byte order of the file, one of `orders`, detected from the number that follows.
 
-    number: Number
+    `number` is None if there is only one order.
+    """
+
+    number: Number | None
+    orders: tuple[Literal["little", "big"], ...]
 
 
 @dataclass(frozen=True)
@@ -415,7 +419,7 @@ class Schema:
     @property
     def byte_orders(self) -> tuple[str, ...]:
         """The byte orders that files can have; little-endian alone for a tensor type."""
-        return ("little", "big") if any(isinstance(node, ByteOrder) for node in self._nodes) else ("little",)
+        return next((node.orders for node in self._nodes if isinstance(node, ByteOrder)), ("little",))
 
     def size(self, node: Node) -> int | None:
         """Returns the bytes of a node, or None if they vary."""

@@ -115,7 +115,7 @@ class NodeWords:
             case s.Padding():
                 return f"padding to a multiple of {self.expression(node.to)}, counted from the start of the file"
             case s.ByteOrder():
-                return f"no bytes; determined by the {self.number(node.number)} that follows"
+                return f"no bytes; determined by the {self.number(node.number)} that follows" if node.number else "no bytes"
             case s.Derived():
                 return f"no bytes; {self.expression(node.value)}" if node.value else "no bytes"
             case s.Payloads():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import construct
 import pytest
 from construct import this
 
 from glft_schema import LimitError, Limits, TruncatedError
 from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, bf16, f16, f32, f64, i8, i16, i64, u8, u16, u32
 from glft_schema.codec.structs import Struct
+from glft_schema.errors import shown
 from tests.codec.assertions import assert_stored, build_error, cursor, parse_error
 
 sizes = Sizes(u8, u32, "dims")
@@ -63,6 +67,20 @@ def test_the_byte_order_is_detected_and_holds_for_what_follows() -> None:
     assert_stored(header, "03 00 00 00", {"order": "little", "version": 3}, size=4)
     assert_stored(header, "00 00 00 03", {"order": "big", "version": 3}, size=4)
     assert str(build_error(header, {"order": "up", "version": 3})) == "order: expected 'little' or 'big', found 'up'"
+
+
+@pytest.mark.parametrize(("order", "other", "stored"), [("big", "little", "01 02"), ("little", "big", "02 01")])
+def test_a_constant_byte_order(order: Any, other: str, stored: str) -> None:
+    header = Struct("order" / ByteOrderOf(order), "number" / u16)
+    assert_stored(header, stored, {"order": order, "number": 0x0102}, size=2)
+    assert str(build_error(header, {"order": other, "number": 3})) == f"order: expected '{order}', found '{other}'"
+
+
+@pytest.mark.parametrize("number", [u16, "middle", 4, construct.Int32ub])
+def test_byte_orders_that_cannot_be_declared(number: Any) -> None:
+    expected = "^expected BIG, LITTLE or the next number, of 4 or 8 bytes such as u32, found "
+    with pytest.raises(TypeError, match=f"{expected}{shown(number)}$"):
+        ByteOrderOf(number)
 
 
 def test_a_number_whose_width_depends_on_a_field() -> None:

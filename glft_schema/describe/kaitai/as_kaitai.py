@@ -57,7 +57,7 @@ def _document(types: Types, specs: dict[str, Attr]) -> Attr:
     format = types.schema.format
     extensions = [ending[1:] for ending in format.endings] if format else []
     meta: Attr = {"id": types.id, "title": types.schema.title, **({"file-extension": extensions} if extensions else {})}
-    meta |= {"license": LICENSE, "ks-version": COMPILER, "encoding": ENCODING, "endian": "le"}
+    meta |= {"license": LICENSE, "ks-version": COMPILER, "encoding": ENCODING, "endian": types.endian}
     known = {id: specs[name] for name, id in types.ids.items()} | types.own
     document = {
         **root,
@@ -100,6 +100,7 @@ def _byte_order(types: Types) -> dict[str, Attr]:
     if len(found) != 1 or found[0][0] is None:
         raise UnsupportedError("expected one number at a fixed offset to determine the byte order")
     ((offset, node),) = found
+    assert node.number is not None
     name = types.expressions.names[types.root].new("number that tells byte order")
     kind = types.kind(replace(node.number, order="little"))
     return {
@@ -179,7 +180,8 @@ def _about_type(types: Types, struct: str) -> Iterator[str]:
 def _instance(types: Types, node: s.Derived | s.ByteOrder, at: Location) -> Attr | None:
     if isinstance(node, s.ByteOrder):
         order = types.byte_orders()
-        return {"value": f"_root.{types.is_big} ? {order}::big : {order}::little"}
+        one = f"{order}::{types.schema.byte_orders[0]}"
+        return {"value": f"_root.{types.is_big} ? {order}::big : {order}::little" if types.is_big else one}
     if node.value is None:
         return None
     if isinstance(node.value, Reversed):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
+from glft_schema.codec.context import BIG
 from glft_schema.codec.expressions import Expression
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe.kaitai.expressions import Expressions, Location, UnsupportedError, references
@@ -38,6 +39,7 @@ class Types:
         self.enums: dict[str, dict[int | str, Any]] = {}  # by identifier
         # The root's instance for the byte order; None if the order is fixed.
         self.is_big = self.expressions.names[root].new("is big endian") if len(schema.byte_orders) > 1 else None
+        self.endian = "be" if schema.byte_orders == (BIG,) else "le"  # if the order is fixed
         self._own_ids: dict[Any, str] = {}
         self._enum_ids: dict[int, str] = {}
 
@@ -112,7 +114,8 @@ class Types:
 
     def kind(self, number: s.Number) -> str:
         """Returns a number's type, with its byte order if the containing type has another."""
-        order = {"little": "le" if self.is_big else "", "big": "be"}.get(number.order, "") if number.size > 1 else ""
+        little = "le" if self.is_big or self.endian == "be" else ""
+        order = {"little": little, "big": "be"}.get(number.order, "") if number.size > 1 else ""
         is_known = number.kind in s.KINDS and number.kind not in HALVES
         return f"{LETTERS[number.kind[0]] if is_known else 'u'}{number.size}{order}"
 

@@ -61,7 +61,8 @@ def field_spans(file: File) -> list[tuple[str, int, int]]:
 def truncated(file: File, aspect: str | None = None) -> st.SearchStrategy[Corruption | None]:
     """Cuts a file off within a field, which is of an aspect if one is given."""
     fields = field_spans(file)
-    detected = {start: path for path, start, _ in fields if isinstance(_node_at(file, path), s.ByteOrder)}
+    orders = ((start, path, _node_at(file, path)) for path, start, _ in fields)
+    detected = {start: path for start, path, node in orders if isinstance(node, s.ByteOrder) and node.number}
 
     regions = Context({**file.regions, **file.regions.counts})
 

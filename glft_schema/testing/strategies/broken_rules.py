@@ -9,7 +9,7 @@ from typing import Any
 import construct
 from hypothesis import strategies as st
 
-from glft_schema.codec.context import BIG, LITTLE, Context, byte_order
+from glft_schema.codec.context import Context, byte_order
 from glft_schema.codec.expressions import equality, read
 from glft_schema.codec.json_table import JsonRule
 from glft_schema.codec.metadata_rules import HasKey, KeyType
@@ -415,7 +415,7 @@ def _edges(node: Node) -> list[Any]:
         case Text():
             return ["", " "] if node.is_strict else ["", " ", "\udcff"]
         case ByteOrder():
-            return [LITTLE, BIG]
+            return list(node.orders)
         case Code(table=table):
             unknown = (table[code] for code in range(256) if table.unknown and not table[code].is_known)
             return [*list(unknown)[:1], *table]

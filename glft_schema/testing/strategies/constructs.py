@@ -14,7 +14,7 @@ from construct.core import evaluate
 from hypothesis import strategies as st
 
 import glft_schema.describe.nodes as s
-from glft_schema.codec.context import BIG, LITTLE, ByteOrder, Context
+from glft_schema.codec.context import ByteOrder, Context
 from glft_schema.codec.metadata_lines import TextMetadata
 from glft_schema.codec.rules import rule_sets
 from glft_schema.codec.typed_values import ARRAY
@@ -119,7 +119,7 @@ def _(node: s.ByteOrder, context: Context) -> st.SearchStrategy[Any]:
         context._params.byte_order = order
         return order
 
-    return st.sampled_from([LITTLE, BIG]).map(note)
+    return st.sampled_from(node.orders).map(note)
 
 
 @values_of.register
