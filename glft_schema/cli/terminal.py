@@ -101,10 +101,11 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
 
 @contextmanager
 def option_errors() -> Iterator[None]:
-    """Reports an OptionError as one line on stderr, with exit code 2."""
+    """Reports an OptionError, or what a language or map cannot express, as one line on stderr, with
+    exit code 2."""
     try:
         yield
-    except OptionError as error:
+    except (OptionError, NotImplementedError) as error:
         echo(f"glft: {error}", error=True)
         raise typer.Exit(REFUSED) from None
 

@@ -137,6 +137,9 @@ class Rule(Check):
         building: whether building for one of its sets enforces it, too.
         field: the guarded field, if it is not the first one of `of`.
 
+    Raises:
+        TypeError: if `must` is not a predicate.
+
     Attributes:
         condition: what must hold if the rule applies: an expression.
     """
@@ -155,6 +158,8 @@ class Rule(Check):
         field: str | None = None,
     ) -> None:
         super().__init__(id, field or field_of(of), sets, building)
+        if not isinstance(must, Predicate):
+            raise TypeError(f"{id}: expected a predicate such as equals(3), found {shown(must)}")
         self.must = must
         self.when = when
         self.condition = must.on(of)

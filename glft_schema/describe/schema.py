@@ -67,6 +67,21 @@ def _type_of(code: int | str, type_: TensorType, schema: Schema) -> TypeOf:
     return TypeOf(type_, code, payload.name, block, weights * packed, nbytes, row - nbytes, rules, packed)
 
 
+class UndescribedError(NotImplementedError):
+    """A field whose construct has no node.
+
+    Attributes:
+        path: the field.
+        problem: why it has no node.
+    """
+
+    def __init__(self, name: str, error: NotImplementedError) -> None:
+        self.path, self.problem = name, str(error)
+        if isinstance(error, UndescribedError):  # of a Struct in the field
+            self.path, self.problem = f"{name} -> {error.path}", error.problem
+        super().__init__(f"{self.path}: {self.problem}")
+
+
 @singledispatch
 def node_of(declared: Any, schema: Schema, name: str) -> Node:
     """Reads a construct. Adds its structs to `schema.structs`, under `name` if they have no title.
@@ -121,7 +136,12 @@ def _(declared: construct.Struct, schema: Schema, name: str) -> Ref:
 
 
 def _field(part: construct.Construct, rules: tuple[Check, ...], schema: Schema, struct: str) -> Field:
-    node = node_of(part, schema, part.name or struct)
+    try:
+        node = node_of(part, schema, part.name or struct)
+    except NotImplementedError as error:
+        if not part.name:
+            raise
+        raise UndescribedError(part.name, error) from None
     options = next((wrapper.options for wrapper in reversed(node.wrappers) if wrapper.options), ())
     value = options[0] if len(options) == 1 and isinstance(options[0], (int, bytes)) else None
     guards = tuple(rule for rule in rules if rule.field == part.name)
@@ -162,7 +182,7 @@ _register(tables.Nested,     lambda it, of: replace(of(it.subcon), level=it.leve
 
 _register(numbers.Number,         lambda it, of: _of_file(it))
 _register(numbers.Picked,         lambda it, of: s.Either(known(it.condition), _of_file(it.then), _of_file(it.otherwise)))
-_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(_of_file(it.number)))
+_register(numbers.ByteOrderOf,    lambda it, of: s.ByteOrder(it.number and _of_file(it.number), it.orders))
 _register(type_codes.TypeCode,    lambda it, of: s.Code(of(it.subcon), it.table))
 _register(construct.FormatField,  lambda it, of: s.Number(LETTERS[it.fmtstr[-1]], ORDERS.get(it.fmtstr[0], "little")))
 _register(construct.BytesInteger, lambda it, of: wrapped(s.Bytes(known(it.length)), decode=lambda stored, *_: it.parse(stored)))

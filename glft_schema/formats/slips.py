@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import construct
 from construct.expr import ExprMixin, FuncPath
 
+from glft_schema.codec.arrays import Numbers, Strings
 from glft_schema.codec.context import Context
 from glft_schema.codec.expressions import Length, Reference, read, references_in
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines, nbytes_of_lines
-from glft_schema.codec.numbers import Number, TensorField
+from glft_schema.codec.numbers import ByteOrderOf, Number, Picked, Sizes, TensorField, i8, u8
 from glft_schema.codec.records import Record
-from glft_schema.codec.rules import Check, Rule
+from glft_schema.codec.rules import RULE_SETS, Check, Rule
 from glft_schema.codec.structs import Count, Derived, Struct, follows, member, unwrapped
 from glft_schema.codec.tables import Table
+from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
-from glft_schema.errors import shown
+from glft_schema.errors import alternatives, shown
+from glft_schema.formats.format import Format, ShardIndex, ShardKeys
+from glft_schema.formats.trial import first_fault
 from glft_schema.tensors.region import TensorData
-
-if TYPE_CHECKING:
-    from glft_schema.formats.format import Format
 
 Fields = tuple[construct.Struct, ...]  # a Struct, after those around it
 
@@ -43,6 +44,20 @@ ENTRY = {
 }
 
 
+# Arguments that are numbers of this package: their size and byte order are used.
+NUMBERS: dict[type, tuple[str, ...]] = {
+    Text: ("length",),
+    Strings: ("length",),
+    Sizes: ("count", "size"),
+    Picked: ("then", "otherwise"),
+    Count: ("subcon",),
+    TypeCode: ("subcon",),
+    Numbers: ("number",),
+}
+A_NUMBER = "a number of glft_schema.codec, such as u32"
+BYTE_ORDER = '"byte_order" / ByteOrderOf(BIG)'
+
+
 def first_slip(format: Format) -> str | None:
     """Returns what is wrong with a declaration and what to write, or None."""
     return next((f"{format.name}: {slip}" for slip in _slips(format)), None)
@@ -50,12 +65,37 @@ def first_slip(format: Format) -> str | None:
 
 def _slips(format: Format) -> Iterator[str]:
     """Yields slips. Each may rely on the absence of those before it."""
+    yield from _facts(format)
+    yield from _names(format.struct)
+    yield from _regions(format)
+    yield from _magic(format)
+    yield from _references(format.struct, ())
+    yield from _byte_order(format.struct)
+    yield from filter(None, [first_fault(format)])
+
+
+def _facts(format: Format) -> Iterator[str]:
+    """Yields slips outside the Struct."""
+    if not isinstance(format.name, str) or not format.name:
+        yield f"write the name as text, found {format.name!r}"
     for name, texts, kind, example in (
         ("magics", format.magics, bytes, (b"TOY1",)),
         ("endings", format.endings, str, (".toy",)),
+        ("keeps_to", format.keeps_to, str, RULE_SETS[:1]),
+        ("unshared_by", format.unshared_by, str, RULE_SETS[:1]),
     ):
         if not isinstance(texts, tuple) or not all(isinstance(text, kind) and text for text in texts):
             yield f"write {name} as a tuple such as {example}, found {texts!r}"
+    for rules in (*format.keeps_to, *format.unshared_by):
+        if rules not in RULE_SETS:
+            yield f"keeps_to and unshared_by have rule sets, {alternatives(RULE_SETS)}, found {rules!r}"
+    if format.shards is not None and not isinstance(format.shards, (ShardKeys, ShardIndex)):
+        yield f"write shards as ShardKeys(...) or ShardIndex('.index.json'), found {format.shards!r}"
+    if not isinstance(format.entries, Mapping):
+        yield f"write entries as a mapping of keys to texts, found {format.entries!r}"
+    for name, function in (("sniff", format.sniff), ("order", format.order)):
+        if function is not None and not callable(function):
+            yield f"write {name} as a function, found {function!r}"
     if not format.magics and format.sniff is None:
         yield "give the first bytes of its files, magics=(b'TOY1',), or a function sniff that recognises them"
     for ending in format.endings:
@@ -63,10 +103,6 @@ def _slips(format: Format) -> Iterator[str]:
             yield f"write an ending in lower case with one dot, such as '.toy', found {ending!r}"
     if not isinstance(format.types, TypeTable):
         yield f"write types as TypeTable('toy', {{0: F32}}), with the code of each type, found {format.types!r}"
-    yield from _names(format.struct)
-    yield from _regions(format)
-    yield from _magic(format)
-    yield from _references(format.struct, ())
 
 
 def _magic(format: Format) -> Iterator[str]:
@@ -97,9 +133,12 @@ def _names(declared: Any, path: str = "") -> Iterator[str]:
             yield f"{_path(path, name)}: choose a name of letters, digits and '_', which does not begin with '_' or a digit"
         if names.count(name) > 1:
             yield f"{_path(path, name)}: choose another name, because another field has this one"
+    if "byte_order" in names and not isinstance(found := member(declared, "byte_order"), ByteOrderOf):
+        yield f"{_path(path, 'byte_order')}: write {BYTE_ORDER}, which sets the order of what follows, found {shown(found)}"
     for field in declared.subcons:
         inner = unwrapped(field)
-        inner = getattr(inner, "row", getattr(inner, "subcon", inner))
+        while hasattr(inner, "row") or isinstance(inner, construct.Subconstruct):
+            inner = inner.row if hasattr(inner, "row") else inner.subcon
         if isinstance(inner, construct.Struct):
             yield from _names(inner, _path(path, field.name))
 
@@ -113,6 +152,10 @@ def _regions(format: Format) -> Iterator[str]:
     table = format.field(data.table)
     if type(table) is construct.Array or not (hasattr(table, "row") or hasattr(table, "subcon")):
         yield f'data: TensorData({data.table!r}) needs the region "{data.table}" / Table(this.header.n_tensors, Row)'
+    if not isinstance(format.row, Struct):
+        yield f"{data.table}: write the rows as Struct(...) of glft_schema.codec, found {shown(format.row)}"
+    if "format" in names:
+        yield "format: choose another name, because Container.build takes the format's name under it"
     for name, example in ROW.items():
         if member(format.row, name) is None:
             yield f"{data.table}: a row needs the field {name}: {example}"
@@ -126,10 +169,9 @@ def _regions(format: Format) -> Iterator[str]:
         yield f"{data.table} -> dtype: write TypeCode with the format's own table, {kinds}"
     if isinstance(dims := member(format.row, "dims"), (Number, TensorField, construct.FormatField)):
         yield f"{data.table} -> dims: write {ROW['dims']}, found {dims!r}"
-    for field in format.row.subcons:
-        if field.name and field.name not in ROW and not follows(field) and not field.flagbuildnone:
-            example = f'"{field.name}" / Default({unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"}, 0)'
-            yield f"{data.table} -> {field.name}: new files need a default of this field, such as {example}"
+    if isinstance(offset := member(format.row, "offset"), Number) and offset.is_float:
+        yield f"{data.table} -> offset: write {ROW['offset']}, found {offset!r}"
+    yield from _without_default(format.row, ROW, data.table)
     if (alignment := format.field("alignment")) is not None:
         of = getattr(alignment, "of", None)
         if not isinstance(alignment, Derived) or not (callable(of) or (type(of) is int and of > 0)):
@@ -137,6 +179,14 @@ def _regions(format: Format) -> Iterator[str]:
             yield f'alignment: write "alignment" / Derived(64), with a number above 0 or an expression, found {shown(found)}'
     if isinstance(format.metadata, KeyValues):
         yield from _entries(format.metadata)
+
+
+def _without_default(row: Any, known: Mapping[str, str], path: str) -> Iterator[str]:
+    """Yields the fields of a row of which new files have no value."""
+    for field in row.subcons:
+        if field.name and field.name not in known and not follows(field) and not field.flagbuildnone:
+            example = f'"{field.name}" / Default({unwrapped(field) if isinstance(unwrapped(field), Number) else "u32"}, 0)'
+            yield f"{path} -> {field.name}: new files need a default of this field, such as {example}"
 
 
 def _entries(declared: KeyValues) -> Iterator[str]:
@@ -156,6 +206,32 @@ def _entries(declared: KeyValues) -> Iterator[str]:
     of_type = isinstance(value, construct.Switch) and read(value.keyfunc) == Reference(("type",))
     if not of_type or not set(declared.types) <= set(value.cases):
         yield f"metadata -> value: write {ENTRY['value']}"
+    for type_ in declared.types:
+        if isinstance(type_.field, (construct.FormatField, construct.BytesInteger, type(construct.Flag))):
+            value_type = f"ValueType({type_.name!r}, {type_.code}, ...)"
+            yield f"metadata -> value: write {value_type} with {A_NUMBER}, found {shown(type_.field)}"
+    yield from _without_default(entry, ENTRY, "metadata")
+
+
+def _byte_order(declared: Struct) -> Iterator[str]:
+    """Yields a byte order that follows numbers, which would be read in another one."""
+    before = ""
+    for path, field in _leaves(declared):
+        if isinstance(field, ByteOrderOf) and before:
+            yield f"{path}: declare the byte order before all numbers, found it after {before}"
+        is_neutral = isinstance(field, (construct.Bytes, construct.FormatField, Derived, Check)) or field in (u8, i8)
+        before = before or ("" if is_neutral else path)
+
+
+def _leaves(declared: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields fields in file order, each with its path, without the constructs around them."""
+    while isinstance(declared, construct.Subconstruct):
+        declared = declared.subcon
+    if not isinstance(declared, construct.Struct):
+        yield path, declared
+        return
+    for field in declared.subcons:
+        yield from _leaves(field, _path(path, field.name or ""))
 
 
 def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
@@ -178,6 +254,8 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
                 yield from _references(inner, outer, path)
     if isinstance(declared, Count) and not callable(declared.func):
         yield f"{path}: write the counted field as an expression, such as Count(u32, this._.tensors), found {declared.func!r}"
+    for name in NUMBERS.get(type(declared), ()):
+        yield from _number(declared, name, path)
     if not isinstance(declared, (Table, KeyValueLines)):
         return
     number = declared.count if isinstance(declared, Table) else declared.size
@@ -186,6 +264,16 @@ def _references(declared: Any, outer: Fields, path: str = "") -> Iterator[str]:
         yield f"{path}: write {example}, with a Count in the header, found {shown(number)}"
     if isinstance(counting := read(number), Reference):
         yield from _count(declared, counting, outer, path)
+
+
+def _number(declared: construct.Construct, name: str, path: str) -> Iterator[str]:
+    """Yields an argument that is not a number of this package, or not an integer."""
+    found, kind = getattr(declared, name), type(declared).__name__
+    may_be_other = isinstance(declared, construct.Subconstruct)  # a code may be text, and a count a number of construct
+    if not (may_be_other or isinstance(found, (Number, Picked))):
+        yield f"{path}: write {kind} with {A_NUMBER}, found {shown(found)}"
+    if isinstance(found, Number) and found.is_float and not isinstance(declared, (Numbers, Picked)):
+        yield f"{path}: write {kind} with an integer, such as u32, found {found!r}"
 
 
 def _count(declared: Table | KeyValueLines, number: Reference, outer: Fields, path: str) -> Iterator[str]:

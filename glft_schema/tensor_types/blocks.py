@@ -17,10 +17,12 @@ from construct.expr import FuncPath
 from glft_schema.codec.numbers import Number, TensorField, u8
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
+from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
+from glft_schema.tensor_types.engine.decoding import dequantize_chunks
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
@@ -44,7 +46,8 @@ def block_type(
         ValueError: if the name is in use, or the block or a function cannot be used; the
             sentence says what to write.
     """
-    if slip := _slip(block, weights, dequantize):
+    reserved = tuple(reserved) if isinstance(reserved, Iterable) else (reserved,)
+    if slip := _slip(name, block, weights, dequantize, quantize) or _slip_in_checks(block, scales, reserved):
         raise ValueError(f"{name}: {slip}")
     block.title = name.lower()
     blocks = Blocks(block, weights)
@@ -65,7 +68,7 @@ def block_type(
         "blocks" / blocks * f"blocks of {weights} weights in {blocks.size} bytes",
     )
     encoder = blocks.encoder(quantize) if quantize else None
-    return TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=tuple(reserved))
+    return TensorType(name, code, payload, dequantize, encoder, faults, block=block, scales=scales, reserved=reserved)
 
 
 class Blocks(TensorField):
@@ -111,7 +114,7 @@ class Blocks(TensorField):
                     for name, span, number in self._spans
                 )
                 found = ", ".join(f"{name} {field.dtype} {list(field.shape)}" for name, field in fields.items())
-                raise ValueError(f"expected {expected} from the encoder, found {found}")
+                raise ValueError(f"expected {expected} from the encoder, found {found or 'none'}")
             return {"blocks": side_by_side([fields[name] for name, _, _ in self._spans]).reshape(len(numbers), -1)}
 
         return encode
@@ -126,9 +129,7 @@ class Blocks(TensorField):
         rows = raw.reshape(-1, self.size)
         return {
             # torch.compile would put no guard on `number in (u8, u16, u32)`
-            name: numbers_of_rows(rows, span, number.dtype, number.itemsize)
-            if number.is_float or number.is_signed
-            else rows[:, span]
+            name: rows[:, span] if number.is_unsigned else numbers_of_rows(rows, span, number.dtype, number.itemsize)
             for name, span, number in self._spans
         }
 
@@ -136,20 +137,62 @@ class Blocks(TensorField):
         return tensor.reshape(-1, self.size)[:, self._swap].reshape(tensor.shape) if tensor.numel() else tensor
 
 
-def _slip(block: Any, weights: Any, dequantize: Formula) -> str | None:
+def fault_of(type_: TensorType, weights: int) -> str | None:
+    """Returns how a function of a block type fails on one block, or None."""
+    blocks = unwrapped(type_.payload.subcons[-1])
+    zeros = torch.zeros(1, blocks.size, dtype=torch.uint8)
+    numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
+    importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
+    function = "formula"
+    try:
+        dequantize_chunks(type_.formula, blocks.columns("blocks", zeros), torch.empty(1, weights))
+        function = "encoder"
+        if type_.quantize:
+            type_.quantize(numbers, **importance)
+    except Exception as error:  # of a function of the caller: any class
+        problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return f"the {function} fails on one block: {one_line(problem)}"
+    return None
+
+
+def _slip_in_checks(block: Struct, scales: Any, reserved: tuple[Any, ...]) -> str | None:
+    """Returns what is wrong with the declarations for checks of values, or None."""
+    names = [field.name for field in block.subcons]
+    if not isinstance(scales or {}, Mapping) or not all(callable(floats) for floats in (scales or {}).values()):
+        return f"write scales as a mapping of fields to functions, found {shown(scales)}"
+    if other := next((part for part in reserved if not isinstance(part, Reserved)), None):
+        return f"write reserved as a list of Reserved(field, text, function), found {shown(other)}"
+    if unknown := next((name for name in (*(scales or ()), *(part.field for part in reserved)) if name not in names), None):
+        return f"expected a field of the block, {alternatives(names)}, in scales and reserved, found {shown(unknown)}"
+    return None
+
+
+def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: Encoder | None) -> str | None:
     """Returns what is wrong with a declaration and what to write, or None."""
-    if not isinstance(weights, int) or weights < 1:
+    if not isinstance(name, str) or not name:
+        return f"write the name as text, found {name!r}"
+    if type(weights) is not int or weights < 1:
         return f"expected at least one weight per block, found {weights!r}"
     if not isinstance(block, Struct):
         return f'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found {block!r}'
+    if not block.subcons:
+        return 'expected at least one field, such as "d" / f16[1], found none'
     for field in block.subcons:
         array = unwrapped(field)
         if not field.name:
             return f'give each field of the block a name, such as "d" / f16[1], found {array!r} without one'
-        if not isinstance(array, TensorField) or not all(isinstance(dim, int) for dim in array.dims):
+        if not field.name.isidentifier():
+            return f"{field.name}: choose a name of letters, digits and '_'"
+        if not isinstance(array, TensorField) or not all(type(dim) is int and dim > 0 for dim in array.dims):
             example = f"{array!r}[1]" if isinstance(array, Number) else "u8[16]"
             return f"{field.name}: write an array of numbers with constant dims, such as {example}, found {array!r}"
     names = [field.name for field in block.subcons]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return f"{twice}: choose another name, because another field has this one"
+    if quantize is not None and not callable(quantize):
+        return f"write the encoder as a function of (weights) or (weights, importance), found {shown(quantize)}"
+    if not callable(dequantize):
+        return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
     try:
         signature(dequantize).bind(**dict.fromkeys(names))
     except TypeError:

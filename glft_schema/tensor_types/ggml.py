@@ -8,9 +8,9 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.plugins import TYPES, load
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
-from glft_schema.tensor_types.blocks import block_type
+from glft_schema.tensor_types.blocks import block_type, fault_of
 from glft_schema.tensor_types.engine.scaled import Encoder, Formula
-from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType
+from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType, release_name
 
 FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)
 DECLARED = [value for family in FAMILIES for value in vars(family).values() if isinstance(value, TensorType)]
@@ -55,12 +55,15 @@ def register_type(
         ValueError: if the name or the code is in use, or the block or a function cannot be used;
             the sentence says what to write.
     """
-    if not isinstance(code, int) or code < 0:
+    if type(code) is not int or code < 0:
         raise ValueError(f"expected a non-negative code, found {code!r}")
     for known in GGML_TYPES:
-        if code == known.code or name.lower() == known.scheme:
+        if code == known.code or str(name).lower() == known.scheme:
             raise ValueError(f"expected an unused code and an unused name, found one used by {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize=dequantize, quantize=quantize, scales=scales, reserved=reserved)
+    if fault := fault_of(type_, weights):
+        release_name(type_)
+        raise ValueError(f"{name}: {fault}")
     GGML_TYPES.add(type_)
     return type_
 

@@ -453,6 +453,11 @@ class TensorType:
 Declared = TypeVar("Declared", bound=Formula)
 
 
+def release_name(type_: TensorType) -> None:
+    """Frees the name of a type that is not used, so that a corrected declaration can have it."""
+    _NAMES.discard(type_.name)
+
+
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
     """Adds the decorated formula to a type declared without one, so that a page can list its blocks
     before its formulas.

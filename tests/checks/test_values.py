@@ -18,7 +18,7 @@ import glft_schema
 from glft_schema import Container, SchemeError, TruncatedError, save_file
 from glft_schema.checks import values
 from glft_schema.checks.values import Oddity, check_values, oddities
-from glft_schema.codec.numbers import f32, u16
+from glft_schema.codec.numbers import bf16, f32, i8, u16
 from glft_schema.codec.structs import Struct
 from glft_schema.files.splitting import split
 from glft_schema.formats.glft import TYPES as GLFT_TYPES
@@ -240,6 +240,14 @@ def test_weights_that_overflow(stored: int) -> None:
     assert found(GGML_TYPES["Q8_K"], (2, 256), bytes(q8_k)) == [("weights", "infinite", 256, (1, 0), 292)]
 
 
+def test_subnormal_weights_are_not_odd() -> None:
+    """Only scales are: weights may be as small as they like. The last block has them computed."""
+    q8_k = sound_blocks(GGML_TYPES["Q8_K"], 2)
+    struct.pack_into("<f", q8_k, 0, 1e-40)
+    struct.pack_into("<f", q8_k, 292, 2.0**101)
+    assert found(GGML_TYPES["Q8_K"], (2, 256), bytes(q8_k)) == [("d", "subnormal", 1, (0, 0), 0)]
+
+
 @pytest.mark.parametrize("type_", [*BLOCK_TYPES, *(GGML_TYPES[name] for name in ("F32", "F16", "BF16", "F64", "I32"))], ids=str)
 def test_all_zero(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not if the last weight differs."""
@@ -267,6 +275,14 @@ def test_a_custom_type() -> None:
     for order, sign in (("little", "<"), ("big", ">")):
         payload = struct.pack(f"{sign}2H2f", 1, 2, 1, 1) + struct.pack(f"{sign}2H2f", 1, 9, 1, INF)
         assert found(type_, (8,), payload, order) == expected
+
+
+def test_a_custom_type_with_scales_in_bfloat16() -> None:
+    """Formulas get bfloat16: only unsigned words come as bytes."""
+    block = Struct("d" / bf16[1] * "scale", "qs" / i8[2] * "codes")
+    type_ = block_type("BF16_2", 9998, 2, block, dequantize=lambda d, qs: d.float() * qs)
+    assert tensor_of(type_, (2,), bytes.fromhex("C03F 02FF")).dequantize().tolist() == [3.0, -1.5]
+    assert found(type_, (4,), bytes.fromhex("C03F 02FF 807F 0101")) == [("d", "infinite", 1, (2,), 4)]
 
 
 def test_tied_tensors_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,8 +136,9 @@ def test_a_struct_of_a_users_own() -> None:
     ],
 )
 def test_what_has_no_node_says_so(declared: Any, problem: str) -> None:
-    for field in (declared, "field" / declared):
-        with pytest.raises(NotImplementedError, match=f"^{problem}"):
+    inner = Struct("inner" / Struct("field" / declared))
+    for field, path in ((declared, ""), ("field" / declared, "field: "), (inner, "inner -> field: ")):
+        with pytest.raises(NotImplementedError, match=f"^{path}{problem}"):
             node_of(construct.Struct("a" / Int16ub, field), s.Schema("own"), "own")
 
 

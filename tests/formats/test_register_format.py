@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,19 +16,25 @@ import construct
 import pytest
 import safetensors.torch
 import torch
-from construct import Const, Switch, this
+from construct import Const, Default, Switch, this
 from hypothesis import HealthCheck, Phase, given, settings
 
 import glft_schema as glft
 from glft_schema import Container, FormatError, MetadataWarning, OptionError, byte_map, load_file, save_file
 from glft_schema.codec import (
+    BIG,
+    ByteOrderOf,
     Count,
     Derived,
     KeyValueLines,
     KeyValues,
     NamesOnce,
+    Numbers,
+    Padding,
+    Picked,
     Rule,
     Sizes,
+    Strings,
     Struct,
     Table,
     Text,
@@ -40,7 +47,9 @@ from glft_schema.codec import (
     f64,
     i8,
     i64,
+    meets,
     nbytes_of_lines,
+    spec,
     u8,
     u16,
     u32,
@@ -51,7 +60,7 @@ from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, registe
 from glft_schema.formats.format import ShardKeys
 from glft_schema.formats.slips import first_slip
 from glft_schema.testing import containers, fuzz
-from glft_schema.types import block_type
+from glft_schema.types import Reserved, block_type
 from tests.formats.own_formats import BARE, F32, LINES, LINES_TYPES, LONG, LONG_MAGIC, OWN, TYPED, Row, registered
 from tests.tools.command_line import in_this_process
 from tests.tools.depth import FULL
@@ -454,6 +463,12 @@ SLIPS += [
      "metadata: write the value types as TypeTable('toy value', ValueType('int64', 1, i64)), found {1: F32}"),
     ({"regions": typed(table=u8)},
      "metadata: write KeyValues(Table(this.header.n_kv, Entry), VALUES, once='toy-keys'), found u8"),
+    ({"regions": typed(table=Table(this.header.n_kv, u8))},
+     "metadata: write KeyValues(Table(this.header.n_kv, Entry), VALUES, once='toy-keys'), found <Table u8>"),
+    ({"regions": typed(table=construct.Array(this.header.n_kv, Struct("key" / u8)))},
+     "metadata: write KeyValues(Table(this.header.n_kv, Entry), VALUES, once='toy-keys'), found <Array <Struct>>"),
+    ({"regions": typed(items=Default(u8, 0))},
+     "metadata -> items: choose another name, because items is a method of the Struct's value"),
     ({"regions": typed(key=None)}, 'metadata: an entry needs the field key: "key" / Text(u32)'),
     ({"regions": typed(type=u8)},
      'metadata -> type: write "type" / TypeCode(u8, VALUES), with the table of KeyValues'),
@@ -463,7 +478,94 @@ SLIPS += [
 ]  # fmt: skip
 
 
+NO_TYPES = TypeTable("none")
+BIG_VALUES = TypeTable("big value", ValueType("int64", 1, construct.Int64ub))
+
+
+def header(*fields: Any) -> dict[str, Any]:
+    return {"header": Struct("magic" / Const(b"OWN"), *fields, COUNT)}
+
+
+def _raises(*values: Any) -> Any:
+    raise LookupError("nothing here")
+
+
+NUMBER = "a number of glft_schema.codec, such as u32, found"
+SLIPS += [
+    ({"row": row(name=Text(construct.Int16ub))}, f"rows -> name: write Text with {NUMBER} <FormatField>"),
+    ({"row": row(name=Text(f32))}, "rows -> name: write Text with an integer, such as u32, found f32"),
+    ({"row": row(dims=Sizes(construct.Int8ub, u32, "dims"))}, f"rows -> dims: write Sizes with {NUMBER} <FormatField>"),
+    ({"row": row(dims=Sizes(u8, 4, "dims"))}, f"rows -> dims: write Sizes with {NUMBER} 4"),
+    ({"row": row(dtype=TypeCode(f32, LINES_TYPES))}, "rows -> dtype: write TypeCode with an integer, such as u32, found f32"),
+    ({"row": row(offset=Picked(this.dims, u32, construct.Int64ub))},
+     f"rows -> offset: write Picked with {NUMBER} <FormatField>"),
+    ({"row": row(offset=f64)}, 'rows -> offset: write "offset" / u64, counted from the start of data, found f64'),
+    ({"row": u8}, "rows: write the rows as Struct(...) of glft_schema.codec, found u8"),
+    (header("z" / Default(Strings(construct.Int8ub, 1), ["a"])), f"header -> z: write Strings with {NUMBER} <FormatField>"),
+    (header("z" / Default(Numbers(Text(u8), 1), [1])), f"header -> z: write Numbers with {NUMBER} <Text>"),
+    (header("z" / Count(f64, this._.rows)), "header -> z: write Count with an integer, such as u32, found f64"),
+    (header("byte_order" / Derived("big")),
+     'header -> byte_order: write "byte_order" / ByteOrderOf(BIG), which sets the order of what follows, found '
+     "<Derived +nonbuild>"),
+    (header("z" / Default(u16, 0), "order" / ByteOrderOf(BIG)),
+     "header -> order: declare the byte order before all numbers, found it after header -> z"),
+    ({"regions": regions(format=Default(u8, 0))},
+     "format: choose another name, because Container.build takes the format's name under it"),
+    ({"regions": typed(TypeTable("big", ValueType("int64", 1, construct.Int64ub)))}, "metadata -> type: write "
+     '"type" / TypeCode(u8, VALUES), with the table of KeyValues'),
+    ({"regions": typed(BIG_VALUES, type=TypeCode(u8, BIG_VALUES))},
+     f"metadata -> value: write ValueType('int64', 1, ...) with {NUMBER} <FormatField>"),
+    ({"regions": typed(extra=u16)},
+     'metadata -> extra: new files need a default of this field, such as "extra" / Default(u16, 0)'),
+    ({"name": ""}, "write the name as text, found ''"),
+    ({"keeps_to": "spec"}, "write keeps_to as a tuple such as ('spec',), found 'spec'"),
+    ({"unshared_by": ("all",)}, "keeps_to and unshared_by have rule sets, spec, ggml, rust or required, found 'all'"),
+    ({"shards": ".json"}, "write shards as ShardKeys(...) or ShardIndex('.index.json'), found '.json'"),
+    ({"entries": 5}, "write entries as a mapping of keys to texts, found 5"),
+    ({"sniff": "OWN"}, "write sniff as a function, found 'OWN'"),
+    # Found by the trial:
+    ({"sniff": _raises}, "sniff: recognising a file raises LookupError: nothing here"),
+    ({"order": _raises}, "order: sorting the rows raises LookupError: nothing here"),
+    (header("z" / Count(u32, _raises)), "header -> z: building a file raises LookupError: nothing here"),
+    (header("z" / Padding(0)), "header -> z: building a file raises ZeroDivisionError: integer modulo by zero"),
+    (header("z" / Default(u32[this.q], 0)), "header -> z: building a file raises KeyError: 'q'"),
+    ({"row": row(shape=Derived(_raises))}, "rows -> 0 -> shape: building a file raises LookupError: nothing here"),
+    ({"table": lambda count, row: Table(_raises, row)}, "rows: reading a built file raises LookupError: nothing here"),
+    ({"table": lambda count, row: Table(2, row)},
+     "rows: reading a built file fails: expected at most 0 (bytes left: 0, at least 8 each), found 2"),
+    (header("z" / Default(construct.GreedyBytes, b"")),
+     "header -> n: reading a built file fails: expected 4 bytes, found 0"),
+    ({"metadata": KeyValueLines(4)}, "metadata: reading a built file fails: expected 4 bytes, found 3"),
+    ({"row": Struct(*row().subcons, spec("own-rule", this.name, meets(_raises, "a rule")))},
+     "rows -> 0: checking the rules of a file raises LookupError: nothing here"),
+    (header("z" / Default(construct.ExprAdapter(u8, lambda *_: "text", lambda number, _: number + 0), 1)),
+     'header -> z: building a file that was read raises TypeError: can only concatenate str (not "int") to str'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ["z" / u32],  # new files need a value
+        ["z" / Default(u8, 300)],  # an error of each file, which names the field
+        ["z" / Default(u8, 3), Rule("own-rule", this.z, equals(4))],
+        ["z" / Default(construct.Array(2, construct.Int16ub), [1, 2])],
+    ],
+)
+def test_values_that_the_trial_lacks_are_no_slips(fields: list[Any]) -> None:
+    assert first_slip(declared(**header(*fields))) is None
+    assert first_slip(declared(row=row(dims=construct.Array(4, u32)))) is None
+    assert first_slip(declared(types=NO_TYPES, row=row(dtype=TypeCode(u8, NO_TYPES)))) is None
+
+
+def test_the_trial_has_limits_of_its_own() -> None:
+    with glft.Limits(objects=0):
+        assert first_slip(declared()) is None
+
+
 def test_slips_in_parts() -> None:
+    with pytest.raises(TypeError, match=r"^own-rule: expected a predicate such as equals\(3\), found 3$"):
+        Rule("own-rule", this.z, 3)
     with pytest.raises(ValueError, match=r"^expected the name of a limit, such as 'dims', found 'sizes'$"):
         Sizes(u8, u64, "sizes")
     with pytest.raises(TypeError, match=r"^expected the types as TypeTable\('toy', \{1: F32\}\), found \{1: F32\}$"):
@@ -475,7 +577,7 @@ def test_slips(slip: dict[str, Any], sentence: str) -> None:
     before = list(FORMATS)
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         register_format(declared(**slip))
-    assert (str(caught.value), before) == (f"own: {sentence}", FORMATS)
+    assert (str(caught.value), before) == (f"{slip.get('name', 'own')}: {sentence}", FORMATS)
 
 
 def test_no_slips() -> None:
@@ -499,12 +601,36 @@ def taken(d: torch.Tensor) -> torch.Tensor:
         (["d" / f16[1]], 1, 'write the block as Struct("d" / f16[1], ...) of glft_schema.codec, found [<Renamed d f16[1]>]'),
         (Struct("e" / f32[1]), 1, "the formula gets the fields of the block as keywords: write (e), found "),
         (Struct("d" / f16[1]), 0, "expected at least one weight per block, found 0"),
+        (Struct("d" / f16[1]), True, "expected at least one weight per block, found True"),
+        (Struct(), 1, 'expected at least one field, such as "d" / f16[1], found none'),
+        (Struct("d" / f16[0]), 1, "d: write an array of numbers with constant dims, such as u8[16], found f16[0]"),
+        (Struct("d" / f16[1], "d" / u8[1]), 1, "d: choose another name, because another field has this one"),
+        (Struct("d-1" / f16[1]), 1, "d-1: choose a name of letters, digits and '_'"),
     ],
 )
 def test_slips_in_blocks(block: Any, weights: int, sentence: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         block_type("SLIP", 9, weights, block, dequantize=taken)
     assert str(caught.value).startswith(f"SLIP: {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"dequantize": None}, "write the formula as a function of (d), found None"),
+        ({"quantize": "q"}, "write the encoder as a function of (weights) or (weights, importance), found 'q'"),
+        ({"scales": ["d"]}, "write scales as a mapping of fields to functions, found ['d']"),
+        ({"scales": {"e": taken}}, "expected a field of the block, d, in scales and reserved, found 'e'"),
+        ({"reserved": ["d"]}, "write reserved as a list of Reserved(field, text, function), found 'd'"),
+        ({"reserved": 5}, "write reserved as a list of Reserved(field, text, function), found 5"),
+        ({"reserved": [Reserved("e", "code 3", taken)]}, "expected a field of the block, d, in scales and reserved, found 'e'"),
+    ],
+)
+def test_slips_beside_a_block(declared: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^SLIP: {re.escape(sentence)}$"):
+        block_type("SLIP", 9, 1, Struct("d" / f16[1]), **{"dequantize": taken, **declared})
+    with pytest.raises(ValueError, match=r"^5: write the name as text, found 5$"):
+        block_type(5, 9, 1, Struct("d" / f16[1]), dequantize=taken)
 
 
 WRONG = block_type("WRONG", 9, 4, Struct("d" / f16[1], "qs" / u8[4]), dequantize=lambda d, qs: d.float(),
@@ -521,3 +647,19 @@ def test_functions_of_a_block_that_return_something_else() -> None:
         LACKS.encode(torch.zeros(2, 4), "w")
     with pytest.raises(ValueError, match=r"^expected weights \[2, 4\] from the formula, found \[2, 1\]$"):
         WRONG.decode({"blocks": torch.zeros(2, 6, dtype=torch.uint8)}, 4)
+
+
+def test_constructs_without_a_description(tmp_path: Path) -> None:
+    """Files are read and written; what needs a description says which field has none."""
+    own = declared(**header("z" / Default(construct.Prefixed(u8, construct.GreedyBytes), b"")), endings=(".own",))
+    with registered(own):
+        path, page = tmp_path / "m.own", tmp_path / "page.html"
+        save_file(STATE, path)
+        assert torch.equal(load_file(path)["w"], STATE["w"])
+        with pytest.raises(NotImplementedError, match=r"^header -> z: Prefixed has no node: register a function with @"):
+            byte_map(glft.open(path))
+        assert in_this_process("inspect", path).returncode == 0
+        for arguments in (("explain", path), ("view", path, "-o", page), ("schema", "own"), ("fuzz", "own")):
+            done = in_this_process(*arguments)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert done.stderr.startswith("glft: header -> z: Prefixed has no node")

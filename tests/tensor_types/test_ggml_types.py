@@ -546,6 +546,31 @@ def test_types_that_are_not_registered(name: str, code: Any, weights: int, probl
     assert list(GGML_TYPES) == known
 
 
+def _divides(*fields: Any, importance: Any = None) -> Any:
+    return 1 / 0
+
+
+WEIGHTS = "expected weights [1, 16] from the formula, found [1, 1]"
+
+
+@pytest.mark.parametrize(
+    ("functions", "problem"),
+    [
+        ({"dequantize": lambda d: _divides(d)}, "the formula fails on one block: ZeroDivisionError: division by zero"),
+        ({"dequantize": lambda d: d}, f"the formula fails on one block: {WEIGHTS}"),
+        ({"quantize": _divides}, "the encoder fails on one block: ZeroDivisionError: division by zero"),
+        ({"quantize": lambda weights: {}}, "the encoder fails on one block: expected d f16[1, 1] from the encoder, found none"),
+    ],
+)
+def test_functions_that_fail_on_a_block_are_not_registered(functions: Any, problem: str) -> None:
+    known = list(GGML_TYPES)
+    declared = {"dequantize": lambda d: d.float().expand(-1, 16), **functions}
+    for _ in range(2):  # the name stays free
+        with pytest.raises(ValueError, match=f"^Q8_Y: {re.escape(problem)}$"):
+            register_type("Q8_Y", 201, weights=16, block=Struct("d" / f16[1] * "scale"), **declared)
+    assert list(GGML_TYPES) == known
+
+
 @pytest.mark.full
 def test_tables_are_the_same_whoever_asks_first() -> None:
     """In its own process: cached tables must not be made on their first user's default device."""
