@@ -29,7 +29,7 @@ from glft_schema.codec.trace import Span
 from glft_schema.codec.typed_values import OFTEN, ValueType
 from glft_schema.files.parsing import trace_source
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.source import BytesSource
+from glft_schema.storage.source import BytesSource, path_text
 from glft_schema.tensors.tensor import Tensor
 
 __all__ = ["GGMLQuantizationType", "GGUFEndian", "GGUFReader", "GGUFValueType", "ReaderField", "ReaderTensor"]
@@ -184,9 +184,10 @@ class GGUFReader:
     }
 
     def __init__(self, path: os.PathLike[str] | str, mode: Literal["r", "r+", "c"] = "r") -> None:
+        path = path_text(path)
         self.data = np.memmap(path, mode=mode) if os.path.getsize(path) else np.empty(0, np.uint8)
         self._bytes = self.data.view(np.ndarray)
-        source = BytesSource(self._bytes.data, os.fspath(path))
+        source = BytesSource(self._bytes.data, path)
         spans, error = trace_source(WITH_TYPES, source)
         if error:
             raise error

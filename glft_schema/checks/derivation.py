@@ -9,9 +9,10 @@ import numpy as np
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.errors import TensorError
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
-from glft_schema.storage.source import BytesSource
+from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.differences import NumberErrors, errors_of
 from glft_schema.tensors.tensor import Place, Tensor
@@ -59,7 +60,7 @@ class Derivation(NamedTuple):
 
 
 def check_derivation(
-    file: File, base: Weights, *, importance: Mapping[str, torch.Tensor] | None = None, exclude: Iterable[str] = ()
+    file: File | StrPath, base: Weights, *, importance: Mapping[str, torch.Tensor] | None = None, exclude: Iterable[str] = ()
 ) -> Iterator[Derivation]:
     """Encodes each tensor of `base` with its type in `file`, and compares the bytes.
 
@@ -68,7 +69,7 @@ def check_derivation(
     copies of the largest tensor in float32.
 
     Args:
-        file: an open file.
+        file: an open file or a path.
         base: a path as for `open_checkpoint`, an open `File`, or tensors by name. A Hugging Face
             folder is mapped to GGUF if the file is GGUF.
         importance: the one that `file` was made with; see `glft_schema.read_importance`.
@@ -84,6 +85,7 @@ def check_derivation(
         SchemeError: if a pattern matches no tensor of either.
         FormatError, OSError: if a file cannot be read.
     """
+    file = as_file(file)
     entries = mapped_beside(open_entries(base), base, file).tensors
     kept = leave_out({**entries, **file.tensors}, exclude)
     tensors = in_memory({name: tensor for name, tensor in entries.items() if name in kept})

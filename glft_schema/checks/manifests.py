@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, shown
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.limits import current
+from glft_schema.storage.source import StrPath
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -94,13 +96,13 @@ class FileHash(NamedTuple):
         return f"{'' if escaped == self.path else chr(92)}{self.sha256}  {escaped}"
 
 
-def hash_file(file: File, *, progress: Progress | None = None) -> list[FileHash]:
+def hash_file(file: File | StrPath, *, progress: Progress | None = None) -> list[FileHash]:
     """Hashes an open file or set, and its tensors, in one pass over the bytes.
 
     A file opened with ``mmap=False`` takes a few megabytes of memory.
 
     Args:
-        file: the open file, or the first file of a set.
+        file: an open file or set, or a path.
         progress: called with the path of the current file and the share that is done, from 0 to 1.
 
     Returns:
@@ -108,10 +110,11 @@ def hash_file(file: File, *, progress: Progress | None = None) -> list[FileHash]
 
     Raises:
         ClosedError, TruncatedError, OSError: if the file can no longer be read.
+        FormatError: if the file at a path is not valid.
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-    hashes: list[FileHash] = []
+    file, hashes = as_file(file), list[FileHash]()
     before = 0
     with ThreadPoolExecutor(1) as executor:
         for shard in file.shards:

@@ -19,7 +19,9 @@ from typing import NamedTuple
 from glft_schema.codec.rules import GGML
 from glft_schema.errors import Finding, OptionError, shown
 from glft_schema.files import parsing
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
 
 ARCHITECTURE = "general.architecture"
@@ -246,7 +248,7 @@ def _pairs(file: File, pairs: Pairs) -> Iterator[tuple[str, Tensor | None, Tenso
         yield name, tensors.get(name + suffixes[0]), tensors.get(name + suffixes[1])
 
 
-def check_fit(adapter: File, base: File) -> list[Finding]:
+def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     """Tells how an adapter does not fit a model, as far as llama.cpp checks.
 
     The adapter has to satisfy the rules of its role, except for keys that llama.cpp loads it
@@ -256,15 +258,17 @@ def check_fit(adapter: File, base: File) -> list[Finding]:
     ignores further layers; here they are reported.
 
     Args:
-        adapter: a LoRA adapter or a control vector.
-        base: the model.
+        adapter: a LoRA adapter or a control vector, open or a path.
+        base: the model, open or a path.
 
     Returns:
         A finding for each misfit, with the path and offset in the adapter; none if it fits.
 
     Raises:
         OptionError: if `adapter` is neither, or `base` is not a GGUF model.
+        FormatError, OSError: if a file cannot be opened.
     """
+    adapter, base = as_file(adapter), as_file(base)
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
         raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}")

@@ -9,7 +9,9 @@ from glft_schema.checks.roles import ROLES, broken_role, located
 from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
 from glft_schema.files import parsing
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.storage.source import StrPath
 
 ALL_SETS = (*RULE_SETS, *ROLES, LLAMA_CPP)
 
@@ -19,19 +21,22 @@ def with_implied(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name for given in names for name in ((GGML, given) if given == LLAMA_CPP else (given,))))
 
 
-def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
+def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Finding]:
     """Returns the rules of some sets that a file breaks, in file order. Parses the file again.
 
     Args:
-        file: an open file. It satisfies ``required``, or it could not have been opened. In a set of
-            files only the first one is checked, except by `llama.cpp`. Its findings name the file.
+        file: an open file or a path. It satisfies ``required``, or it could not be opened. In a set
+            of files only the first one is checked, except by `llama.cpp`. Its findings name the
+            file.
         rules: rule sets, such as `spec` and `ggml`, and for GGUF roles: `lora`, `controlvector`,
             `mmproj` or `imatrix`, what llama.cpp requires of such a file, or `llama.cpp`, what its
             loader requires of a model, `ggml` included. One or several.
 
     Raises:
         OptionError: if a rule set is unknown, or the file's format has no such role.
+        FormatError, OSError: if the file cannot be opened.
     """
+    file = as_file(file)
     names = with_implied([rules] if isinstance(rules, str) else rules)
     if unknown := [name for name in names if name not in ALL_SETS]:
         raise OptionError(f"expected one of {', '.join(ALL_SETS)}, found {shown(unknown[0])}")

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.numbers import TensorField
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.lazy import torch
+from glft_schema.storage.source import StrPath
 from glft_schema.storage.tensor_bytes import tensor_over
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import Blocks
@@ -63,14 +65,14 @@ class Oddity:
         return self.kind in FAULTS
 
 
-def check_values(file: File, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[Oddity]]]:
+def check_values(file: File | StrPath, exclude: Iterable[str] = ()) -> Iterator[tuple[Tensor, list[Oddity]]]:
     """Checks the weights, scales and codes of each tensor.
 
     NaN and infinities are reported where they are stored: a scale counts once for all its weights.
     A file opened with ``mmap=False`` takes a few megabytes of memory.
 
     Args:
-        file: an open file or set.
+        file: an open file or set, or a path.
         exclude: names or fnmatch patterns of tensors to skip.
 
     Yields:
@@ -79,9 +81,10 @@ def check_values(file: File, exclude: Iterable[str] = ()) -> Iterator[tuple[Tens
     Raises:
         SchemeError: for a pattern that matches nothing.
         ClosedError, TruncatedError, OSError: if the file can no longer be read.
+        FormatError: if the file at a path is not valid.
     """
     results: dict[Hashable, list[Oddity]] = {}
-    for tensor in leave_out(file.tensors, exclude).values():
+    for tensor in leave_out(as_file(file).tensors, exclude).values():
         if tensor.identity not in results:  # tied tensors are checked once
             results[tensor.identity] = list(oddities(tensor))
         yield tensor, [replace(oddity, tensor=tensor.name) for oddity in results[tensor.identity]]

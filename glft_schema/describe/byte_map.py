@@ -26,11 +26,12 @@ from glft_schema.describe.json_parts import padding_of, parts_of_no_row
 from glft_schema.describe.node_reader import NodeReader, Scope, type_text
 from glft_schema.describe.schema import container_schema, node_of
 from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.files.parsing import trace_fields, trace_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
-from glft_schema.storage.source import Source
+from glft_schema.storage.source import Source, StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensors.region import TensorMap
@@ -201,19 +202,21 @@ class ByteMap(Sequence[Stretch]):
                 yield stretch
 
 
-def byte_map(file: File) -> ByteMap:
+def byte_map(file: File | StrPath) -> ByteMap:
     """Attributes every byte of a file to a field, padding or gap.
 
     The file is parsed again, with a trace. Payloads are not read. Each file of a set has
     its own map: ``[byte_map(shard) for shard in file.shards]``.
 
     Args:
-        file: an open file.
+        file: an open file or a path.
 
     Raises:
         OptionError: if the file is a set of several files.
         ClosedError: if the file is closed.
+        FormatError, OSError: if the file at a path cannot be opened.
     """
+    file = as_file(file)
     if len(file.shards) > 1:
         raise OptionError(f"expected one file, found a set of {len(file.shards)}: call byte_map on each of file.shards")
     file.source.check_open()

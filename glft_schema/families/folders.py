@@ -34,7 +34,7 @@ from glft_schema.files.shards import is_file_name
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.storage.file_source import check_size
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
 CARD = "README.md"
@@ -65,7 +65,7 @@ class Model:
 
 def is_model_folder(path: StrPath) -> bool:
     """Returns whether a path is a folder with a config.json."""
-    return (Path(path) / CONFIG).is_file()
+    return (Path(path_text(path)) / CONFIG).is_file()
 
 
 def open_folder(path: StrPath) -> Model:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.files.parsing import region_starts
+from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import TensorMap
 
 PAYLOADS = "data"  # the region of payloads, in every format
 
 
-def byte_counts(file: File) -> dict[str, int]:
+def byte_counts(file: File | StrPath) -> dict[str, int]:
     """Returns the bytes of each region, of each field of each tensor type, and of gaps.
 
     Keys such as ``header``, ``Q4_per_group_64 scales`` and ``gaps`` are in order of first bytes.
     They add up to the whole file. Payloads that several tensors share count once.
+
+    Args:
+        file: an open file or set, or a path.
+
+    Raises:
+        FormatError, OSError: if the file at a path cannot be opened.
     """
     counts: Counter[str] = Counter()
     gaps = 0
-    for shard in file.shards:
+    for shard in as_file(file).shards:
         starts, tensors = region_starts(shard), shard.tensors
         assert isinstance(tensors, TensorMap)
         ends = [*starts.values(), shard.nbytes][1:]

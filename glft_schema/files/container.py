@@ -27,7 +27,7 @@ from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import open_source
-from glft_schema.storage.source import BytesSource, Source, StrPath
+from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
 from glft_schema.storage.tensor_bytes import Sink
 
@@ -44,8 +44,14 @@ class ContainerConstruct(construct.Construct):
 
         Raises:
             FormatError: if `data` is not a valid file; with field, offset and tensor.
+            OptionError: if `data` is not bytes.
         """
-        return parse_source(BytesSource(data))
+        try:
+            view = memoryview(data)
+        except TypeError:
+            problem = f"expected the bytes of a file, found {shown(data)}"
+            raise OptionError(f"{problem}: glft_schema.open takes a path, parse_stream a stream") from None
+        return parse_source(BytesSource(view))
 
     @outside_graphs
     def parse_stream(self, stream: Readable, mmap: bool = True, **contextkw: Any) -> File:
@@ -137,16 +143,21 @@ def open(
         FormatError: if it is not a valid file of a known format; with field, offset and tensor.
         OptionError: if offset or size is negative.
     """
-    whole = whole_set and not offset and size is None
+    path, whole = path_text(path), whole_set and not offset and size is None
     if whole and os.path.isdir(path):
-        path = find_set(Path(os.fsdecode(path)))
+        path = find_set(Path(path))
     if whole and (indexed := indexed_format(path)):
-        return open_index(Path(os.fsdecode(path)), indexed, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
+        return open_index(Path(path), indexed, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
     with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
         file = parse_source(source, device)
         if not whole:
             return file
         return open_set(file, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
+
+
+def as_file(file: File | StrPath) -> File:
+    """Returns an open file unchanged, or the file at a path, opened. Raises as `open`."""
+    return file if isinstance(file, File) else open(file)
 
 
 @contextmanager

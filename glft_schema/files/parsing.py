@@ -13,7 +13,7 @@ from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import FullTrace, Located, Span, Trace
-from glft_schema.errors import Finding, FormatError
+from glft_schema.errors import Finding, FormatError, OptionError, shown
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
@@ -26,6 +26,8 @@ from glft_schema.storage.source import Source
 @outside_graphs
 def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     """Parses a file from any `Source`, including your own subclass. Raises as `open` does."""
+    if not isinstance(source, Source):
+        raise OptionError(f"expected a Source, such as glft_schema.open_source(path), found {shown(source)}")
     format, starts = format_of(source), dict[str, Any]()
     try:
         record = _run(format.struct, source, starts=starts)

@@ -9,22 +9,22 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.errors import OptionError, alternatives, shown
-from glft_schema.files.container import Container
+from glft_schema.files.container import Container, as_file
 from glft_schema.files.file import File
 from glft_schema.files.shards import shard_info, shard_path
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.registry import FORMATS
 from glft_schema.storage.atomic import atomic_write, new_files
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensors.tensor import Tensor
 
 
-def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
+def split(file: File | StrPath, prefix: StrPath, *, max_tensors: int | None = None, max_bytes: int | None = None) -> list[str]:
     """Splits a GGUF or safetensors file into a set of files.
 
     Args:
-        file: an open file.
+        file: an open file or a path.
         prefix: of the file names: ``PREFIX-00001-of-00003.gguf``. The index of safetensors files is
             ``PREFIX.safetensors.index.json``.
         max_tensors: maximum number of tensors per file.
@@ -36,9 +36,11 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
     Raises:
         OptionError: if `file` is part of a set or its format has none, both limits are missing, or
             a path exists.
-        FormatError: if the number of files or tensors exceeds its field in the metadata.
+        FormatError: if the number of files or tensors exceeds its field in the metadata, or the
+            file is not valid.
         OSError: from the system. Files already written are removed.
     """
+    prefix, file = path_text(prefix), as_file(file)
     shards, keys = file.format.shards, file.format.shard_keys
     if shards is None or shard_info(file) or len(file.shards) > 1:
         known = alternatives(format.name for format in FORMATS if format.shards)
@@ -55,7 +57,7 @@ def split(file: File, prefix: StrPath, *, max_tensors: int | None = None, max_by
         groups[-1].append(tensor)
         used += tensor.nbytes
     paths = [str(shard_path(prefix, number, len(groups), file.format.endings[0])) for number in range(len(groups))]
-    index = [f"{os.fspath(prefix)}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
+    index = [f"{prefix}{shards.suffix}"] if isinstance(shards, ShardIndex) else []
     with new_files(paths + index) as begun:
         for number, (path, tensors) in enumerate(zip(paths, groups, strict=True)):
             metadata = file.metadata
@@ -80,13 +82,19 @@ def _write_index(path: str, paths: list[str], groups: list[list[Tensor]]) -> Non
         write_all(stream, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
-def merge(file: File, path: StrPath) -> None:
+def merge(file: File | StrPath, path: StrPath) -> None:
     """Merges a set of files into one, with the first file's metadata and keys missing there.
+
+    Args:
+        file: the first file of a set, the index or the folder, open or a path.
+        path: the file to write.
 
     Raises:
         OptionError: if `file` is not the first file of a set, or not its index.
+        FormatError: if a file is not valid.
         OSError: from the system.
     """
+    file = as_file(file)
     keys = file.format.shard_keys
     if len(file.shards) < 2 and not (keys and file.metadata.get(keys.files) == 1):
         if isinstance(file.format.shards, ShardIndex):

@@ -28,7 +28,7 @@ from glft_schema.codec.text import Text
 from glft_schema.formats.registry import find_format
 from glft_schema.storage.cursor import bytes_left
 from glft_schema.storage.file_source import open_source
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 
 KIND = "imatrix"  # general.type of the GGUF form
 
@@ -76,7 +76,7 @@ def is_old_matrix(path: StrPath) -> bool:
 
     Raises OSError from the system.
     """
-    if os.path.isdir(path):
+    if os.path.isdir(path_text(path)):
         return False
     source = open_source(path, mmap=False)
     try:

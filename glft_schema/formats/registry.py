@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
 from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.formats.slips import first_slip
-from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
 
@@ -145,7 +144,7 @@ def target_format(path: StrPath, name: str | None) -> Format:
 
 def indexed_format(path: StrPath) -> Format | None:
     """Returns the format whose sets have an index of this name, or None."""
-    return next((format for format, suffix in index_suffixes() if os.fsdecode(path).endswith(suffix)), None)
+    return next((format for format, suffix in index_suffixes() if path_text(path).endswith(suffix)), None)
 
 
 def index_suffixes() -> list[tuple[Format, str]]:
@@ -160,7 +159,7 @@ def endings() -> dict[str, Format]:
 
 def format_with(path: StrPath) -> Format | None:
     """Returns the format of the ending of `path`, or None."""
-    ending = Path(os.fsdecode(path)).suffix.lower()
+    ending = Path(path_text(path)).suffix.lower()
     if ending and ending not in endings():
         load_plugins()
     return endings().get(ending)

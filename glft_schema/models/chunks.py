@@ -47,7 +47,7 @@ def cut(
         source = model if tokenizer is None else tokenizer
         if isinstance(source, torch.nn.Module):
             raise OptionError("a text for a model in memory needs tokenizer=, or give tokens instead of the text")
-        is_path = isinstance(source, (str, os.PathLike))
+        is_path = tokenizer is None or isinstance(tokenizer, (str, os.PathLike))
         vocabulary = load_vocabulary(source) if is_path else vocabulary_of(source)
         with refusing(source if is_path else type(source).__name__, "a tokenizer for the text"):
             text, start = vocabulary.tokens(text), vocabulary.start

@@ -10,7 +10,7 @@ from glft_schema.families.tokenizers import begins_with_bos, tokenizer_of
 from glft_schema.families.untrusted import check_loadable
 from glft_schema.files.container import open as open_container
 from glft_schema.models.libraries import LOCAL, transformers_for
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 
 
 class Vocabulary(NamedTuple):
@@ -38,6 +38,7 @@ def load_vocabulary(path: StrPath) -> Vocabulary:
         FormatError: if transformers cannot load the tokenizer; see `check_loadable`.
         OSError: if a file cannot be read.
     """
+    path = path_text(path)
     with transformers_for(
         path, "a tokenizer that transformers loads (tokenizer= or --tokenizer takes another)"
     ) as transformers:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, BinaryIO
 
 from glft_schema.errors import OptionError, shown
-from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
@@ -207,7 +207,7 @@ class _Stream(io.BufferedWriter):
 
 def _find(path: StrPath) -> tuple[str, os.stat_result | None]:
     """Returns the path with links resolved and the old file's status. Raises as `atomic_write`."""
-    name = os.fspath(path)
+    name = path_text(path)
     if os.path.basename(name) in ("", os.curdir, os.pardir):
         code = errno.EISDIR if name else errno.ENOENT
         raise OSError(code, os.strerror(code), name)

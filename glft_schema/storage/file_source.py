@@ -12,7 +12,7 @@ from typing import Any
 
 from glft_schema.errors import LimitError, OptionError, TruncatedError, shown
 from glft_schema.limits import current
-from glft_schema.storage.source import BytesSource, Source, StrPath
+from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 
 STEP = 1 << 26  # bytes per system call that copies: a few milliseconds, after which a signal is handled
 Version = tuple[int, int, int]  # inode, size in bytes, modification time in nanoseconds
@@ -152,6 +152,7 @@ def open_regular(path: StrPath) -> int:
     Raises:
         OSError: with the path; from the system, or if the path is not a regular file.
     """
+    path = path_text(path)
     _check_regular(os.stat(path), path)  # before open, which can have side effects on a device
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -185,7 +186,7 @@ def open_source(path: StrPath, mmap: bool = True, *, offset: int = 0, size: int 
     for what, number in (("offset", offset), ("size", size)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
             raise OptionError(f"expected a non-negative integer as {what}, found {shown(number)}")
-    path = os.fsdecode(path)
+    path = path_text(path)
     fd = open_regular(path)
     return (MappedSource if mmap else FileSource)(fd, path, offset, size, has_path=True)
 

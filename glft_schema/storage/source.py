@@ -13,10 +13,22 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from glft_schema.errors import ClosedError, TruncatedError
+from glft_schema.errors import ClosedError, OptionError, TruncatedError, shown
 
 StrPath = str | os.PathLike[str]
 Result = TypeVar("Result")
+
+
+def path_text(path: StrPath) -> str:
+    """Returns a path as text. Raises OptionError for anything else, such as a file's bytes."""
+    if not isinstance(path, (str, os.PathLike)):
+        is_bytes = isinstance(path, (bytes, bytearray, memoryview))
+        advice = ": Container.parse takes the bytes of a file, os.fsdecode converts those of a path" if is_bytes else ""
+        raise OptionError(f"expected a path, found {shown(path)}{advice}")
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise OptionError(f"expected a path without NUL, found {shown(text)}")
+    return text
 
 
 class Source:

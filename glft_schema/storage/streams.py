@@ -38,9 +38,11 @@ def stream_source(stream: Readable, check: Callable[[Source], object], mmap: boo
 
     Raises:
         LimitError: if a stream other than a regular file exceeds the limit ``stream``.
-        TypeError: if `stream` yields text.
+        TypeError: if `stream` is not a stream, or yields text.
         OSError: from the system; BlockingIOError if a non-blocking stream has no bytes yet.
     """
+    if not hasattr(stream, "read"):
+        raise TypeError(f"expected a stream of bytes, found {shown(stream)}")
     if isinstance(stream, Cursor):  # inside another construct
         return BytesSource(stream.read())
     if (file := _regular(stream)) is not None:

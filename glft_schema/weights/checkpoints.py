@@ -20,7 +20,7 @@ from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, in_memory, of_lazy
 from glft_schema.weights.torch_files import TORCH_MAGICS, load_torch
@@ -171,7 +171,7 @@ def mapped_beside(opened: Checkpoint, source: Weights, other: File | None) -> Ch
 
 
 def _open_path(path: StrPath) -> Checkpoint:
-    if not os.path.isdir(path):
+    if not os.path.isdir(path_text(path)):
         fd = open_regular(path)
         try:
             magic = os.read(fd, 4)

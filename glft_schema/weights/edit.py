@@ -29,7 +29,7 @@ from glft_schema.files.shards import find_set, index_of, shard_info
 from glft_schema.formats.registry import format_with, indexed_format
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.storage.source import SplicedSource, StrPath
+from glft_schema.storage.source import SplicedSource, StrPath, path_text
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
@@ -117,13 +117,13 @@ def edit(
     removed = [remove] if isinstance(remove, str) else list(dict.fromkeys(remove))
     if not (set or removed or rename):
         raise OptionError("expected at least one change, found none to set, remove or rename")
-    if os.path.isdir(source):
-        source = find_set(Path(os.fsdecode(source)))
+    if os.path.isdir(path_text(source)):
+        source = find_set(Path(source))
     if indexed_format(source):
         raise OptionError("expected a single file, found the index of a set: merge the set first")
     with open(source, mmap=False, whole_set=False) as file, file.limits:
         if out is not None and (format_with(out) or file.format) is not file.format:
-            name = shown(os.path.basename(os.fsdecode(out)))
+            name = shown(os.path.basename(path_text(out)))
             raise OptionError(f"edit keeps the format, {file.format.name}, found {name} to write: use glft convert")
         shard, index = shard_info(file), index_of(file)
         if shard or index:

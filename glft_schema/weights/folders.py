@@ -17,7 +17,7 @@ from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.stored_tensors import StoredTensor, as_lazy
@@ -27,7 +27,7 @@ WEIGHTS = "model.safetensors"
 
 def is_folder(path: StrPath) -> bool:
     """Returns whether an output is a folder: one that exists, or a path that ends in a slash."""
-    return os.path.isdir(path) or os.fspath(path).endswith(os.sep)
+    return os.path.isdir(path_text(path)) or path_text(path).endswith(os.sep)
 
 
 def write_folder(

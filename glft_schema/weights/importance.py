@@ -11,7 +11,6 @@ b6000 to b7000.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from glft_schema.limits import current
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.file_source import open_source
-from glft_schema.storage.source import Source, StrPath
+from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.tensor_types.engine.chunks import spread_importance
 from glft_schema.weights.importance_statistics import ColumnStatistics, column_statistics
 from glft_schema.weights.stored_tensors import StoredTensor
@@ -223,7 +222,7 @@ class ImportanceMatrix:
 
 def check_ending(path: StrPath) -> str:
     """Returns the extension of a new file. Raises OptionError for one that selects no form."""
-    ending = Path(os.fsdecode(path)).suffix.lower()
+    ending = Path(path_text(path)).suffix.lower()
     if ending not in (OLD_ENDING, GGUF_ENDING):
         raise OptionError(f"expected a file that ends in {GGUF_ENDING} or {OLD_ENDING}, found {str(path)!r}")
     return ending

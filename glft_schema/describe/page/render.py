@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from glft_schema.describe.page.content import Content, Original
 from glft_schema.describe.page.text import as_json
 from glft_schema.display import Progress
+from glft_schema.files.container import as_file
 from glft_schema.files.file import File
+from glft_schema.storage.source import StrPath
 from glft_schema.weights.stored_tensors import StoredTensor
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ SCRIPTS = ("dom.js", "treemap.js", "tensors.js", "details.js", "metadata.js", "f
 
 
 def page(
-    file: File,
+    file: File | StrPath,
     against: Mapping[str, StoredTensor] | None = None,
     *,
     against_name: str = "the source",
@@ -34,13 +36,14 @@ def page(
     """Returns a page of HTML that shows a file's summary, tensors, metadata and bytes.
 
     Args:
-        file: an open file, or a set of files opened as one.
+        file: an open file, a set of files opened as one, or a path.
         against: the source checkpoint, from `open_checkpoint`, for quantization errors.
         against_name: the name of the checkpoint on the page.
         progress: called with a tensor's name and the fraction done, from 0 to 1.
 
     Raises:
         ClosedError: if the file is closed.
+        FormatError, OSError: if the file at a path cannot be opened.
     """
     from importlib.metadata import version  # slow to import, as jinja2 is
 
@@ -49,7 +52,7 @@ def page(
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("glft_schema.describe", "page"), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    content = Content(file, None if against is None else Original(against_name, against), progress)
+    content = Content(as_file(file), None if against is None else Original(against_name, against), progress)
     style = _text(templates, STYLE)
     script = '"use strict";\n(() => {\n' + "\n".join(_text(templates, name) for name in SCRIPTS) + "})();\n"
     return templates.get_template("page.html.jinja").render(
