@@ -171,7 +171,7 @@ class GGUFReader:
         byte_order: ``I`` as on this machine, ``S`` the other one.
         endianess: a `GGUFEndian`.
         alignment: of payloads.
-        data_offset: of the first payload, in the file.
+        data_offset: of the first payload, in the file; where it would be, if there is none.
         data: the file's bytes.
 
     Raises:
@@ -196,7 +196,8 @@ class GGUFReader:
         order = header.byte_order
         self.byte_order = "I" if order == sys.byteorder else "S"
         self.endianess = GGUFEndian.LITTLE if order == LITTLE else GGUFEndian.BIG
-        self.alignment, self.data_offset = int(regions["alignment"]), tensors.start
+        self.alignment = int(regions["alignment"])
+        self.data_offset = tensors.start + -tensors.start % self.alignment  # also in a file that ends before
         self._u32, self._u64 = u32.numpy_dtype(order), u64.numpy_dtype(order)
         self._size = self._u32 if header.version == 1 else self._u64
         rows = {path: list(row) for path, row in groupby((span for span in spans if not span.has_parts), _row_of)}

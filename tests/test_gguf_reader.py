@@ -123,6 +123,20 @@ def test_nested_arrays(tmp_path: Path) -> None:
     assert_same(path)
 
 
+@pytest.mark.parametrize("alignment", [8, 32, 1024])
+def test_a_file_without_tensors_ends_before_its_data(alignment: int, tmp_path: Path) -> None:
+    path = tmp_path / "vocabulary.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_custom_alignment(alignment)
+    writer.add_token_list(["a", "b", "c"])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert path.stat().st_size % alignment
+    assert_same(path)
+    assert GGUFReader(path).data_offset % alignment == 0
+
+
 def test_enumerations() -> None:
     assert {member.name: member.value for member in GGUFValueType} == {m.name: m.value for m in gguf.GGUFValueType}
     theirs = {member.name: member.value for member in gguf.GGMLQuantizationType}
