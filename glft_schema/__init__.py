@@ -20,7 +20,6 @@ and documentation follow from the declaration.
 All other modules are private.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from glft_schema import codec, formats, types
@@ -46,6 +45,7 @@ from glft_schema.files.parsing import parse_source
 from glft_schema.files.splitting import merge, split
 from glft_schema.files.state_dict import load_file
 from glft_schema.formats.registry import register_format
+from glft_schema.lazy import import_module
 from glft_schema.limits import Limits
 from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import Source
@@ -208,3 +208,7 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value = getattr(import_module(f"glft_schema.{MODULES[name]}"), name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *PARTS, *MODULES})

@@ -108,6 +108,11 @@ def one_line(text: str, limit: int = 200) -> str:
     return repr(" ".join(text.split())[:limit])[1:-1]
 
 
+def install(extra: str) -> str:
+    """Returns the command that adds the libraries of an extra to an installed glft_schema."""
+    return f"pip install 'glft_schema[{extra}]'"
+
+
 class FormatError(ValueError):
     """Bytes that break a rule of the format, or a value that would.
 

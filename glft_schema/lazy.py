@@ -6,19 +6,32 @@ that caches torch's attributes.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from functools import wraps
+from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from glft_schema.errors import OptionError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+
+def import_module(name: str) -> ModuleType:
+    """Imports a module that may import torch. Raises OptionError if torch is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise OptionError("values of tensors need torch, which is not installed: pip install torch") from None
+        raise
+
+
 if TYPE_CHECKING:
     import torch as torch
 else:
-    from importlib import import_module
-    from types import ModuleType
 
     class _Deferred(ModuleType):
         def __getattr__(self, attribute: str) -> object:

@@ -42,6 +42,13 @@ def test_every_name_is_there_once_and_in_order(face: ModuleType) -> None:
     assert len(set(face.__all__)) == len(face.__all__)
 
 
+def test_dir_has_the_names_that_are_imported_later() -> None:
+    code = "import glft_schema as glft; print(*dir(glft)); glft.no_such_name"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert {*glft.__all__, "testing"} <= {*done.stdout.split()}
+    assert done.stderr.endswith("AttributeError: module 'glft_schema' has no attribute 'no_such_name'\n")
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_arguments_after_the_first_two_are_keywords(name: str) -> None:
     parameters = inspect.signature(FUNCTIONS[name]).parameters.values()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progress_bar, refuse_set
-from glft_schema.errors import OptionError, safe
+from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import find_format, format_named
@@ -64,7 +64,7 @@ def fuzz(
     try:
         import hypothesis.configuration as _configured  # noqa: F401
     except ImportError:
-        print("glft: fuzz needs hypothesis: pip install 'glft_schema[fuzz]'", file=sys.stderr)
+        print(f"glft: fuzz needs hypothesis: {install('fuzz')}", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     with file_errors(Path(source)), _hypothesis_storage():
         try:

@@ -11,6 +11,7 @@ import typer
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
+from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.patterns import names_matching
 
@@ -42,8 +43,6 @@ def get_tensor(
             raise OptionError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
-        import torch
-
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
             tensor = opened.tensors[names[0]]
             weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)

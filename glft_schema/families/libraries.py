@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, install
 
 
 def library(name: str) -> Any:
@@ -19,8 +19,8 @@ def library(name: str) -> Any:
         found = importlib.import_module(name)
     except ImportError:
         if name in ("accelerate", "transformers"):
-            raise OptionError(f"models and tokenizers need {name}: pip install 'glft_schema[transformers]'") from None
-        raise OptionError(f"Hugging Face folders need {name}: pip install 'glft_schema[hf]'") from None
+            raise OptionError(f"models and tokenizers need {name}: {install('transformers')}") from None
+        raise OptionError(f"Hugging Face folders need {name}: {install('hf')}") from None
     if name == "gguf":
         logging.getLogger(name).setLevel(logging.ERROR)  # its warnings are about keys that GGUF does not have
     return found

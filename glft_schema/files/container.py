@@ -30,6 +30,7 @@ from glft_schema.storage.file_source import open_source
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 from glft_schema.storage.streams import Readable, stream_source
 from glft_schema.storage.tensor_bytes import Sink
+from glft_schema.tensors.upload import usable_device
 
 
 class ContainerConstruct(construct.Construct):
@@ -141,8 +142,11 @@ def open(
     Raises:
         OSError: with the path, if it cannot be opened or is not a regular file.
         FormatError: if it is not a valid file of a known format; with field, offset and tensor.
-        OptionError: if offset or size is negative.
+        OptionError: if offset or size is negative, `path` is not a path, or torch cannot use the
+            device.
     """
+    if device != "cpu":
+        usable_device(device)
     path, whole = path_text(path), whole_set and not offset and size is None
     if whole and os.path.isdir(path):
         path = find_set(Path(path))

@@ -40,6 +40,7 @@ def load_file(
     Raises:
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
+        OptionError: if torch cannot use the device, or `path` is not a path.
         TensorError: if a tensor of `out` is missing, left over, or of another shape, dtype or
             device.
     """

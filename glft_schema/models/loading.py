@@ -20,6 +20,7 @@ from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.models.libraries import LOCAL, transformers_for
 from glft_schema.storage.source import StrPath
+from glft_schema.tensors.upload import usable_device
 from glft_schema.weights.checkpoints import Checkpoint, open_entries
 from glft_schema.weights.stored_tensors import as_lazy, in_memory
 
@@ -46,8 +47,8 @@ def load(
         The model, in evaluation mode, and the tokenizer.
 
     Raises:
-        OptionError: if a library is missing, the path is not a GGUF file, or the device lacks the
-            memory.
+        OptionError: if a library is missing, the path is not a GGUF file, or torch cannot use the
+            device or it lacks the memory.
         FormatError: if no family has the architecture, a key or a tensor is missing, or there is a
             tensor that the model does not have.
         OSError: if a file cannot be read.
@@ -147,7 +148,7 @@ def _of_gguf(
     with torch.inference_mode(False):
         if packed:
             found = {name: _of_linear(module, name, tensor) for name, tensor in found.items()}
-        is_meta = torch.device(device).type == "meta"
+        is_meta = usable_device(device).type == "meta"
         if is_meta and not packed:
             return module.eval()
         experts = [name for name, tensor in found.items() if len(tensor.shape) == 3]

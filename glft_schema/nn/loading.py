@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from glft_schema.errors import OptionError, one_line, safe
+from glft_schema.errors import OptionError, safe
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
+from glft_schema.tensors.upload import usable_device
 
 LISTED = 5  # names in an error
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
@@ -81,7 +82,7 @@ def load_into(
         OSError: if the file cannot be opened.
         FormatError: if it is not a valid file of a known format.
         OptionError: if names, shapes or types do not fit, or a device lacks the memory, with the
-            names; the module is unchanged.
+            names, or torch cannot use the device; the module is unchanged.
     """
     with torch.inference_mode(False), open(path) as file:
         found = renamed(file, names or (lambda name: name), path)
@@ -125,6 +126,7 @@ def fill(
 
     Raises OptionError as `load_into`.
     """
+    device = usable_device(device)
     places = _places(module)
     missing = [place.names[0] for place in places if not found.keys() & set(place.names)]
     left_over = sorted(found.keys() - {name for place in places for name in place.names})
@@ -138,7 +140,7 @@ def fill(
     changes = []
     for place, name in given:
         tensor, own = found[name], place.tensor
-        target = torch.device(device) if own.is_meta else own.device
+        target = device if own.is_meta else own.device
         keeps = packed and tensor.packed and all(name in experts or _can_be_packed(module, name) for name in place.names)
         values: torch.Tensor | None = None
         with _naming(source, name, target):
@@ -161,15 +163,13 @@ def fill(
 
 @contextmanager
 def _naming(source: StrPath, name: str, device: torch.device) -> Iterator[None]:
-    """Raises OptionError, which names a tensor, if a device lacks the memory for it, or is not
-    there.
-    """
+    """Raises OptionError, which names a tensor, if a device lacks the memory for it."""
     try:
         yield
-    except (RuntimeError, MemoryError, AssertionError) as error:  # also of torch.OutOfMemoryError
-        is_full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
-        problem = "lacks the memory for this tensor" if is_full else f"cannot hold this tensor: {one_line(str(error))}"
-        raise OptionError(f"{source}: {name}: {device} {problem}") from error
+    except (RuntimeError, MemoryError) as error:  # also of torch.OutOfMemoryError
+        if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)):
+            raise
+        raise OptionError(f"{source}: {name}: {device} lacks the memory for this tensor") from error
 
 
 def _places(module: nn.Module) -> list[_Place]:

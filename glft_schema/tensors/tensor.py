@@ -22,7 +22,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import CHUNK, matrix
 from glft_schema.tensor_types.plain import as_stored
 from glft_schema.tensor_types.small_floats import widened
-from glft_schema.tensors.upload import to_device
+from glft_schema.tensors.upload import to_device, usable_device
 
 Index = int | slice | EllipsisType
 
@@ -228,6 +228,7 @@ class Tensor:
             TruncatedError: if the file was truncated after opening.
             TensorError: if the type is unknown, or `out` has another shape, dtype or device.
             ValueError: if `dtype` is not a float dtype.
+            OptionError: if torch cannot use the device.
         """
         self._source.check_open()
         self._check_known()
@@ -276,7 +277,7 @@ class Tensor:
         if out.dtype != (dtype or out.dtype) or not (out.dtype.is_floating_point or out.dtype == own):
             possible = "a float dtype" if own.is_floating_point else f"a float dtype or {own}"
             raise TensorError(f"expected out of {dtype or possible}, found {out.dtype}", self.name)
-        if device is not None and out.device != torch.empty(0, device=device).device:
+        if device is not None and out.device != torch.empty(0, device=usable_device(device)).device:
             raise TensorError(f"expected out on {device}, found {out.device}", self.name)
         if not out.is_contiguous():
             raise TensorError(f"expected a contiguous out, found strides {list(out.stride())}", self.name)
@@ -335,7 +336,8 @@ class Tensor:
             self.check_out(out, shape, dtype)
             dtype = out.dtype
         if 0 in shape:
-            return torch.empty(shape, dtype=dtype or self.dtype.dtype, device=self.device) if out is None else out
+            dtype = dtype or self.dtype.dtype
+            return torch.empty(shape, dtype=dtype, device=usable_device(self.device)) if out is None else out
         has_rows = len(ranges) > 1  # otherwise the matrix has one row, see `matrix`
         rows, inner = (ranges[0], ranges[1:]) if has_rows else (range(1), ranges)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(has_rows, len(self.shape))]

@@ -9,14 +9,36 @@ from __future__ import annotations
 import threading
 from functools import lru_cache
 
+from glft_schema.errors import OptionError, one_line, shown
 from glft_schema.lazy import torch
 
 PIECE = 1 << 25  # bytes per buffer
 
 
+def usable_device(device: str | torch.device) -> torch.device:
+    """Returns a device. Raises OptionError if there is none of the name, or torch cannot use it."""
+    problem = f"expected a device that torch can use here, such as 'cpu', found {shown(device)}"
+    if not isinstance(device, (str, int, torch.device)):
+        raise OptionError(problem)
+    try:
+        _try(device)
+        return torch.device(device)
+    except (RuntimeError, AssertionError) as error:
+        raise OptionError(f"{problem}: {one_line(str(error), 120)}") from None
+
+
+@lru_cache
+def _try(device: str | torch.device) -> None:
+    """Makes a tensor on a device, once. Raises as torch does."""
+    torch.empty(0, device=device)
+
+
 def to_device(tensor: torch.Tensor, device: str | torch.device) -> torch.Tensor:
-    """Copies a CPU tensor to a device. On a GPU, the copy is asynchronous in stream order."""
-    target = torch.device(device)
+    """Copies a CPU tensor to a device. On a GPU, the copy is asynchronous in stream order.
+
+    Raises OptionError as `usable_device`.
+    """
+    target = usable_device(device)
     if target == tensor.device:
         return tensor
     if target.type != "cuda" or tensor.is_cuda or not tensor.numel():

@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+from glft_schema.errors import install
+
 try:
     import hypothesis
 except ImportError as error:
-    raise ImportError("glft_schema.testing.strategies needs hypothesis: pip install 'glft_schema[fuzz]'") from error
+    raise ImportError(f"glft_schema.testing.strategies needs hypothesis: {install('fuzz')}") from error
 
 from glft_schema.testing.strategies.constructs import from_construct, values_of
 from glft_schema.testing.strategies.containers import containers
