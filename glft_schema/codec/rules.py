@@ -46,9 +46,11 @@ class Check(construct.Construct):
         sets: the rule sets that have it.
         is_required: whether every reader enforces it.
         building: whether building for one of its sets enforces it, too.
+        advice: what to do if building refuses, at the end of the error; or an empty string.
     """
 
     expected = ""
+    advice = ""
 
     def __init__(self, id: str, field: str, sets: str | Iterable[str] = RULE_SETS, building: bool = True) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class Check(construct.Construct):
     ) -> None:
         """Raises `error` if the rule is enforced here; otherwise notes a `Finding`."""
         if self.is_needed(context):
-            found = error(problem, path, offset, tensor)
+            found = error(problem + self.advice, path, offset, tensor)
             found.rule = self.id
             raise found
         where = without_root(path)
@@ -136,6 +138,7 @@ class Rule(Check):
         sets: the rule sets that have it.
         building: whether building for one of its sets enforces it, too.
         field: the guarded field, if it is not the first one of `of`.
+        advice: see `Check`.
 
     Raises:
         TypeError: if `must` is not a predicate.
@@ -156,8 +159,10 @@ class Rule(Check):
         sets: str | Iterable[str] = RULE_SETS,
         building: bool = True,
         field: str | None = None,
+        advice: str = "",
     ) -> None:
         super().__init__(id, field or field_of(of), sets, building)
+        self.advice = advice
         if not isinstance(must, Predicate):
             raise TypeError(f"{id}: expected a predicate such as equals(3), found {shown(must)}")
         self.must = must

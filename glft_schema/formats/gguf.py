@@ -51,6 +51,7 @@ from glft_schema.tensors.region import TensorData, TensorFits
 MAGIC = b"GGUF"
 ALIGNMENT = "general.alignment"
 BUILT_IN_TYPES = frozenset(GGML_TYPES)  # without those that users register
+OWN_TYPES = ": rules=[] (--rules required) allows types that ggml does not have"
 SNAKE_CASE = r"[a-z0-9_]+(\.[a-z0-9_]+)*"
 KEY_TYPES = KeyTypes(type_of_key, suits, kinds_of_key, example="general.name")
 SHARDS = ShardKeys("split.no", "split.count", "split.tensors.count")
@@ -136,7 +137,7 @@ TensorInfo = Struct(
     ggml("gguf-name-63",   nbytes_(this.name), at_most(63, "bytes")),
     spec("gguf-name-utf8", this.name,          utf8),
     both("gguf-dims-4",    len_(this.dims),    at_most(4, "dims")),
-    both("gguf-type",      this.dtype,         contained_in(BUILT_IN_TYPES, "a type of ggml")),
+    both("gguf-type",      this.dtype,         contained_in(BUILT_IN_TYPES, "a type of ggml"), advice=OWN_TYPES),
     TensorFits("gguf-dims-fit-type", "dims"),
     spec("gguf-offset",    this.offset,        multiple_of(this._root.alignment, "the alignment")),
     title="tensor_info",

@@ -12,6 +12,7 @@ import pytest
 
 from glft_schema import Container, FormatError
 from glft_schema.describe.schema import schema_of
+from glft_schema.errors import install
 from glft_schema.formats.registry import FORMATS
 from glft_schema.tensor_types.small_floats import IQ4_VALUES
 from tests.oracles import glft_reference as reference
@@ -50,6 +51,14 @@ def test_lines_fit_into_100_columns(page: Path) -> None:
     text = re.sub(rf"{generate.PART.pattern}|^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     wide = [line for line in text.splitlines() if len(line) > 100 and "](" not in line and not line.startswith(("|", "    "))]
     assert wide == []
+
+
+def test_extras_are_installed_by_one_command() -> None:
+    extra = r"(?:converter|fuzz|hf|transformers)"
+    sources = [path for path in (ROOT / "glft_schema").rglob("*.py") if path.name != "errors.py"]
+    for path in [*PAGES, *sources]:
+        for command, name in re.findall(rf"(pip install [^`\n]*?\[({extra})\]'?|'\.\[{extra}\]')", path.read_text("utf-8")):
+            assert command == install(name), path
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -119,3 +119,16 @@ def test_a_shard_number_that_is_an_array() -> None:
     """A long array is a numpy view, whose comparison with a number has no truth value."""
     file = Container.parse(Container.build({"format": "GGUF", "metadata": {"split.no": list(range(2000))}}))
     assert [finding.rule for finding in check_rules(file, SPEC)] == ["gguf-architecture"]
+
+
+def test_a_type_of_ones_own_needs_no_rules() -> None:
+    """Building says how; a finding has nothing to build."""
+    stored = READ["a type of a fork, 200"].stored
+    file = Container.parse(stored)
+    expected = "tensor_infos -> 0 -> dtype: expected a type of ggml, found type 200"
+    for rules in (["spec"], ["ggml"]):
+        with pytest.raises(FormatError) as caught:
+            Container.build(file, rules=rules)
+        assert str(caught.value) == f"{expected}: rules=[] (--rules required) allows types that ggml does not have"
+        assert [f"{f.path}: {f.problem}" for f in check_rules(file, rules) if f.rule == "gguf-type"] == [expected]
+    assert Container.build(file, rules=[]) == Container.build(file, rules=["required"]) == stored
