@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from glft_schema.errors import OptionError, safe
+from glft_schema.errors import OptionError, safe, shown
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
@@ -21,6 +21,7 @@ from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.upload import usable_device
+from glft_schema.weights.patterns import suggestion
 
 LISTED = 5  # names in an error
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
@@ -72,7 +73,7 @@ def load_into(
             in the file by the module of `glft_schema.nn` that keeps the file's bytes.
         names: the module's name for a name in the file, or None to leave the tensor out. Names that
             a mapping does not have stay the same.
-        strict: refuse names that only one side has.
+        strict: refuse names that only one side has, and names of the mapping that the file lacks.
         device: of tensors that are on the meta device now.
 
     Returns:
@@ -85,15 +86,21 @@ def load_into(
             names, or torch cannot use the device; the module is unchanged.
     """
     with torch.inference_mode(False), open(path) as file:
-        found = renamed(file, names or (lambda name: name), path)
+        found = renamed(file, names or {}, path, strict=strict)
         return fill(module, found, path, packed=packed, strict=strict, device=device)
 
 
-def renamed(file: File, names: Renaming, source: StrPath) -> dict[str, LazyTensor]:
+def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = False) -> dict[str, LazyTensor]:
     """Returns the tensors of a file by other names; see `load_into`.
 
-    Raises OptionError, which names `source`, if two of them get one name.
+    Raises OptionError, which names `source`, if two of them get one name, or if `strict` and a
+    mapping has a name that the file lacks.
     """
+    if not callable(names) and not isinstance(names, Mapping):
+        raise OptionError(f"expected names as a mapping or a function, found {shown(names)}")
+    if strict and not callable(names) and (unknown := [name for name in names if name not in file.tensors]):
+        hint = suggestion(unknown[0], file.tensors)
+        raise OptionError(f"{source}: names has {_listed(unknown)}, which the file lacks{hint}")
     rename = names if callable(names) else lambda name: names.get(name, name)
     pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]

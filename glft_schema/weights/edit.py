@@ -33,6 +33,7 @@ from glft_schema.storage.source import SplicedSource, StrPath, path_text
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
+from glft_schema.weights.patterns import suggestion
 from glft_schema.weights.similar_keys import warn_of_slips
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
@@ -152,7 +153,7 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         if key in set:
             raise OptionError(f"expected each key to be set or removed, found both for {shown(key)}")
         if key not in old:
-            hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else ""
+            hint = ", which is a tensor: use glft convert --exclude" if key in file.tensors else suggestion(key, old)
             raise OptionError(f"expected a key of the metadata to remove, found {shown(key)}{hint}")
     if set and format.metadata is None:
         raise OptionError(f"{format.name} files have no metadata, found {shown(next(iter(set)))} to set")
@@ -196,7 +197,7 @@ def _new_names(file: File, rename: Mapping[str, str]) -> dict[str, str]:
     uses = Counter(rename.values())
     for old, new in rename.items():
         if old not in file.tensors:
-            hint = ": patterns are not supported" if {*"*?["}.intersection(old) else ""
+            hint = ": patterns are not supported" if {*"*?["}.intersection(old) else suggestion(old, file.tensors)
             hint = ", which is a metadata key" if old in file.metadata else hint
             raise OptionError(f"expected a tensor to rename, found {shown(old)}{hint}")
         is_free = new not in file.tensors or (new in rename and new != old)

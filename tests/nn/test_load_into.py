@@ -99,6 +99,19 @@ def test_names_that_a_mapping_does_not_have_stay_the_same(path: Path) -> None:
         glft.load_into(expected, path, names={"norm.weight": "renamed.weight"})
 
 
+def test_names_of_a_mapping_that_the_file_lacks(path: Path) -> None:
+    """They would be ignored: the tensor keeps its name, which may fit by chance."""
+    names = {"norm.wieght": "norm.weight", "other": None}
+    with pytest.raises(OptionError) as caught:
+        glft.load_into(Net(), path, names=names)
+    lacks = "names has norm.wieght, other, which the file lacks; did you mean 'norm.weight'?"
+    assert str(caught.value) == f"{path}: {lacks}"
+    glft.load_into(Net(), path, names=names, strict=False)
+    for wrong in (5, ["norm.weight"]):
+        with pytest.raises(OptionError, match=r"^expected names as a mapping or a function, found (5|\['norm.weight'\])$"):
+            glft.load_into(Net(), path, names=wrong)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_what_does_not_fit(path: Path, packed: bool) -> None:
     """One error with all names; the module is unchanged."""

@@ -336,6 +336,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"remove": "blk.0.weight"}, "expected a key of the metadata to remove, found 'blk.0.weight', which is a tensor: "
      "use glft convert --exclude"),
     ({"rename": {"gone": "x"}}, "expected a tensor to rename, found 'gone'"),
+    ({"rename": {"blk.0.wieght": "x"}}, "expected a tensor to rename, found 'blk.0.wieght'; did you mean 'blk.0.weight'?"),
+    ({"remove": ["general.nam"]},
+     "expected a key of the metadata to remove, found 'general.nam'; did you mean 'general.name'?"),
     ({"rename": {"blk.*": "x"}}, "expected a tensor to rename, found 'blk.*': patterns are not supported"),
     ({"rename": {"general.name": "x"}}, "expected a tensor to rename, found 'general.name', which is a metadata key"),
     ({"rename": {"norm": "scale"}}, "expected a new name for tensor 'norm', found 'scale', which is taken"),
