@@ -57,7 +57,7 @@ from glft_schema.codec import (
 )
 from glft_schema.describe import schema_of, write
 from glft_schema.formats import FORMATS, Format, TensorData, TensorFits, register_format
-from glft_schema.formats.format import ShardKeys
+from glft_schema.formats.format import ShardIndex, ShardKeys
 from glft_schema.formats.slips import first_slip
 from glft_schema.testing import containers, fuzz
 from glft_schema.types import Reserved, block_type
@@ -248,6 +248,20 @@ def test_shards_have_the_ending_of_their_format(tmp_path: Path) -> None:
     save_file({"w": torch.zeros(2)}, path, entries, format="typed")
     with pytest.raises(FormatError, match=r"expected the first of 3 files to be named NAME-00001-of-00003\.typed"):
         glft.open(path)
+
+
+@pytest.mark.parametrize("own", [LINES, BARE], ids=lambda own: own.name)
+def test_sets_with_an_index(own: Format, tmp_path: Path) -> None:
+    """Also of a format without metadata and header."""
+    format, path = replace(own, shards=ShardIndex(f".{own.name}.json")), tmp_path / f"model.{own.name}"
+    FORMATS[FORMATS.index(own)] = format
+    save_file(STATE, path, {"a": "b"} if own.metadata else None)
+    *shards, index = glft.split(path, tmp_path / "set", max_tensors=1)
+    assert (len(shards), index) == (2, str(tmp_path / f"set.{own.name}.json"))
+    glft.merge(index, merged := tmp_path / f"merged.{own.name}")
+    for read in (index, merged):
+        assert {name: tensor.tolist() for name, tensor in load_file(read).items()} == {n: t.tolist() for n, t in STATE.items()}
+    assert dict(glft.open(merged).metadata) == ({"a": "b"} if own.metadata else {})
 
 
 def test_bytes_of_no_format() -> None:
