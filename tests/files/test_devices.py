@@ -13,6 +13,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema import OptionError
+from glft_schema.lazy import import_module
 
 USES: dict[str, Callable[[Path, Any], Any]] = {
     "open": glft.open,
@@ -98,3 +99,8 @@ def test_without_torch(path: Path, tmp_path: Path) -> None:
         "True x (2, 32) True",
         "{'values of tensors need torch, which is not installed: pip install torch'}",
     ]
+
+
+def test_another_missing_module_is_named_as_python_does() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'glft_schema.no_such_module'$"):
+        import_module("glft_schema.no_such_module")

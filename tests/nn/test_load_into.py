@@ -13,6 +13,7 @@ from torch import nn
 import glft_schema as glft
 from glft_schema import OptionError
 from glft_schema import nn as packed_nn
+from glft_schema.nn import loading
 
 
 class Net(nn.Module):
@@ -203,6 +204,24 @@ def test_a_device_that_is_not_there(path: Path) -> None:
         with pytest.raises(OptionError, match=r"^expected a device that torch can use here, such as 'cpu', found 'cuda': "):
             glft.load_into(net, path, packed=packed, device="cuda")
     assert all(parameter.is_meta for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "text"),
+    [
+        ("[enforce fail] can't allocate memory: 9 bytes", OptionError, r": cpu lacks the memory for this tensor$"),
+        ("something else", RuntimeError, "^something else$"),
+    ],
+)
+def test_only_a_lack_of_memory_names_the_tensor(
+    problem: str, kind: type[Exception], text: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(tensor: object, dtype: object) -> torch.Tensor:
+        raise RuntimeError(problem)
+
+    monkeypatch.setattr(loading, "_values", fails)
+    with pytest.raises(kind, match=text):
+        glft.load_into(Net("meta"), path)
 
 
 def test_hooks_shared_layers_and_devices(path: Path) -> None:
