@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+
+# Before torch is imported: if another rank is gone, its store would log the stack in C++.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +28,7 @@ from glft_schema.errors import OptionError, QuantizationWarning
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.folders import is_folder
 
-INPUTS = ("source", "like", "imatrix")  # arguments of the commands
+INPUTS = ("source", "like", "imatrix", "recipe", "tensor_type_file")  # arguments of the commands
 app = typer.Typer(no_args_is_help=True, **PLAIN)
 _TIMEOUT = ContextVar("timeout", default=TIMEOUT)
 
@@ -105,7 +109,8 @@ def _leaving(ranks: Ranks) -> Iterator[None]:
 
 
 def _inputs(arguments: Mapping[str, Any]) -> list[StrPath]:
-    return [arguments[name] for name in INPUTS if arguments.get(name)]
+    given = {name: arguments[name] for name in INPUTS if arguments.get(name)}
+    return [path for name, path in given.items() if name != "recipe" or os.path.isfile(path)]
 
 
 @contextmanager

@@ -1,64 +1,154 @@
-"""Fingerprints of files and plans, which all ranks compare."""
+"""Fingerprints of files and plans, which all ranks compare, and versions of this rank's inputs."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import closing, suppress
+from functools import partial
 from typing import NamedTuple
 
-from glft_schema.errors import FormatError, safe
+from glft_schema.errors import FormatError, OptionError, safe
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.file_source import open_source
+from glft_schema.storage.source import Source, StrPath
 
 SHOWN = 3  # files in a text
+DIGITS = 16  # hexadecimal digits of a digest
+SAMPLE = 256  # bytes of each payload
+WHOLE = 1 << 26  # bytes of a file without known payloads that are all hashed
+SAMPLES = 4096  # of a larger one
+READ = 1 << 22  # bytes to hash at once
+
+
+class Entry(NamedTuple):
+    """A file, as other machines see it, too.
+
+    Attributes:
+        name: without its folder.
+        size: in bytes.
+        time: when its content was changed, in ns; 0 if copies are equal.
+        content: digest of the bytes before the first payload and of a sample of each payload; of a
+            file without known payloads, of all bytes, or of samples if it is large.
+    """
+
+    name: str
+    size: int
+    time: int
+    content: str
+
+    def __str__(self) -> str:
+        return (
+            f"{safe(self.name)} of {self.size} bytes, {f'changed at {self.time} ns, ' * bool(self.time)}content {self.content}"
+        )
 
 
 class Fingerprint(NamedTuple):
-    """Files, told from others without reading their payloads.
+    """Files, told from others without reading all of their bytes."""
 
-    Attributes:
-        entries: name, size and time of change of each file; the time is 0 if copies are equal.
-    """
-
-    entries: tuple[tuple[str, int, int], ...]
+    entries: tuple[Entry, ...]
 
     @classmethod
-    def of_file(cls, file: File, *, times: bool = True) -> Fingerprint:
-        """Returns the fingerprint of an open file, or of all files of a set."""
-        return cls._of((shard.name for shard in file.shards), times)
-
-    @classmethod
-    def of_inputs(cls, paths: Iterable[StrPath]) -> Fingerprint:
-        """Returns the fingerprint of files, of the sets that they belong to, and of the files in
-        folders.
-
-        Raises:
-            OSError: if one is missing.
-        """
-        return cls._of((name for path in paths for name in _files_of(path)), times=True)
-
-    @classmethod
-    def _of(cls, paths: Iterable[str], times: bool) -> Fingerprint:
-        found = [(os.path.basename(path), os.stat(path)) for path in paths]
-        return cls(tuple((name, status.st_size, status.st_mtime_ns * times) for name, status in found))
+    def of_file(cls, file: File) -> Fingerprint:
+        """Returns the fingerprint of an open file, or of all files of a set, without times."""
+        shards = file.shards
+        return cls(tuple(Entry(os.path.basename(each.name), each.source.size, 0, _content_of(each)) for each in shards))
 
     def __str__(self) -> str:
-        texts = [f"{safe(name)} of {size} bytes" + f", changed at {time} ns" * bool(time) for name, size, time in self.entries]
-        return "; ".join(texts[:SHOWN]) + f" and {len(texts) - SHOWN} more" * (len(texts) > SHOWN)
+        """The first files, and a digest of the others."""
+        texts, others = [str(entry) for entry in self.entries[:SHOWN]], self.entries[SHOWN:]
+        return "; ".join(texts) + (f" and {len(others)} more, {digest(others)[:DIGITS]}" if others else "")
 
 
-def _files_of(path: StrPath) -> list[str]:
+class Inputs:
+    """The files that a run reads: their fingerprint, and the versions that this rank began with.
+
+    Device, inode and times differ between machines. So ranks compare fingerprints, and each rank
+    its own versions.
+
+    Args:
+        paths: files, sets of files by one of them, and folders.
+    """
+
+    def __init__(self, paths: Iterable[StrPath]) -> None:
+        self._versions: dict[str, os.stat_result] = {}
+        self._problem: OSError | None = None
+        entries: dict[str, Entry] = {}
+        try:
+            for name in (name for path in paths for name in _files_in(path)):
+                self._add(name, entries)
+        except OSError as error:  # the block that needs the file reports it, or makes the file
+            self._problem = error
+        self._fingerprint = Fingerprint(tuple(entries.values()))
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Names, sizes, times and contents. Raises OSError if a file is missing."""
+        if self._problem is not None:
+            raise self._problem
+        return self._fingerprint
+
+    def check_unchanged(self) -> None:
+        """Raises OptionError if a file has been changed or replaced, and OSError if it is gone."""
+        for path, before in self._versions.items():
+            if _version(now := os.stat(path)) != _version(before):
+                name = safe(os.path.basename(path))
+                raise OptionError(f"expected inputs that do not change, {name} of {_shown(before)}, found {_shown(now)}")
+
+    def _add(self, name: str, entries: dict[str, Entry]) -> None:
+        """Adds a file, and those of the set that it belongs to."""
+        if name in entries:
+            return
+        with suppress(FormatError), open(name) as file:  # raised for another kind of file, such as a torch file
+            for shard in file.shards:
+                self._note(shard.name, partial(_content_of, shard), entries)
+        if name not in entries:  # also the index of a set
+            with closing(open_source(name, mmap=False)) as source:
+                self._note(name, lambda: _content(source, _samples(source.size)), entries)
+
+    def _note(self, path: str, content: Callable[[], str], entries: dict[str, Entry]) -> None:
+        self._versions[path] = status = os.stat(path)
+        entries[path] = Entry(os.path.basename(path), status.st_size, status.st_mtime_ns, content())
+
+
+def _shown(status: os.stat_result) -> str:
+    times = f"changed at {status.st_mtime_ns} ns, status at {status.st_ctime_ns} ns"
+    return f"{status.st_size} bytes, {times}, inode {status.st_ino}"
+
+
+def _version(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _files_in(path: StrPath) -> list[str]:
     name = os.fsdecode(path)
-    if os.path.isdir(name):
-        with os.scandir(name) as entries:
-            return sorted(entry.path for entry in entries if entry.is_file())
-    try:
-        with open(name) as file:
-            return [name, *(shard.name for shard in file.shards if shard.name != name)]
-    except FormatError:  # another kind of file, such as a torch file
+    if not os.path.isdir(name):
         return [name]
+    with os.scandir(name) as entries:
+        return sorted(entry.path for entry in entries if entry.is_file())
+
+
+def _content_of(file: File) -> str:
+    """Returns the digest of a file of a known format."""
+    payloads = sorted({(tensor.position, tensor.nbytes) for tensor in file.tensors.values() if tensor.nbytes})
+    head = payloads[0][0] if payloads else file.source.size
+    middles = ((start + max(nbytes - SAMPLE, 0) // 2, min(nbytes, SAMPLE)) for start, nbytes in payloads)
+    return _content(file.source, [(0, head), *middles])
+
+
+def _samples(size: int) -> list[tuple[int, int]]:
+    """Returns first byte and size of each sample of a file without known payloads."""
+    return [(0, size)] if size <= WHOLE else [((size - SAMPLE) * i // (SAMPLES - 1), SAMPLE) for i in range(SAMPLES)]
+
+
+def _content(source: Source, spans: Iterable[tuple[int, int]]) -> str:
+    total = hashlib.sha256()
+    for start, nbytes in spans:
+        for at in range(start, start + nbytes, READ):
+            total.update(source.read(at, min(READ, start + nbytes - at)))
+    return total.hexdigest()[:DIGITS]
 
 
 def digest(parts: Iterable[object]) -> str:

@@ -1,20 +1,21 @@
 """The processes that work together, and what they tell each other through torch's store.
 
 Messages are few and small, so the store that every launcher provides is enough. It works with any
-backend, and a wait can end as soon as a rank reports a failure.
+backend, and a wait can end as soon as a rank reports a failure. Whoever reaches the store can write
+into it, so messages are JSON: they can be wrong, but run no code.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import os
-import pickle
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import distributed
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
@@ -28,7 +29,6 @@ LONGEST = 1000  # characters of an error
 GRACE = 5.0  # seconds to wait for others that end
 FAILED, MOVED, LEFT = "failed", "moved", "left"
 
-Value = TypeVar("Value")
 _USES: dict[str, Iterator[int]] = defaultdict(itertools.count)  # by the ranks of a group
 
 
@@ -80,7 +80,7 @@ class Ranks:
         try:
             store, rank, count = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
         except (RuntimeError, ValueError) as error:
-            raise RanksError(f"rank {os.environ.get('RANK', '?')}: no store: {one_line(str(error))}") from error
+            raise RanksError(f"rank {os.environ.get('RANK', '?')}: no store: {_first_line(error)}") from error
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
         return cls(PrefixStore(f"glft_schema/{attempt}", store), rank, count, timeout)
 
@@ -89,11 +89,11 @@ class Ranks:
         """Whether this is rank 0, which begins and commits files."""
         return self.rank == 0
 
-    def gather(self, value: Value, look: Callable[[int], object] = lambda moved: None) -> list[Value]:
+    def gather(self, value: Any, look: Callable[[int], object] = lambda moved: None) -> list[Any]:
         """Returns the value of each rank, on all ranks. Each rank must call it as often.
 
         Args:
-            value: of this rank.
+            value: of this rank, which JSON can hold; tuples become lists.
             look: called while waiting, with what `move` has added up.
 
         Raises:
@@ -102,19 +102,19 @@ class Ranks:
         self._step += 1
         key = f"step {self._step}"
         with self._reaching():
-            self._store.set(f"{key} {self.rank}", pickle.dumps(value))  # type: ignore[arg-type]
+            self._store.set(f"{key} {self.rank}", json.dumps(value))
             if self.is_first:
                 found = [self._waited(f"{key} {rank}", rank, look) for rank in range(self.count)]
-                self._store.set(key, pickle.dumps(found))  # type: ignore[arg-type]
+                self._store.set(key, json.dumps(found))
                 return found
-            values: list[Value] = self._waited(key, 0, look)
+            values: list[Any] = self._waited(key, 0, look)
             return values
 
-    def of_first(self, value: Value) -> Value:
+    def of_first(self, value: Any) -> Any:
         """Returns the value of rank 0, on all ranks. Raises as `gather`."""
-        return self.gather(value if self.is_first else None)[0]  # type: ignore[return-value]
+        return self.gather(value if self.is_first else None)[0]
 
-    def agree(self, **told: Any) -> None:
+    def agree(self, **told: str) -> None:
         """Raises OptionError unless all ranks tell what rank 0 tells; names are in the plural.
 
         Raises as `gather`, too.
@@ -176,7 +176,10 @@ class Ranks:
                 self._check_failed()
             time.sleep(nap)
             nap = min(2 * nap, LONGEST_NAP)
-        return pickle.loads(self._store.get(key))
+        try:
+            return json.loads(self._store.get(key))
+        except ValueError:
+            raise RanksError(f"rank {self.rank}: expected JSON of rank {rank} in the store, found other bytes") from None
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -186,7 +189,12 @@ class Ranks:
         except RanksError:
             raise
         except RuntimeError as error:  # also torch's DistNetworkError and DistStoreError
-            raise RanksError(f"rank {self.rank}: the store of the ranks is gone: {one_line(str(error))}") from error
+            raise RanksError(f"rank {self.rank}: the store of the ranks is gone: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Returns an error of torch without the stack in C++ that may follow."""
+    return one_line(str(error).strip().partition("\n")[0])
 
 
 def described(error: BaseException) -> str:

@@ -96,7 +96,7 @@ class StorageReader(Reader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Adds the fingerprint of the files to the plan."""
         assert self._file is not None
-        plan.storage_data = Fingerprint.of_file(self._file, times=False)
+        plan.storage_data = Fingerprint.of_file(self._file)
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:

@@ -28,8 +28,9 @@ from torch.futures import Future
 from glft_schema.codec.context import ByteOrder
 from glft_schema.distributed.exchange import Chunk, Exchange, Holdings, Piece, Remote, Request
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, described
+from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
-from glft_schema.distributed.writing import KEY, Span, opened_by_all, plan_digest, spans_between, spans_of, units_in, write_at
+from glft_schema.distributed.writing import KEY, opened_by_all, plan_digest, write_at
 from glft_schema.errors import OptionError, TensorError
 from glft_schema.families.operations import LazyTensor
 from glft_schema.files.container import open
@@ -233,7 +234,7 @@ def _resolved(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
     return found.detach()
 
 
-def _ties(state: Mapping[str, Any], entries: Mapping[str, _Entry]) -> list[tuple[str, ...]]:
+def _ties(state: Mapping[str, Any], entries: Mapping[str, _Entry]) -> list[Sequence[str]]:
     """Returns the names of tensors that share their memory on this rank."""
     names: dict[Any, list[str]] = {}
     for name in entries:
@@ -245,9 +246,9 @@ def _ties(state: Mapping[str, Any], entries: Mapping[str, _Entry]) -> list[tuple
     return [tuple(tied) for tied in names.values() if len(tied) > 1]
 
 
-def _common_ties(found: Sequence[list[tuple[str, ...]]]) -> dict[str, str]:
+def _common_ties(found: Sequence[list[Sequence[str]]]) -> dict[str, str]:
     """Returns the first name of tensors that are tied on all ranks that have numbers of them."""
-    everywhere = set(found[0]).intersection(*map(set, found))
+    everywhere = set.intersection(*(set(map(tuple, ties)) for ties in found))
     return {name: tied[0] for tied in everywhere for name in tied}
 
 
@@ -354,7 +355,8 @@ def _write_task(
     span, written = task.span, 0
     pieces = span.pieces(task.first, task.last, order)
     if task.rows is not None and isinstance(span.content, PlannedPayload):
-        encoded = span.content.encoded(task.rows, task.first - span.start, task.last - span.start, order)
+        source = span.content.source_of(task.rows)
+        encoded = span.content.encoded(task.rows, source, task.first - span.start, task.last - span.start, order)
         pieces = ((span.start + at, piece) for at, piece in encoded)
     for at, piece in pieces:
         write_at(fd, piece, at, span.name, path)

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import version
-from itertools import islice, takewhile
-from typing import NamedTuple
 
 from glft_schema.codec.context import ByteOrder
-from glft_schema.distributed.costs import cost
-from glft_schema.distributed.fingerprints import Fingerprint, digest
+from glft_schema.distributed.fingerprints import READ, Inputs, digest
+from glft_schema.distributed.journals import Journals
+from glft_schema.distributed.origins import Origins
 from glft_schema.distributed.ranks import TIMEOUT, Ranks
-from glft_schema.distributed.units import Part, Unit, runs, shares, units_of
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
+from glft_schema.distributed.units import Unit, runs, shares
+from glft_schema.errors import FormatError, shown
 from glft_schema.files.layout import Layout
-from glft_schema.storage.atomic import partial_path, resumable_write
+from glft_schema.storage.atomic import open_own, partial_path, resumable_write
 from glft_schema.storage.source import StrPath
+from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, written_by
 
 KEY = 16  # hexadecimal digits
-READ = 1 << 22  # bytes to hash at once
-LINE = re.compile(r"([0-9]+) ([0-9]+) ([0-9a-f]{64})")
 
 
 @contextmanager
@@ -48,94 +46,49 @@ def together(inputs: Iterable[StrPath] = (), *, ranks: Ranks | None = None, time
         OptionError: if ranks have other versions, inputs or plans than rank 0.
     """
     ranks = Ranks.of_process_group(timeout) if ranks is None else ranks
-    paths = [*inputs]
-    with ranks.failing_together(), written_by(lambda plan, path: write(plan, path, ranks, paths)):
-        yield
+    with ranks.failing_together():
+        read = Inputs(inputs)
+        with written_by(lambda plan, path: write(plan, path, ranks, read)):
+            yield
 
 
-class Span(NamedTuple):
-    """Bytes of a file: a payload, or bytes that belong to none."""
-
-    start: int
-    nbytes: int
-    content: PlannedPayload | bytes
-
-    def pieces(self, first: int, last: int, order: ByteOrder) -> Iterator[tuple[int, memoryview]]:
-        """Yields those of the file's bytes `first` to `last` that are in the span, with
-        positions."""
-        first, last = max(first - self.start, 0), min(last - self.start, self.nbytes)
-        if isinstance(self.content, bytes):
-            yield self.start + first, memoryview(self.content)[first:last]
-        elif first < last:
-            for at, piece in self.content.span(first, last, order):
-                yield self.start + at, piece
-
-    @property
-    def in_order(self) -> bool:
-        """Whether pieces are yielded in the order of the file."""
-        return isinstance(self.content, bytes) or len(list(self.content.type.fields())) < 2
-
-    @property
-    def cost(self) -> float:
-        return 0.0 if isinstance(self.content, bytes) else cost(self.content)
-
-    @property
-    def name(self) -> str | None:
-        """The tensor's name, or None."""
-        return None if isinstance(self.content, bytes) else self.content.name
-
-
-def spans_of(layout: Layout, payloads: Mapping[str, PlannedPayload]) -> list[Span]:
-    """Returns the spans of a file, in order."""
-    spans = [Span(start, len(piece), piece) for start, piece in layout.pieces]
-    spans += [Span(start, payloads[name].nbytes, payloads[name]) for name, start in layout.starts.items()]
-    return sorted((span for span in spans if span.nbytes), key=lambda span: span.start)
-
-
-def units_in(spans: Sequence[Span], nbytes: int) -> list[Unit]:
-    """Returns the units of a file of `nbytes` bytes."""
-    return units_of([Part(span.start, span.nbytes, span.cost) for span in spans], nbytes)
-
-
-def spans_between(spans: Sequence[Span], first: int, last: int) -> Iterator[Span]:
-    """Yields the spans that have some of the bytes `first` to `last`, in order."""
-    start = bisect_right(spans, first, key=lambda span: span.start + span.nbytes)
-    return takewhile(lambda span: span.start < last, islice(spans, start, None))
-
-
-def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Sequence[StrPath] = ()) -> None:
+def write(plan: FilePlan, path: StrPath, ranks: Ranks, inputs: Inputs) -> None:
     """Writes a planned file together with the other ranks; see `together`."""
-    layout = plan.laid_out()
-    spans, source = spans_of(layout, plan.payloads), Fingerprint.of_inputs(inputs)
+    layout, source = plan.laid_out(), inputs.fingerprint
     key = digest([plan_digest(plan, layout), *source.entries])[:KEY]
-    ranks.agree(versions=version("glft_schema"), inputs=source, plans=key)
+    ranks.agree(versions=version("glft_schema"), inputs=str(source), plans=key)
+    spans = spans_of(layout, plan.payloads)
     units = units_in(spans, layout.nbytes)
     with opened_by_all(ranks, resumable_write(path, key), partial_path(path, key), layout.nbytes) as fd:
-        journals, begun = Journals(path, key, ranks.rank), ranks.move(0)
-        known = ranks.of_first(journals.read() if ranks.is_first else {})
-        done = _verified(fd, [unit for unit in units if (unit.start, unit.stop) in known], known, ranks)
-        left = [unit for unit in units if (unit.start, unit.stop) not in done]
-        before = layout.nbytes - sum(unit.stop - unit.start for unit in left)
+        with Journals(path, key, ranks.rank) as journals:
+            known = {(start, stop): found for start, stop, *found in ranks.of_first(journals.read() if ranks.is_first else [])}
+            done = _verified(fd, [unit for unit in units if unit[:2] in known], known, spans, layout.order, ranks)
+            left = [unit for unit in units if unit[:2] not in done]
+            before, begun = layout.nbytes - sum(unit.stop - unit.start for unit in left), ranks.move(0)
 
-        def look(moved: int, name: str = "") -> None:
-            if plan.progress and ranks.is_first:
-                plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
+            def look(moved: int, name: str = "") -> None:
+                if plan.progress and ranks.is_first:
+                    plan.progress(name, min((before + moved - begun) / max(layout.nbytes, 1), 1.0))
 
-        def finished(unit: Unit, name: str) -> None:
-            journals.add(unit, _sha256(fd, unit))
-            look(ranks.move(unit.stop - unit.start), name)
-
-        for run in runs(shares(left, ranks.count)[ranks.rank]):
-            _write_run(fd, run, spans, layout.order, path, finished)
+            for run in runs(shares(left, ranks.count)[ranks.rank]):
+                origins = Origins(spans, layout.order)
+                for unit, name in finished(run, spans, _writing(fd, path, layout.order, origins)):
+                    inputs.check_unchanged()
+                    journals.add(unit, _sha256(fd, unit), origins.of_unit(unit))
+                    look(ranks.move(unit.stop - unit.start), name)
         os.fsync(fd)
-        errors = ranks.gather(
-            {name: payload.error for name, payload in plan.payloads.items() if payload.error is not None}, look
-        )
-        for name, payload in plan.payloads.items():
-            worst = max((found[name] for found in errors if name in found), default=None)
-            payload.error = None if done and worst else worst  # the error of units that an earlier run wrote is not known
-        if (now := Fingerprint.of_inputs(inputs)) != source:
-            raise OptionError(f"expected inputs that do not change, {source}, found {now}")
+        inputs.check_unchanged()
+        _gather_errors(plan.payloads, ranks, look, known=not done)
+        inputs.check_unchanged()  # others may have taken longer
+
+
+def _gather_errors(payloads: Mapping[str, PlannedPayload], ranks: Ranks, look: Callable[[int], object], *, known: bool) -> None:
+    """Gives all payloads the greatest error of any rank, unless an earlier run wrote some units."""
+    own = {name: payload.error for name, payload in payloads.items() if payload.error is not None}
+    errors = ranks.gather(own, look)
+    for name, payload in payloads.items():
+        worst = max((found[name] for found in errors if name in found), default=None)
+        payload.error = worst if known or not worst else None
 
 
 @contextmanager
@@ -157,7 +110,7 @@ def opened_by_all(ranks: Ranks, begun: AbstractContextManager[int], partial: str
             os.truncate(fd, nbytes)
         ranks.gather(None)
         if not ranks.is_first:
-            fd = os.open(partial, os.O_RDWR)
+            fd = open_own(partial, os.O_RDWR)
             opened.callback(os.close, fd)
         yield fd
     ranks.gather(None)
@@ -177,44 +130,25 @@ def _importance(payload: PlannedPayload) -> str:
     return "" if importance is None else digest([importance.detach().cpu().contiguous().numpy().tobytes()])
 
 
-class Journals:
-    """The units that ranks have finished, with their SHA-256: a file for each rank.
-
-    Args:
-        path: the file that is written.
-        key: as for `resumable_write`.
-        rank: whose journal is written.
-    """
-
-    def __init__(self, path: StrPath, key: str, rank: int) -> None:
-        self._folder, start = os.path.split(partial_path(path, key))
-        self._names = re.compile(re.escape(start.removesuffix("part")) + r"[0-9]+\.part")
-        self._own = partial_path(path, key, str(rank))
-
-    def read(self) -> dict[tuple[int, int], str]:
-        """Returns the SHA-256 of the units in all journals, by first and last byte."""
-        found: dict[tuple[int, int], str] = {}
-        with os.scandir(self._folder) as entries:
-            journals = [entry.path for entry in entries if self._names.fullmatch(entry.name)]
-        for journal in sorted(journals):
-            with suppress(OSError), open(journal, encoding="ascii", errors="replace") as lines:
-                matches = [LINE.fullmatch(line.rstrip("\n")) for line in lines]  # the last one may be incomplete
-                found |= {(int(match[1]), int(match[2])): match[3] for match in matches if match}
-        return found
-
-    def add(self, unit: Unit, sha256: str) -> None:
-        """Adds a unit to this rank's journal."""
-        fd = os.open(self._own, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            os.write(fd, f"{unit.start} {unit.stop} {sha256}\n".encode())
-        finally:
-            os.close(fd)
-
-
-def _verified(fd: int, units: list[Unit], known: Mapping[tuple[int, int], str], ranks: Ranks) -> set[tuple[int, int]]:
-    """Returns the finished units whose bytes are those of the journals. Ranks share the work."""
-    own = [(unit.start, unit.stop) for unit in units[ranks.rank :: ranks.count] if _sha256(fd, unit) == known[unit[:2]]]
-    return {unit for found in ranks.gather(own) for unit in found}
+def _verified(
+    fd: int,
+    units: Sequence[Unit],
+    known: Mapping[tuple[int, int], Sequence[str]],
+    spans: Sequence[Span],
+    order: ByteOrder,
+    ranks: Ranks,
+) -> set[tuple[int, int]]:
+    """Returns the finished units that have the bytes of the journals, which were made from the
+    values that the source has now. Ranks share the work."""
+    own = []
+    written = [unit for unit in shares(units, ranks.count)[ranks.rank] if _sha256(fd, unit) == known[unit[:2]][0]]
+    for run in runs(written):
+        origins, other = Origins(spans, order), set[Unit]()
+        for unit, _ in finished(run, spans, _comparing(fd, run, order, origins, other)):
+            if origins.of_unit(unit) == known[unit[:2]][1] and unit not in other:
+                own.append(unit[:2])
+            ranks.move(1)
+    return {(start, stop) for found in ranks.gather(own) for start, stop in found}
 
 
 def _sha256(fd: int, unit: Unit) -> str:
@@ -224,31 +158,61 @@ def _sha256(fd: int, unit: Unit) -> str:
     return total.hexdigest()
 
 
-def _write_run(
-    fd: int,
-    run: Sequence[Unit],
-    spans: Sequence[Span],
-    order: ByteOrder,
-    path: StrPath,
-    finished: Callable[[Unit, str], None],
-) -> None:
-    """Writes units that follow each other. `finished` is called with each and a tensor's name."""
-    first, last, left = run[0].start, run[-1].stop, [*run]
+Steps = Callable[[Span, int, int], Iterator[int]]  # does bytes of a span, and yields how far it has come
 
-    def finish(until: int, name: str) -> None:
-        while left and left[0].stop <= until:
-            finished(left.pop(0), name)
 
-    name = ""
+def finished(run: Sequence[Unit], spans: Sequence[Span], steps: Steps) -> Iterator[tuple[Unit, str]]:
+    """Yields units that follow each other as soon as all of their bytes are done, each with a
+    tensor's name."""
+    first, last, left, name = run[0].start, run[-1].stop, deque(run), ""
+
+    def until(position: int) -> Iterator[tuple[Unit, str]]:
+        while left and left[0].stop <= position:
+            yield left.popleft(), name
+
     for span in spans_between(spans, first, last):
-        finish(span.start, name)
+        yield from until(span.start)
         name = span.name or name
         with _naming(span.name):
-            for at, piece in span.pieces(first, last, order):
-                write_at(fd, piece, at, span.name, path)
+            for position in steps(span, first, last):
                 if span.in_order:
-                    finish(at + len(piece), name)
-    finish(last, name)
+                    yield from until(position)
+    yield from until(last)
+
+
+def _writing(fd: int, path: StrPath, order: ByteOrder, origins: Origins) -> Steps:
+    """Returns steps that encode and write bytes of a span, and hash what they are made from."""
+
+    def steps(span: Span, first: int, last: int) -> Iterator[int]:
+        for at, piece in span.pieces(first, last, order, origins.add):
+            write_at(fd, piece, at, span.name, path)
+            yield at + len(piece)
+
+    return steps
+
+
+def _comparing(fd: int, run: Sequence[Unit], order: ByteOrder, origins: Origins, other: set[Unit]) -> Steps:
+    """Returns steps that only hash what a span's bytes are made from. Units with bytes that are not
+    those that would be copied are added to `other`."""
+
+    def steps(span: Span, first: int, last: int) -> Iterator[int]:
+        payload = span.content
+        if isinstance(payload, bytes):
+            return  # the key has a hash of them
+        part = span.part(first, last)
+        for rows in payload.chunks_between(*part, order):
+            if rows is not None:
+                origins.add(payload, rows, payload.source_of(rows))
+                yield span.start + rows.stop * (payload.nbytes // matrix(payload.stored.shape)[0])
+                continue
+            for at, piece in payload.copied(*part, order):
+                for unit in run:
+                    start, stop = max(unit.start - span.start, at), min(unit.stop - span.start, at + len(piece))
+                    if start < stop and piece[start - at : stop - at] != os.pread(fd, stop - start, span.start + start):
+                        other.add(unit)
+                yield span.start + at + len(piece)
+
+    return steps
 
 
 @contextmanager

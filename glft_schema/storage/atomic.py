@@ -10,14 +10,18 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, safe, shown
 from glft_schema.storage.source import Source, StrPath, path_text
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # no support for file locks
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # no support for fsync of a folder
 BLOCK = 1 << 21  # bytes per write: the size of a huge page on common processors
+CREATED = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW  # never a file or link that is there
+OTHERS = stat.S_IWGRP | stat.S_IWOTH  # permissions to write of others
+TEMPORARY = r"[0-9a-f]{8}\.tmp"  # ends of the names of temporary files
+RESUMABLE = r"[0-9a-f]{16}\.([0-9]+\.)?part"
 
 
 @contextmanager
@@ -72,7 +76,8 @@ def resumable_write(path: StrPath, key: str) -> Iterator[int]:
 
     If the block raises, or the process is killed, the temporary file and others that begin with
     ``.NAME.KEY.`` remain, and the next call with `key` goes on with them. A call with another key
-    removes them unless they are in use, and so does `atomic_write`.
+    removes them unless they are in use, and so does `atomic_write`. Until it is renamed, only this
+    user can read and write the file. A file that others could have written is refused.
 
     Args:
         path: the file to write.
@@ -82,7 +87,7 @@ def resumable_write(path: StrPath, key: str) -> Iterator[int]:
         A descriptor of the temporary file, for reading and writing.
 
     Raises:
-        OptionError: if another process is writing this file.
+        OptionError: if another process is writing this file; as `open_own`.
         OSError: as `atomic_write`.
     """
     with _naming(path):
@@ -93,10 +98,9 @@ def resumable_write(path: StrPath, key: str) -> Iterator[int]:
             raise OptionError(f"expected no other process that writes {os.path.basename(target)!r}, found one")
         folder, name = os.path.split(target)
         _remove_abandoned(folder, _start(name), key)
-        if old:
-            _copy_owner_and_mode(fd, old)
         yield fd
         with _naming(path):
+            _copy_owner_and_mode(fd, old or _created_in(folder, _start(name)).status)
             os.fsync(fd)
             os.replace(partial_path(path, key), target)
             _attempt(_sync_path, folder)
@@ -108,20 +112,89 @@ def resumable_write(path: StrPath, key: str) -> Iterator[int]:
 
 def _open_locked(path: str) -> int | None:
     """Opens a temporary file that may exist, and locks it. Returns None if another process holds
-    the lock."""
+    the lock. Raises as `open_own`."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        fd = open_or_create(path)
         try:
             if not lock(fd):
                 _attempt(os.close, fd)
                 return None
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                if os.path.samestat(os.fstat(fd), os.lstat(path)):
                     return fd
         except BaseException:
             _attempt(os.close, fd)
             raise
         _attempt(os.close, fd)  # another writer took it for abandoned before it was locked
+
+
+def open_or_create(path: str, flags: int = 0) -> int:
+    """Creates a file that only this user can read and write, or opens one as `open_own`."""
+    while True:
+        with suppress(FileExistsError):
+            return os.open(path, CREATED | flags, 0o600)
+        with suppress(FileNotFoundError):  # removed meanwhile
+            return open_own(path, os.O_RDWR | flags)
+
+
+def open_own(path: str, flags: int) -> int:
+    """Opens a temporary file of an earlier run, or of another rank, and returns its descriptor.
+
+    Raises:
+        OptionError: if it is a link or not a regular file, has another name, too, or another user
+            owns it or may write to it.
+        OSError: from the system, with the temporary file's path.
+    """
+    _check_own(path, os.lstat(path))  # before open, which may have side effects on a device
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        _check_own(path, os.fstat(fd))
+    except BaseException:
+        _attempt(os.close, fd)
+        raise
+    return fd
+
+
+def _check_own(path: str, found: os.stat_result) -> None:
+    """Raises OptionError unless only this user can have written a file; see `open_own`."""
+    folder, name = os.path.split(path)
+    problem = "a link or special file"
+    if stat.S_ISREG(found.st_mode):
+        own = _created_in(folder, re.sub(rf"{RESUMABLE}\Z", "", name))
+        problem = ""
+        if found.st_nlink > 1:
+            problem = f"one with {found.st_nlink} names"
+        elif found.st_uid != own.status.st_uid:
+            problem = f"one of user {found.st_uid}"
+        elif found.st_mode & OTHERS & ~own.private:
+            problem = f"mode {stat.S_IMODE(found.st_mode):04o}"
+    if problem:
+        text = f"expected a temporary file that only this user can write to, found {problem}: remove {safe(path)}"
+        raise OptionError(text)
+
+
+class _Created(NamedTuple):
+    """What the system gives to a new file of this process.
+
+    Attributes:
+        status: owner, group and mode, by the umask.
+        private: mode after a change to 0600. Some file systems have one mode for all files.
+    """
+
+    status: os.stat_result
+    private: int
+
+
+def _created_in(folder: str, start: str) -> _Created:
+    """Creates and removes a file, because a file system may have owners and modes of its own."""
+    path, fd = _create(folder, start)
+    try:
+        status = os.fstat(fd)
+        _attempt(os.fchmod, fd, 0o600)
+        return _Created(status, os.fstat(fd).st_mode)
+    finally:
+        _attempt(os.close, fd)
+        _attempt(os.unlink, path)
 
 
 def partial_path(path: StrPath, key: str, part: str = "") -> str:
@@ -226,8 +299,7 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
     start = _start(name)
     _remove_abandoned(folder, start)
     while True:
-        path = os.path.join(folder, f"{start}{os.urandom(4).hex()}.tmp")
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        path, fd = _create(folder, start)
         try:
             if lock(fd) and os.path.lexists(path):
                 return path, io.FileIO(fd, "w")
@@ -237,6 +309,12 @@ def _create_beside(target: str) -> tuple[str, io.FileIO]:
             raise
         _attempt(os.close, fd)  # another writer saw it unlocked and took it for abandoned
         _attempt(os.unlink, path)
+
+
+def _create(folder: str, start: str) -> tuple[str, int]:
+    """Creates a temporary file. Returns its path and descriptor."""
+    path = os.path.join(folder, f"{start}{os.urandom(4).hex()}.tmp")
+    return path, os.open(path, CREATED, 0o666)
 
 
 def _start(name: str) -> str:
@@ -265,7 +343,7 @@ def _remove_abandoned(folder: str, start: str, kept: str = "") -> None:
         kept: the key of those that are kept; see `resumable_write`.
     """
     others = rf"(?!{kept}\.)" if kept else ""
-    temporary = re.compile(rf"{re.escape(start)}([0-9a-f]{{8}}\.tmp|{others}[0-9a-f]{{16}}\.([0-9]+\.)?part)")
+    temporary = re.compile(rf"{re.escape(start)}({TEMPORARY}|{others}{RESUMABLE})")
     with suppress(OSError), os.scandir(folder) as entries:  # the folder may not be readable
         for path in [entry.path for entry in entries if temporary.fullmatch(entry.name)]:
             with suppress(OSError):  # locked, or another user's

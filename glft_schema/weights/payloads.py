@@ -20,6 +20,10 @@ from glft_schema.weights.schemes import Choice
 from glft_schema.weights.stored_tensors import StoredTensor, check_dense
 
 PART = 4 * CHUNK  # numbers that are encoded at once
+GROUP = CHUNK // 16  # numbers of a group of rows
+VALUES = "values"
+
+Source = Mapping[str, "torch.Tensor"]  # what rows are encoded from: their `VALUES`, or the fields of a file's tensor
 
 
 @dataclass(frozen=True)
@@ -95,23 +99,34 @@ class PlannedPayload:
         if self.done:
             self.done(self.name)
 
-    def span(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+    def span(
+        self, first: int, last: int, order: ByteOrder = LITTLE, seen: Callable[[slice, Source], None] | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
         """Yields bytes `first` to `last` of the payload in pieces, each with its first byte.
 
         Only rows with bytes there are read and encoded. The pieces of a type with several fields
-        are not in order. Raises as `pieces`.
+        are not in order. `seen` is called with rows and what they are encoded from. Raises as
+        `pieces`.
         """
         for rows in self.chunks_between(first, last, order):
             if rows is None:
-                assert self.copy_of is not None
-                self.error = 0.0
-                yield from self.copy_of.span(first, last, order)
-                return
-            yield from self.encoded(rows, first, last, order)
+                yield from self.copied(first, last, order)
+                continue
+            source = self.source_of(rows)
+            if seen:
+                seen(rows, source)
+            yield from self.encoded(rows, source, first, last, order)
+
+    def copied(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+        """Yields bytes that are copied from a file, as `span`."""
+        assert self.copy_of is not None
+        self.error = 0.0
+        yield from self.copy_of.span(first, last, order)
 
     def chunks_between(self, first: int, last: int, order: ByteOrder = LITTLE) -> list[slice | None]:
         """Returns the rows of the matrix that `span` encodes at once; None for bytes that are
-        copied. A source that cannot be read in parts is encoded at once."""
+        copied. They begin and end at multiples of `group`. A source that cannot be read in parts is
+        encoded at once."""
         copied = self.copy_of
         if copied is not None and (copied.order == order or not copied.dtype.is_known):
             return [None]
@@ -123,18 +138,29 @@ class PlannedPayload:
         wanted = [part for part in wanted if part]
         if not wanted:
             return []
-        start, stop = min(part.start for part in wanted), max(part.stop for part in wanted)
-        return [*slices(stop, max(PART // max(columns, 1), 1) if self.has_parts else rows, start)]
+        group = self.group
+        start = min(part.start for part in wanted) // group * group
+        stop = min(-(-max(part.stop for part in wanted) // group) * group, rows)
+        at_once = max(PART // max(columns, 1) // group, 1) * group
+        return [*slices(stop, at_once if self.has_parts else rows, start)]
 
-    def encoded(self, rows: slice, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
+    @property
+    def group(self) -> int:
+        """Rows of a group: of about `GROUP` numbers."""
+        return max(GROUP // max(matrix(self.stored.shape)[1], 1), 1)
+
+    def encoded(
+        self, rows: slice, source: Source, first: int, last: int, order: ByteOrder = LITTLE
+    ) -> Iterator[tuple[int, memoryview]]:
         """Yields those of the bytes `first` to `last` that are of some rows, as `span`.
 
         Args:
             rows: of the matrix.
+            source: of these rows; see `source_of`.
             first, last: bytes of the payload.
             order: byte order of the file.
         """
-        fields = self._fields_of(rows)
+        fields = source if self.copy_of is not None else self._fields_of(rows, source[VALUES])
         spans, count = self.type.field_spans(self.stored.shape), matrix(self.stored.shape)[0]
         for name, part in self.type.fields():
             start, nbytes = spans[name]
@@ -149,17 +175,21 @@ class PlannedPayload:
         """Whether the source can be read in parts."""
         return len(self.stored.shape) > 1 and self.stored.has_parts
 
-    def _fields_of(self, rows: slice) -> dict[str, torch.Tensor]:
-        """Returns the fields of some rows of the matrix."""
+    def source_of(self, rows: slice) -> Source:
+        """Returns what some rows of the matrix are encoded from. Raises as `pieces`."""
         if (copied := self.copy_of) is not None:
             self.error = 0.0
             return copied.fields_of(range(rows.start, rows.stop))
         dims = self.stored.shape
-        if self.has_parts:
-            source = self.stored.part(rows)
-            self._check(source, (rows.stop - rows.start, *dims[1:]))
-        else:
-            source = self.loaded()[rows] if len(dims) > 1 else self.loaded()
+        if not self.has_parts:
+            return {VALUES: self.loaded()[rows] if len(dims) > 1 else self.loaded()}
+        values = self.stored.part(rows)
+        self._check(values, (rows.stop - rows.start, *dims[1:]))
+        return {VALUES: values}
+
+    def _fields_of(self, rows: slice, source: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Returns the fields of some rows of the matrix."""
+        dims = self.stored.shape
         importance = self.stored.importance
         if importance is not None and len(dims) > 2 and importance.numel() == dims[0] * dims[-1]:
             importance = importance.reshape(dims[0], dims[-1])[rows]

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 
 import glft_schema as glft
+from glft_schema.distributed.spans import Span, spans_between, spans_of, units_in
 from glft_schema.distributed.units import Unit, runs, shares
-from glft_schema.distributed.writing import Span, spans_between, spans_of, units_in
 from glft_schema.files.layout import Layout
 from glft_schema.tensor_types.engine.chunks import matrix
 from glft_schema.tensor_types.ggml import GGML_TYPES

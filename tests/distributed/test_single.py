@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -102,7 +103,7 @@ def test_a_source_that_is_cut_while_it_is_read(tmp_path: Path) -> None:
     def cut(name: str, share: float) -> None:
         os.truncate(path, 3 << 20)
 
-    with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together([path]):
+    with pytest.raises(glft.TruncatedError, match=r"tensor 'w[0-9]'"), together():  # whose inputs are not known
         glft.convert(path, out, progress=cut)
     assert not out.exists()
 
@@ -172,7 +173,16 @@ def test_ranks_tell_each_other() -> None:
         ranks.leave()
         return found, moved <= 3, ranks.move(0)
 
-    assert in_threads(3, work) == [([(0, 10), (1, 10), (2, 10)], True, 3)] * 3
+    assert in_threads(3, work) == [([[0, 10], [1, 10], [2, 10]], True, 3)] * 3
+
+
+def test_messages_run_no_code() -> None:
+    """A pickle in the store, which anybody who reaches it can write, is refused."""
+    store = HashStore()
+    store.set("step 1 0", "null")
+    store.set("step 1 1", pickle.dumps([1]))
+    with pytest.raises(RanksError, match="rank 0: expected JSON of rank 1 in the store, found other bytes"):
+        Ranks(store, 0, 2, 5).gather(None)
 
 
 def test_a_failure_reaches_all_ranks() -> None:

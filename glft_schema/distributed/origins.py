@@ -1,0 +1,60 @@
+"""Hashes of what the units of a file are encoded from, so that a later run can tell its source from
+another one.
+
+The values are hashed as the encoder gets them, whatever they come from: a mapped file, a torch
+file, the operations of a family, memory. Rows are hashed in groups at fixed places, because the
+rows that are read at once depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Sequence
+
+from glft_schema.codec.context import ByteOrder
+from glft_schema.distributed.spans import Span, spans_between
+from glft_schema.distributed.units import Unit
+from glft_schema.storage.tensor_bytes import tensor_bytes
+from glft_schema.tensor_types.engine.chunks import slices
+from glft_schema.weights.payloads import PlannedPayload, Source
+
+
+class Origins:
+    """Hashes of the groups of rows that have been read.
+
+    Args:
+        spans: of the file.
+        order: its byte order.
+    """
+
+    def __init__(self, spans: Sequence[Span], order: ByteOrder) -> None:
+        self._spans, self._order = spans, order
+        self._groups: defaultdict[str, dict[int, bytes]] = defaultdict(dict)  # by tensor and first row
+
+    def add(self, payload: PlannedPayload, rows: slice, source: Source) -> None:
+        """Hashes what some rows are encoded from. They begin and end at groups."""
+        count = rows.stop - rows.start
+        matrices = [tensor.reshape(count, tensor.numel() // count) for tensor in source.values()]
+        for group in slices(count, payload.group):
+            total = hashlib.sha256()
+            for matrix in matrices:
+                total.update(tensor_bytes(matrix[group]))
+            self._groups[payload.name][rows.start + group.start] = total.digest()
+
+    def of_unit(self, unit: Unit) -> str:
+        """Returns the SHA-256 for a unit whose rows have been added. Units are asked in order.
+
+        Bytes that are copied from a file are not included: the source's must equal the unit's.
+        """
+        total = hashlib.sha256()
+        for span in spans_between(self._spans, unit.start, unit.stop):
+            payload = span.content
+            if isinstance(payload, bytes):
+                continue
+            for rows in payload.chunks_between(*span.part(unit.start, unit.stop), self._order):
+                for group in slices(rows.stop, payload.group, rows.start) if rows else ():
+                    total.update(self._groups[payload.name][group.start])
+            if span.start + span.nbytes <= unit.stop:
+                self._groups.pop(payload.name, None)
+        return total.hexdigest()

@@ -1,0 +1,372 @@
+"""Runs that go on with what earlier ones have left: from the same source only, and only their own
+files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import HashStore
+
+import glft_schema as glft
+from glft_schema.display import Progress
+from glft_schema.distributed import together
+from glft_schema.distributed.fingerprints import Fingerprint, Inputs
+from glft_schema.distributed.ranks import Ranks
+from glft_schema.storage.atomic import atomic_write, partial_path, resumable_write
+from tests.tools.launch import left_in
+
+KEY = "0123456789abcdef"
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+Write = Callable[[Path, Progress | None], object]  # writes a file from a source
+
+
+class StoppedError(Exception):
+    """Ends a run."""
+
+
+def stop(name: str, share: float) -> None:
+    if share > 0.6:
+        raise StoppedError
+
+
+def tensors(changed: bool = False) -> dict[str, torch.Tensor]:
+    """Returns tensors of some units; one weight near the beginning of one of them may differ."""
+    torch.manual_seed(0)
+    found = {"a": torch.randn(600, 2048), "b": torch.randn(5), "c": torch.randn(4, 300, 1024), "d": torch.randn(500, 1024)}
+    if changed:
+        found["a"][1, 7] += 1
+    return found
+
+
+def convert(source: Path, **options: object) -> Write:
+    return lambda out, progress: glft.convert(source, out, progress=progress, **options)  # type: ignore[arg-type]
+
+
+def of_memory(state: dict[str, torch.Tensor]) -> Write:
+    return lambda out, progress: glft.save_file(state, out, schemes={"*": "q8_0"}, progress=progress)
+
+
+def writer(carrier: str, folder: Path, changed: bool) -> Write:
+    """Returns what writes a file from a source of some kind."""
+    folder.mkdir()
+    name, stored, options = CARRIERS[carrier]
+    state = tensors(changed)
+    if name == "memory":
+        return of_memory(state)
+    if name == "m.pt":
+        torch.save(state, folder / name)
+    else:
+        glft.save_file(state, folder / name, **stored)  # type: ignore[arg-type]
+    return convert(folder / name, **options)
+
+
+CARRIERS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
+    "a file": ("m.safetensors", {}, {"schemes": {"*": "q8_0"}}),
+    "payloads that are copied": ("m.gguf", {"schemes": {"*": "q8_0"}}, {}),
+    "payloads in another byte order": ("m.gguf", {"schemes": {"*": "q8_0"}, "header": {"byte_order": "big"}}, {}),
+    "quantized": ("m.gguf", {"schemes": {"*": "q8_0"}}, {"schemes": {"*": "q8_0", "a": "q5_1"}}),
+    "a torch file": ("m.pt", {}, {"schemes": {"*": "f16"}}),
+    "a state dict": ("memory", {}, {}),
+    "to a type of several fields": ("m.safetensors", {}, {"schemes": {"*": "q8_per_channel"}, "format": "glft"}),
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_unit_is_kept_only_for_the_values_it_was_made_from(carrier: str, tmp_path: Path) -> None:
+    """The run does not know its inputs, so only the journal tells one source from the other."""
+    out, alone, kept = tmp_path / "out.gguf", tmp_path / "alone.gguf", list[float]()
+    for changed in (False, True):
+        write, shares = writer(carrier, tmp_path / f"first{changed}", False), list[float]()
+        with pytest.raises(StoppedError), together():
+            write(out, stop)
+        assert len(left_in(tmp_path)) == 2
+        write = writer(carrier, tmp_path / f"second{changed}", changed)
+        with together():
+            write(out, lambda name, share, shares=shares: shares.append(share))  # type: ignore[misc]
+        write(alone, None)
+        assert out.read_bytes() == alone.read_bytes()
+        assert left_in(tmp_path) == set()
+        kept.append(shares[0])
+        out.unlink()
+    assert kept[0] > 0.6
+    assert kept[1] < kept[0]
+
+
+def test_models_of_equal_names_sizes_and_times(tmp_path: Path) -> None:
+    """Samples of all payloads are in the key, so a run does not even look at the other's units."""
+    paths = []
+    for i in range(2):
+        path = tmp_path / str(i) / "m.safetensors"
+        path.parent.mkdir()
+        glft.save_file({name: tensor + i for name, tensor in tensors().items()}, path)
+        os.utime(path, ns=(1, 1))
+        paths.append(path)
+    assert len({Inputs([path]).fingerprint for path in paths}) == 2
+    out = tmp_path / "out.gguf"
+    with pytest.raises(StoppedError), together(paths[:1]):
+        glft.convert(paths[0], out, schemes={"*": "q8_0"}, progress=stop)
+    (partial,) = (name for name in left_in(tmp_path) if name.count(".") == 4)
+    shares: list[float] = []
+    with together(paths[1:]):
+        glft.convert(paths[1], out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
+        assert partial not in left_in(tmp_path)
+    assert shares[0] < 0.5
+    glft.convert(paths[1], tmp_path / "alone.gguf", schemes={"*": "q8_0"})
+    assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+
+
+def test_what_belongs_to_the_key(tmp_path: Path) -> None:
+    """Files of any kind: their names, sizes and contents, but not their folders."""
+    names = ("m.safetensors", "m.pt", "imatrix.dat", "recipe.txt", "folder/config.json")
+    found: list[list[Fingerprint]] = []
+    for number in range(3):  # the first two are equal
+        folder = tmp_path / str(number)
+        (folder / "folder").mkdir(parents=True)
+        state = {"w": torch.zeros(5000)}
+        state["w"][2500] = number // 2  # the sample is in the middle
+        glft.save_file(state, folder / names[0])
+        torch.save(state, folder / names[1])
+        for name in names[2:]:
+            (folder / name).write_bytes(b"x" * 100 + bytes([number // 2]))
+        for name in names:
+            os.utime(folder / name, ns=(1, 1))
+        found.append([Inputs([folder / name.partition("/")[0]]).fingerprint for name in names])
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(*found[1:], strict=True))
+    assert str(found[0][-1]).startswith("config.json of 101 bytes, changed at 1 ns, content ")
+
+
+def test_large_files_of_unknown_kind_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glft_schema.distributed.fingerprints.WHOLE", 1000)
+    found = []
+    for changed in (False, True):
+        path = tmp_path / str(changed) / "m.pt"
+        path.parent.mkdir()
+        path.write_bytes(bytes(100_000) + bytes([changed]))
+        os.utime(path, ns=(1, 1))
+        found.append(Inputs([path]).fingerprint)
+    assert found[0] != found[1]
+
+
+def test_many_inputs(tmp_path: Path) -> None:
+    """The text names the first ones, and differs if any file does."""
+    texts = []
+    for content in (b"1", b"2"):
+        for i in range(5):
+            (tmp_path / f"{i}.json").write_bytes(content if i == 4 else b"0")
+            os.utime(tmp_path / f"{i}.json", ns=(1, 1))
+        texts.append(str(Inputs([tmp_path]).fingerprint))
+    assert texts[0] != texts[1]
+    assert " and 2 more, " in texts[0]
+
+
+@pytest.mark.parametrize("how", ["written", "replaced", "touched"])
+def test_an_input_that_changes(how: str, tmp_path: Path) -> None:
+    """Also with the old size and time: inode and time of the status tell it."""
+    path, other, out = tmp_path / "m.safetensors", tmp_path / "other", tmp_path / "out.gguf"
+    glft.save_file(tensors(), path)
+    shutil.copyfile(path, other)
+    before = os.stat(path)
+
+    def change(name: str, share: float) -> None:
+        if how == "replaced":
+            os.replace(other, path) if other.exists() else None
+        elif how == "written":
+            with path.open("r+b") as file:
+                file.seek(5000)
+                file.write(b"\1")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    with (
+        pytest.raises(glft.OptionError, match=r"^expected inputs that do not change, m\.safetensors of .* found .*inode \d+$"),
+        together([path]),
+    ):
+        glft.convert(path, out, schemes={"*": "q8_0"}, progress=change)
+    assert not out.exists()
+
+
+def test_an_input_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), together([tmp_path / "none.json"]):
+        glft.save_file(tensors(), tmp_path / "out.gguf")
+
+
+def test_a_line_that_was_not_finished(tmp_path: Path) -> None:
+    """The next line of the same rank does not continue it."""
+    out = tmp_path / "out.gguf"
+    for _ in range(2):
+        with pytest.raises(StoppedError), together():
+            glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=stop)
+        (journal,) = tmp_path.glob(".out.gguf.*.0.part")
+        first, *others = journal.read_text().splitlines()
+        journal.write_text("\n".join([*others, first[:20]]))
+    lines = journal.read_text().splitlines()
+    assert lines[-2].startswith("0 ")  # of the unit whose line had been cut
+    shares: list[float] = []
+    with together():
+        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
+    glft.save_file(tensors(), tmp_path / "alone.gguf", schemes={"*": "q8_0"})
+    assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parent / "victim")
+
+
+def second_name(path: Path) -> None:
+    os.link(path.parent / "victim", path)
+
+
+def others_may_write(path: Path) -> None:
+    path.write_bytes(b"left")
+    path.chmod(0o622)
+
+
+def of_another_user(path: Path) -> None:
+    path.write_bytes(b"left")
+    os.chown(path, 12345, -1)
+
+
+PLANTED = [
+    (link, "a link or special file"),
+    (os.mkfifo, "a link or special file"),
+    (second_name, "one with 2 names"),
+    (others_may_write, "mode 0622"),
+    pytest.param(of_another_user, "one of user 12345", marks=ROOT),
+]
+
+
+@pytest.mark.parametrize("part", ["", "0", "17"])
+@pytest.mark.parametrize(("plant", "problem"), PLANTED)
+def test_files_that_others_have_put_there(plant: Callable[[Path], None], problem: str, part: str, tmp_path: Path) -> None:
+    out, victim = tmp_path / "out.gguf", tmp_path / "victim"
+    out.write_bytes(b"old")
+    victim.write_bytes(b"of the user")
+    state = {"w": torch.zeros(3)}
+    with pytest.raises(StoppedError), together():
+        glft.save_file(state, out, progress=lambda name, share: stop(name, 1))
+    (partial,) = (name for name in left_in(tmp_path) if name.count(".") == 4)
+    planted = Path(partial_path(out, partial.split(".")[3], part))
+    planted.unlink(missing_ok=True)
+    plant(planted)
+    text = f"expected a temporary file that only this user can write to, found {problem}: remove {planted}"
+    with pytest.raises(glft.OptionError) as raised, together():
+        glft.save_file(state, out)
+    assert str(raised.value) == text
+    assert (out.read_bytes(), victim.read_bytes()) == (b"old", b"of the user")
+    planted.unlink()
+    with together():
+        glft.save_file(state, out)
+    assert left_in(tmp_path) == set()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+def test_only_the_user_can_write_until_the_file_is_there(mask: int, tmp_path: Path) -> None:
+    out, before = tmp_path / "out", os.umask(mask)
+    try:
+        with pytest.raises(StoppedError), resumable_write(out, KEY):
+            raise StoppedError
+        with resumable_write(out, KEY):
+            assert os.stat(partial_path(out, KEY)).st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert out.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_file_system_with_one_mode_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as that of Windows in WSL: mode 0777, which chmod does not change."""
+    real = os.fstat
+
+    def fstat(fd: int) -> os.stat_result:
+        found = real(fd)
+        return os.stat_result((found.st_mode | 0o777, *found[1:]))
+
+    partial = Path(partial_path(tmp_path / "out", KEY))
+    partial.write_bytes(b"new")
+    partial.chmod(0o777)
+    monkeypatch.setattr("os.fstat", fstat)
+    with resumable_write(tmp_path / "out", KEY) as fd:
+        assert os.read(fd, 3) == b"new"
+
+
+def test_a_journal_in_use_is_not_removed(tmp_path: Path) -> None:
+    """A writer with another key removes only what nobody writes any more."""
+    out, seen = tmp_path / "out.gguf", []
+
+    def other(name: str, share: float) -> None:
+        if share < 0.5:
+            with atomic_write(out) as stream:
+                stream.write(b"other")
+            seen.append(left_in(tmp_path))
+
+    with together():
+        glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=other)
+    assert seen
+    assert all(len(names) == 2 for names in seen)
+    assert left_in(tmp_path) == set()
+
+
+def test_ranks_that_are_threads_share_one_file(tmp_path: Path) -> None:
+    """The second rank opens the file of the first one, and checks it as well."""
+    out, store, found, state = tmp_path / "out.gguf", HashStore(), dict[int, object](), tensors()
+
+    def run(rank: int) -> None:
+        try:
+            with together(ranks=Ranks(store, rank, 2, 20)):
+                glft.save_file(state, out, schemes={"*": "q8_0"})
+        except ValueError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {}
+    glft.save_file(state, tmp_path / "alone.gguf", schemes={"*": "q8_0"})
+    assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+    assert left_in(tmp_path) == set()
+
+
+@pytest.mark.long
+def test_the_end_of_rank_0_is_one_line(tmp_path: Path) -> None:
+    """Without a launcher, rank 0 has the store. torch logs its end with a stack in C++."""
+    source = tmp_path / "m.safetensors"
+    glft.save_file({"w": torch.randn(1024, 8192)}, source)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    variables = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "glft_schema.distributed",
+        "convert",
+        source,
+        tmp_path / "out.gguf",
+        "--scheme",
+        "*=iq3_s",
+    ]
+    first, second = (
+        subprocess.Popen(command, env={**variables, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True) for rank in range(2)
+    )
+    until = time.monotonic() + 60
+    while not any(tmp_path.glob(".out.gguf.*.part")):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    _, text = second.communicate(timeout=60)
+    assert second.returncode == 1
+    assert text.startswith("glft: rank 1: the store of the ranks is gone: ")
+    assert text.count("\n") == 1
