@@ -97,6 +97,16 @@ def save(path: Path, mesh_shape: tuple[int, ...], placements: Placements, option
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def save_async(path: Path, mesh_shape: tuple[int, ...], placements: Placements, schemes: dict[str, str]) -> str:
+    """Writes the example while its tensors go on to change. Returns the SHA-256 of the file."""
+    state = distributed(example(), mesh_shape, placements)
+    writing = checkpoint.async_save(state, storage_writer=StorageWriter(path, schemes=schemes))
+    for tensor in state.values():
+        tensor.zero_()
+    writing.result()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def save_state(
     path: Path, state: dict[str, Any], options: dict[str, Any] | None = None, of_rank: dict[int, dict[str, Any]] | None = None
 ) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import glft_schema as glft
@@ -24,6 +26,7 @@ from glft_schema.distributed import together
 from glft_schema.distributed.fingerprints import Fingerprint, Inputs
 from glft_schema.distributed.ranks import Ranks
 from glft_schema.storage.atomic import atomic_write, partial_path, resumable_write
+from tests.fuzz import journals
 from tests.tools.launch import left_in
 
 KEY = "0123456789abcdef"
@@ -217,6 +220,20 @@ def test_a_line_that_was_not_finished(tmp_path: Path) -> None:
         glft.save_file(tensors(), out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
     glft.save_file(tensors(), tmp_path / "alone.gguf", schemes={"*": "q8_0"})
     assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
+
+
+def test_damaged_journals() -> None:
+    for stored in journals.seeds():
+        journals.check_promises(stored)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_journal(data: st.DataObject) -> None:
+    """A part of a journal is replaced by other bytes."""
+    stored = data.draw(st.sampled_from([*journals.seeds()]))
+    first, last = sorted(data.draw(st.tuples(*[st.integers(0, len(stored))] * 2)))
+    journals.check_promises(stored[:first] + data.draw(st.binary(max_size=last - first)) + stored[last:])
 
 
 def link(path: Path) -> None:

@@ -43,6 +43,26 @@ def test_any_mesh_writes_the_bytes_of_one_process(name: str, tmp_path: Path) -> 
         assert left_in(tmp_path) == set()
 
 
+def test_weights_that_change_while_they_are_written(tmp_path: Path) -> None:
+    """async_save copies the shards first."""
+    alone, out = tmp_path / "alone.gguf", tmp_path / "out.gguf"
+    glft.save_file(tensors.example(), alone, schemes={"big": "q8_0"})
+    expected = hashlib.sha256(alone.read_bytes()).hexdigest()
+    assert run(2, tensors.save_async, out, (2,), (Shard(0),), {"big": "q8_0"}) == [expected] * 2
+    assert left_in(tmp_path) == set()
+
+
+def test_an_asynchronous_save_that_fails(tmp_path: Path) -> None:
+    """The error comes with the result, and the old file stays."""
+    out = tmp_path / "out.gguf"
+    out.write_bytes(b"old")
+    with pytest.raises(RankError) as raised:
+        run(2, tensors.save_async, out, (2,), (Shard(0),), {"none": "q8_0"})
+    assert str(raised.value).count("'none'") >= 2
+    assert out.read_bytes() == b"old"
+    assert left_in(tmp_path) == set()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "ranks"), [("fsdp", 2), *(pytest.param(*pair, marks=pytest.mark.full) for pair in (("tensor", 2), ("both", 4)))]
