@@ -43,9 +43,12 @@ NANOSECONDS = {
 }
 OTHERS = 25.0  # of types that are not in the table
 A_BYTE = 1.5  # nanoseconds to read, write and hash a byte
+A_SOURCE_BYTE = 1.0  # nanoseconds to hash a byte that a weight is encoded from
 
 
 def cost(payload: PlannedPayload) -> float:
     """Returns the nanoseconds that one core takes to write a payload, about."""
-    weights = 0 if payload.copy_of or payload.is_unchanged else payload.stored.numel
-    return payload.nbytes * A_BYTE + weights * NANOSECONDS.get(payload.type.scheme, OTHERS)
+    if payload.copy_of:
+        return payload.nbytes * A_BYTE
+    a_weight = 0.0 if payload.is_unchanged else NANOSECONDS.get(payload.type.scheme, OTHERS)
+    return payload.nbytes * A_BYTE + payload.stored.numel * (a_weight + payload.stored.dtype.itemsize * A_SOURCE_BYTE)

@@ -30,6 +30,7 @@ from tests.tools import launch
 
 WORKERS = (1, 8, 64, 512)
 WORKERS_READ, ALL_READ = 1e9, 50e9  # bytes per second, of one worker and of all
+HASHED = 2 / 3  # of the time to write and hash a byte
 TYPE = "q4_k"
 REAL = (1, 2, 4)  # processes of the real runs
 
@@ -91,7 +92,7 @@ def simulated(layout: Layout, spans: Sequence[Span], workers: int, rates: Rates)
     reading = max(ALL_READ / workers, 1.0) if workers * WORKERS_READ > ALL_READ else WORKERS_READ
 
     def seconds(weights: int, read: int, written: int) -> float:
-        return weights * rates.weight + read / reading + written * rates.byte
+        return weights * rates.weight + read / reading + (read * HASHED + written) * rates.byte
 
     slowest = max(of_workers, key=lambda work: seconds(work.weights, work.read, work.written))
     weights = sum(span.content.stored.numel for span in spans if isinstance(span.content, PlannedPayload))
