@@ -316,6 +316,37 @@ def test_a_file_system_with_one_mode_for_all_files(tmp_path: Path, monkeypatch: 
         assert os.read(fd, 3) == b"new"
 
 
+def test_a_file_that_is_removed_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another writer, which took it for abandoned. It is created instead."""
+    partial, real = Path(partial_path(tmp_path / "out", KEY)), os.lstat
+    partial.write_bytes(b"left")
+
+    def lstat(path: str) -> os.stat_result:
+        if partial.exists() and partial.stat().st_size:
+            partial.unlink()
+        return real(path)
+
+    monkeypatch.setattr("os.lstat", lstat)
+    with resumable_write(tmp_path / "out", KEY) as fd:
+        assert os.read(fd, 4) == b""
+
+
+def test_a_file_that_is_exchanged_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been opened is checked, not only the path."""
+    partial, real = Path(partial_path(tmp_path / "out", KEY)), os.lstat
+    partial.write_bytes(b"left")
+
+    def lstat(path: str) -> os.stat_result:
+        found = real(path)
+        if path == str(partial):
+            partial.chmod(0o666)
+        return found
+
+    monkeypatch.setattr("os.lstat", lstat)
+    with pytest.raises(glft.OptionError, match="found mode 0666: remove "), resumable_write(tmp_path / "out", KEY):
+        pass
+
+
 def test_a_journal_in_use_is_not_removed(tmp_path: Path) -> None:
     """A writer with another key removes only what nobody writes any more."""
     out, seen = tmp_path / "out.gguf", []

@@ -226,6 +226,12 @@ def test_a_store_that_goes_away() -> None:
     ranks.leave()
 
 
+def test_names_of_the_package() -> None:
+    assert {name for name in glft.distributed.__all__ if getattr(glft.distributed, name)} == set(glft.distributed.__all__)
+    with pytest.raises(AttributeError, match=r"^module 'glft_schema\.distributed' has no attribute 'other'$"):
+        glft.distributed.other  # noqa: B018
+
+
 def test_what_differs() -> None:
     check_equal([1, 1, 1], "plans")
     with pytest.raises(glft.OptionError, match="ranks 1 or 3: expected the plans of rank 0, 1, found 2"):
