@@ -116,6 +116,7 @@ class PlannedPayload:
             if seen:
                 seen(rows, source)
             yield from self.encoded(rows, source, first, last, order)
+            del source  # before the next rows are read
 
     def copied(self, first: int, last: int, order: ByteOrder = LITTLE) -> Iterator[tuple[int, memoryview]]:
         """Yields bytes that are copied from a file, as `span`."""

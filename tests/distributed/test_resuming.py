@@ -25,11 +25,10 @@ from glft_schema.display import Progress
 from glft_schema.distributed import together
 from glft_schema.distributed.fingerprints import Fingerprint, Inputs
 from glft_schema.distributed.ranks import Ranks
-from glft_schema.storage.atomic import atomic_write, partial_path, resumable_write
+from glft_schema.storage.atomic import atomic_write, partial_path
 from tests.fuzz import journals
 from tests.tools.launch import left_in
 
-KEY = "0123456789abcdef"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 Write = Callable[[Path, Progress | None], object]  # writes a file from a source
 
@@ -287,66 +286,6 @@ def test_files_that_others_have_put_there(plant: Callable[[Path], None], problem
     assert left_in(tmp_path) == set()
 
 
-@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
-def test_only_the_user_can_write_until_the_file_is_there(mask: int, tmp_path: Path) -> None:
-    out, before = tmp_path / "out", os.umask(mask)
-    try:
-        with pytest.raises(StoppedError), resumable_write(out, KEY):
-            raise StoppedError
-        with resumable_write(out, KEY):
-            assert os.stat(partial_path(out, KEY)).st_mode & 0o777 == 0o600
-    finally:
-        os.umask(before)
-    assert out.stat().st_mode & 0o777 == 0o666 & ~mask
-
-
-def test_a_file_system_with_one_mode_for_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that of Windows in WSL: mode 0777, which chmod does not change."""
-    real = os.fstat
-
-    def fstat(fd: int) -> os.stat_result:
-        found = real(fd)
-        return os.stat_result((found.st_mode | 0o777, *found[1:]))
-
-    partial = Path(partial_path(tmp_path / "out", KEY))
-    partial.write_bytes(b"new")
-    partial.chmod(0o777)
-    monkeypatch.setattr("os.fstat", fstat)
-    with resumable_write(tmp_path / "out", KEY) as fd:
-        assert os.read(fd, 3) == b"new"
-
-
-def test_a_file_that_is_removed_before_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By another writer, which took it for abandoned. It is created instead."""
-    partial, real = Path(partial_path(tmp_path / "out", KEY)), os.lstat
-    partial.write_bytes(b"left")
-
-    def lstat(path: str) -> os.stat_result:
-        if partial.exists() and partial.stat().st_size:
-            partial.unlink()
-        return real(path)
-
-    monkeypatch.setattr("os.lstat", lstat)
-    with resumable_write(tmp_path / "out", KEY) as fd:
-        assert os.read(fd, 4) == b""
-
-
-def test_a_file_that_is_exchanged_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has been opened is checked, not only the path."""
-    partial, real = Path(partial_path(tmp_path / "out", KEY)), os.lstat
-    partial.write_bytes(b"left")
-
-    def lstat(path: str) -> os.stat_result:
-        found = real(path)
-        if path == str(partial):
-            partial.chmod(0o666)
-        return found
-
-    monkeypatch.setattr("os.lstat", lstat)
-    with pytest.raises(glft.OptionError, match="found mode 0666: remove "), resumable_write(tmp_path / "out", KEY):
-        pass
-
-
 def test_a_journal_in_use_is_not_removed(tmp_path: Path) -> None:
     """A writer with another key removes only what nobody writes any more."""
     out, seen = tmp_path / "out.gguf", []
@@ -364,16 +303,21 @@ def test_a_journal_in_use_is_not_removed(tmp_path: Path) -> None:
     assert left_in(tmp_path) == set()
 
 
-def test_ranks_that_are_threads_share_one_file(tmp_path: Path) -> None:
-    """The second rank opens the file of the first one, and checks it as well."""
-    out, store, found, state = tmp_path / "out.gguf", HashStore(), dict[int, object](), tensors()
+def test_other_ranks_keep_the_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes do not depend on the number of ranks, or on the rows that are read at once. The ranks
+    are threads."""
+    out, store, found, shares, state = tmp_path / "out.gguf", HashStore(), dict[int, str](), list[float](), tensors()
+    monkeypatch.setattr("glft_schema.weights.payloads.PART", 1 << 17)
+    with pytest.raises(StoppedError), together():
+        glft.save_file(state, out, schemes={"*": "q8_0"}, progress=stop)
+    monkeypatch.undo()
 
     def run(rank: int) -> None:
         try:
             with together(ranks=Ranks(store, rank, 2, 20)):
-                glft.save_file(state, out, schemes={"*": "q8_0"})
+                glft.save_file(state, out, schemes={"*": "q8_0"}, progress=lambda name, share: shares.append(share))
         except ValueError as error:
-            found[rank] = error
+            found[rank] = str(error)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
     for thread in threads:
@@ -381,6 +325,7 @@ def test_ranks_that_are_threads_share_one_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert found == {}
+    assert shares[0] > 0.6
     glft.save_file(state, tmp_path / "alone.gguf", schemes={"*": "q8_0"})
     assert out.read_bytes() == (tmp_path / "alone.gguf").read_bytes()
     assert left_in(tmp_path) == set()
