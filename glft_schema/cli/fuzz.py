@@ -18,6 +18,7 @@ from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import find_format, format_named
+from glft_schema.lazy import import_module
 from glft_schema.storage.file_source import read_regular
 from glft_schema.storage.source import BytesSource
 
@@ -67,6 +68,7 @@ def fuzz(
         print(f"glft: fuzz needs hypothesis: {install('fuzz')}", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     with file_errors(Path(source)), _hypothesis_storage():
+        import_module("torch")  # its absence is not a failure of a file
         try:
             _fuzz(source, examples, seed, corpus, out)
         except KeyboardInterrupt:

@@ -169,7 +169,7 @@ def _check_own(path: str, found: os.stat_result) -> None:
         elif found.st_mode & OTHERS & ~own.private:
             problem = f"mode {stat.S_IMODE(found.st_mode):04o}"
     if problem:
-        text = f"expected a temporary file that only this user can write to, found {problem}: remove {safe(path)}"
+        text = f"expected a temporary file that only this user can write to, found {problem}: remove {safe(path, 1000)}"
         raise OptionError(text)
 
 

@@ -7,6 +7,7 @@ as one tensor.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, wraps
 from inspect import signature
@@ -138,7 +139,12 @@ class Blocks(TensorField):
 
 
 def fault_of(type_: TensorType, weights: int) -> str | None:
-    """Returns how a function of a block type fails on one block, or None."""
+    """Returns how a function of a block type fails on one block, or None.
+
+    Nothing is tried before torch is imported: inspecting a file with the type does not need torch.
+    """
+    if "torch" not in sys.modules:
+        return None
     blocks = unwrapped(type_.payload.subcons[-1])
     zeros = torch.zeros(1, blocks.size, dtype=torch.uint8)
     numbers = torch.linspace(-1, 1, weights).reshape(1, -1)

@@ -77,7 +77,7 @@ CARRIERS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {
     "a file": ("m.safetensors", {}, {"schemes": {"*": "q8_0"}}),
     "payloads that are copied": ("m.gguf", {"schemes": {"*": "q8_0"}}, {}),
     "payloads in another byte order": ("m.gguf", {"schemes": {"*": "q8_0"}, "header": {"byte_order": "big"}}, {}),
-    "quantized": ("m.gguf", {"schemes": {"*": "q8_0"}}, {"schemes": {"*": "q8_0", "a": "q5_1"}}),
+    "quantized": ("m.gguf", {"schemes": {"*": "q8_0"}}, {"schemes": {"*": "q8_0", "a": "q5_1"}, "allow_requantize": True}),
     "a torch file": ("m.pt", {}, {"schemes": {"*": "f16"}}),
     "a state dict": ("memory", {}, {}),
     "to a type of several fields": ("m.safetensors", {}, {"schemes": {"*": "q8_per_channel"}, "format": "glft"}),
