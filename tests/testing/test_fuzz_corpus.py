@@ -12,6 +12,7 @@ import pytest
 
 from glft_schema.testing.fuzzing import GIVEN, Case, PropertyError, examined
 from tests.fuzz import promises
+from tests.fuzz.kinds import KINDS, kind_of
 from tests.fuzz.mutator import mutated
 from tests.fuzz.promises import check_promises
 from tests.fuzz.seeds import CORPUS, LONGEST, seeds, write_seeds
@@ -77,11 +78,16 @@ def test_seeds_are_written_by_their_hashes(tmp_path: Path) -> None:
     assert len(written) > 70
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str) -> None:
+    kept, check = kind_of(kind)
+    check(next(stored for stored in kept if stored))
+
+
 @pytest.mark.skipif(find_spec("atheris") is None, reason="atheris is not installed: pip install 'atheris>=3'")
-def test_the_search_runs(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work" / "seed").write_bytes(golden("four_types"))
-    program = [sys.executable, "-m", "tests.fuzz.target", str(tmp_path / "work"), "-runs=40"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_search_runs(kind: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.fuzz.target", "--kind", kind, str(tmp_path / "work"), "-runs=400"]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "cov:" in done.stderr
