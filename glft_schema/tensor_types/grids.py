@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from glft_schema.codec.numbers import u8
-from glft_schema.codec.records import Record
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.bits import unpack
+from glft_schema.scalar.language import Table
 
 # fmt: off
 Grids = Struct(
@@ -65,6 +67,22 @@ def grid(name: str, device: torch.device) -> torch.Tensor:
 
 def levels(name: str) -> torch.Tensor:
     """Returns a grid as u8 [entries, values]: the index of each value in VALUES."""
-    grids = Grids.parse(GRIDS.read_bytes())
-    assert isinstance(grids, Record)
-    return unpack(grids[name], 2 if len(VALUES[name]) <= 4 else 4, 2).flatten(1)
+    return torch.from_numpy(_levels(name))
+
+
+def _levels(name: str) -> np.ndarray[Any, Any]:
+    sizes = {field.name: field.sizeof() for field in Grids.subcons}
+    start = sum(size for other, size in list(sizes.items())[: list(sizes).index(name)])
+    packed = np.fromfile(GRIDS, np.uint8, sizes[name], offset=start).reshape(-1, 2, 1)
+    width = 2 if len(VALUES[name]) <= 4 else 4
+    unpacked = packed >> np.arange(0, 8, width, dtype=np.uint8) & (1 << width) - 1
+    return unpacked.reshape(len(packed), -1)
+
+
+def _table(name: str) -> Table:
+    """Returns the numbers of a grid, entry by entry, for scalar functions."""
+    return Table(lambda: np.array(VALUES[name], np.int8)[_levels(name)].reshape(-1))
+
+
+IQ2_XXS_GRID, IQ2_XS_GRID, IQ2_S_GRID = _table("iq2_xxs"), _table("iq2_xs"), _table("iq2_s")
+IQ3_XXS_GRID, IQ3_S_GRID, IQ1_GRID = _table("iq3_xxs"), _table("iq3_s"), _table("iq1_s")

@@ -7,6 +7,7 @@ ggml-common.h of llama.cpp.
 from __future__ import annotations
 
 from glft_schema.lazy import torch
+from glft_schema.scalar.language import as_float, float32
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value of each four-bit float
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -34,6 +35,11 @@ def half_of_power(e: torch.Tensor) -> torch.Tensor:
     return torch.where(e < 2, 0x00200000 << e, (e - 1) << 23).view(torch.float32)
 
 
+def half_power(e):
+    """E8M0 -> float32 2^(e - 128): exponent e - 1, or a subnormal number."""
+    return as_float(0x00200000 << e if e < 2 else e - 1 << 23)
+
+
 def e8m0(e: torch.Tensor) -> torch.Tensor:
     """E8M0 u8 -> float64 2^(e - 127). 255 is NaN, as the OCP specifies; the formula reads 2^128."""
     e = e.to(torch.float64)
@@ -51,6 +57,14 @@ def ue4m3(d: torch.Tensor) -> torch.Tensor:
     normal = (1 + mantissa / 8) * ((exponent + 120) << 23).view(torch.float32)
     value = torch.where(exponent == 0, mantissa * 2.0**-9, normal)
     return torch.where(d == 127, 0.0, value) * 0.5
+
+
+def half_e4m3(d):
+    """Unsigned E4M3 -> float32, halved, with the exceptions of `ue4m3`."""
+    exponent, mantissa = d >> 3 & 15, float32(d & 7)
+    normal = (1 + mantissa / 8) * as_float(exponent + 120 << 23)
+    value = mantissa / 512 if exponent == 0 else normal
+    return float32(0) if d == 127 else value * 0.5
 
 
 def to_ue4m3(numbers: torch.Tensor) -> torch.Tensor:

@@ -17,10 +17,11 @@ from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
 from glft_schema.lazy import torch
+from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.encoders.symmetric import GROUP, quantize_q4, quantize_q8, scale_faults
 from glft_schema.tensor_types.engine.bits import signed, unpack
 from glft_schema.tensor_types.engine.scaled import Scaled
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, formula_of
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, decoder_of, formula_of
 
 matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
 AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)
@@ -31,7 +32,17 @@ Q8_PER_CHANNEL = TensorType("Q8_per_channel", 2, Struct(
     "scales" / f16[OUT]     * "one scale per output channel",
     "codes"  / i8[OUT, IN]  * "signed 8-bit codes; weight = code * scale of its row",
 ), quantize=quantize_q8, faults=scale_faults)
+# fmt: on
 
+
+@decoder_of(Q8_PER_CHANNEL)
+def decode_q8_per_channel(w, scales, codes):
+    """code * scale of the row."""
+    for i in range(len(w)):
+        w[i] = scales[0] * float32(codes[i])
+
+
+# fmt: off
 Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
     AT_LEAST_2_DIMS,
     Rule("q4-groups", DIMS, meets(IN % GROUP == 0, f"`in` to be a multiple of {GROUP}")),
@@ -39,6 +50,16 @@ Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
     "nibbles" / u8[OUT, IN // 2]      * "two 4-bit codes a byte, two's complement, [-8, 7]; low nibble: even column",
 ), quantize=quantize_q4, faults=scale_faults)
 # fmt: on
+
+
+@decoder_of(Q4_PER_GROUP_64)
+def decode_q4_per_group_64(w, scales, nibbles):
+    """code * scale of its group, four bits in two's complement."""
+    for g in range(len(scales)):
+        for i in range(32):
+            for h in range(2):
+                code = (nibbles[32 * g + i] >> 4 * h & 15 ^ 8) - 8
+                w[64 * g + 2 * i + h] = scales[g] * float32(code)
 
 
 @formula_of(Q8_PER_CHANNEL)

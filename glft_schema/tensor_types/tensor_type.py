@@ -110,6 +110,7 @@ class TensorType:
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
         reserved: bit patterns that no encoder writes.
+        decoder: the formula as a scalar function of one block or row, see `decoder_of`.
         takes_importance: whether the encoder uses an importance.
         needs_importance: whether the encoder requires an importance.
     """
@@ -125,6 +126,7 @@ class TensorType:
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
     reserved: tuple[Reserved, ...] = ()
+    decoder: Callable[..., None] | None = None
     takes_importance: bool = field(init=False, default=False)
     needs_importance: bool = field(init=False, default=False)
 
@@ -471,6 +473,17 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
             raise ValueError(f"expected a type without a formula, found {type_}")
         object.__setattr__(type_, "formula", formula)
         return formula
+
+    return add
+
+
+def decoder_of(type_: TensorType) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds the decorated scalar function to a type, see docs/scalar-functions.md. It writes `w`, and
+    reads the fields of a block or of a row by their names."""
+
+    def add(decoder: Callable[..., None]) -> Callable[..., None]:
+        object.__setattr__(type_, "decoder", decoder)
+        return decoder
 
     return add
 
