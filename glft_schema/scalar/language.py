@@ -25,7 +25,7 @@ class Float32:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, number: Any) -> None:
-        self.number = np.float32(number.number if isinstance(number, Float32) else number)
+        self.number: np.float32 = np.float32(number.number if isinstance(number, Float32) else number)
 
     def __repr__(self) -> str:
         return f"Float32({self.number})"
@@ -77,8 +77,8 @@ for _name in ("neg", "abs", "invert"):
 
 
 class Numbers:
-    """An array in plain Python. Elements are read as Float32 or Int32 and converted when they are stored;
-    slices are views."""
+    """An array in plain Python. Elements are read as Float32 or Int32, and converted when they are
+    stored. Slices are views."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array
@@ -136,7 +136,7 @@ def float16(x: Any) -> Any:
 
 def nearest(x: Any) -> Any:
     """Rounds to int32, half to even. Wrong beyond 2^22, as in ggml."""
-    return (as_bits(Float32(x) + MAGIC) & 0x7FFFFF) - 0x400000
+    return (as_bits(float32(x) + MAGIC) & 0x7FFFFF) - 0x400000
 
 
 def root(x: Any) -> Any:

@@ -1,28 +1,43 @@
 """The typed tree of a scalar function, which `checking` makes and printers read.
 
-Every expression has a kind and, if it is an int32, the span of its values. Helper functions are
-trees of their own, one for each set of kinds and spans they are called with. Loops with constant
-bounds, constants by keyword and slices are resolved as far as printers need it: an array is named
-with the offset of a view.
+Every expression has a kind, and the span of its values if it is an int32. What a function calls is
+a tree, too: one for each set of kinds and spans it is called with. Constants by keyword are folded,
+and an element of a view names the array and the offset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 Span: TypeAlias = tuple[int, int]  # the least and the greatest value
 ANY: Span = (-(2**31), 2**31 - 1)
 
-# The spans of stored numbers as they are read. Words of 32 bits are read as int32.
-STORED: dict[str, Span] = {
-    **{"i8": (-128, 127), "u8": (0, 255), "i16": (-(2**15), 2**15 - 1), "u16": (0, 2**16 - 1), "i32": ANY, "u32": ANY},
-    **dict.fromkeys(("f16", "bf16", "f32"), ANY),
+
+class Stored(NamedTuple):
+    """How an array stores numbers: bytes, the kind they are read as, and the span of integers."""
+
+    size: int
+    kind: str
+    span: Span = ANY
+
+
+# fmt: off
+STORED = {
+    "i8":  Stored(1, "int32", (-128, 127)),
+    "u8":  Stored(1, "int32", (0, 255)),
+    "i16": Stored(2, "int32", (-(2**15), 2**15 - 1)),
+    "u16": Stored(2, "int32", (0, 2**16 - 1)),
+    "i32": Stored(4, "int32"),
+    "u32": Stored(4, "int32"),  # read as the int32 of its bits
+    "f16": Stored(2, "float32"),
+    "bf16": Stored(2, "float32"),  # to write only
+    "f32": Stored(4, "float32"),
 }
-FLOATS = ("f16", "bf16", "f32")
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -31,8 +46,8 @@ class Array:
 
     Attributes:
         number: of its elements, a key of STORED.
-        length: None if it is an argument, such as the length of a row.
-        use: "in" for fields to read, "out" for arrays to write, "local" for both.
+        length: None if it is an argument, such as that of a row.
+        use: "in" to read, "out" to write, or "both".
     """
 
     number: str
@@ -42,12 +57,16 @@ class Array:
     @property
     def kind(self) -> str:
         """The kind of its elements in expressions."""
-        return "float32" if self.number in FLOATS else "int32"
+        return STORED[self.number].kind
+
+
+class Node:
+    """A part of a tree."""
 
 
 @dataclass(frozen=True, eq=False)
-class Expression:
-    kind: str  # "float32", "int32" or "bool"; "literal" for numbers that take the kind of the other operand
+class Expression(Node):
+    kind: str  # "float32", "int32" or "bool"; "literal" if it depends on the other operand
     span: Span
 
 
@@ -62,6 +81,13 @@ class Variable(Expression):
 
 
 @dataclass(frozen=True, eq=False)
+class Length(Expression):
+    """The length of an array, if it is an argument."""
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
 class Unary(Expression):
     sign: str  # - or not
     operand: Expression
@@ -69,8 +95,7 @@ class Unary(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Binary(Expression):
-    """An operation of two operands of one kind: ``+ - * / // % & | ^ << >>``, a comparison,
-    ``and`` or ``or``."""
+    """An operation or comparison of two operands of one kind, as in Python."""
 
     sign: str
     left: Expression
@@ -87,9 +112,8 @@ class Select(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
-    """An array, or a view of one that begins at an offset. `table` has the numbers of a constant
-    one."""
+class Reference(Node):
+    """An array: a parameter, a variable or a constant `table`; from `offset` on if it is a view."""
 
     type: Array
     name: str
@@ -104,15 +128,8 @@ class Load(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Length(Expression):
-    """The length of an array, if it is an argument."""
-
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
 class Builtin(Expression):
-    """A function of the language: ``float32 int32 float16 nearest root abs min max ...``."""
+    """A function of the language, such as nearest, or min of two operands."""
 
     name: str
     operands: tuple[Expression, ...]
@@ -127,20 +144,25 @@ class Invoke(Expression):
 
 
 @dataclass(frozen=True, eq=False)
-class Assign:
+class Statement(Node):
+    pass
+
+
+@dataclass(frozen=True, eq=False)
+class Assign(Statement):
     name: str
     value: Expression
 
 
 @dataclass(frozen=True, eq=False)
-class Store:
+class Store(Statement):
     array: Reference
     at: Expression
     value: Expression
 
 
 @dataclass(frozen=True, eq=False)
-class Declare:
+class Declare(Statement):
     """A local array of zeros."""
 
     name: str
@@ -148,22 +170,22 @@ class Declare:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
-    """A name for a view: its offset is computed here."""
+class View(Statement):
+    """A name for a view, whose offset is computed here."""
 
     name: str
     array: Reference
 
 
 @dataclass(frozen=True, eq=False)
-class If:
+class If(Statement):
     test: Expression
     then: list[Statement]
     other: list[Statement]
 
 
 @dataclass(frozen=True, eq=False)
-class For:
+class For(Statement):
     name: str
     low: Expression
     high: Expression
@@ -171,31 +193,27 @@ class For:
 
 
 @dataclass(frozen=True, eq=False)
-class While:
+class While(Statement):
     test: Expression
     body: list[Statement]
 
 
-@dataclass(frozen=True, eq=False)
-class Break:
+class Break(Statement):
     pass
 
 
 @dataclass(frozen=True, eq=False)
-class Return:
+class Return(Statement):
     values: tuple[Expression, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
-    """A call as a statement; its results are assigned to variables."""
+class Call(Statement):
+    """A call; its results are assigned to variables."""
 
     function: Function
     arguments: tuple[Expression | Reference, ...]
     targets: tuple[str, ...]
-
-
-Statement: TypeAlias = Assign | Store | Declare | View | If | For | While | Break | Return | Call
 
 
 @dataclass(eq=False)
@@ -205,10 +223,10 @@ class Function:
     Attributes:
         name: as in the source.
         sentence: its docstring.
-        parameters: the type of each, in order.
+        parameters: an array, or a variable.
         body: its statements.
-        results: the kind and span of each result.
-        variables: the kind of each variable, loops' variables not included.
+        results: the kind and span of each.
+        variables: the kind of each variable; those of loops are int32 and not listed.
     """
 
     name: str
@@ -220,11 +238,11 @@ class Function:
 
 
 def walk(node: Any) -> Iterator[Any]:
-    """Yields a node and all nodes below it, without the bodies of functions that it calls."""
+    """Yields a node, or several, and all below, but not the functions that are called."""
     if isinstance(node, (list, tuple)):
         for part in node:
             yield from walk(part)
-    elif isinstance(node, (Expression, Reference, Assign, Store, Declare, View, If, For, While, Break, Return, Call)):
+    elif isinstance(node, Node):
         yield node
-        for part in fields(node):
-            yield from walk(getattr(node, part.name))
+        for part in vars(node).values():
+            yield from walk(part)

@@ -163,8 +163,8 @@ IQ2_S = block_type("IQ2_S", 22, 256, Struct(
 
 @decoder_of(IQ2_S)
 def decode_iq2_s(w, d, qs, sign_bits, qh, scales):
-    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh, and
-    a sign byte."""
+    """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh,
+    and a sign byte."""
     for g in range(16):
         factor = d[0] * (0.5 + float32(scales[g // 2] >> 4 * (g % 2) & 15)) * 0.25
         for v in range(2):

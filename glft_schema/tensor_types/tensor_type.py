@@ -478,8 +478,8 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
 
 def decoder_of(type_: TensorType) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the decorated scalar function to a type, see docs/scalar-functions.md. It writes `w`, and
-    reads the fields of a block or of a row by their names."""
+    """Adds the decorated scalar function to a type, see docs/scalar-functions.md. It writes `w`,
+    and reads the fields of a block or of a row by their names."""
 
     def add(decoder: Callable[..., None]) -> Callable[..., None]:
         object.__setattr__(type_, "decoder", decoder)

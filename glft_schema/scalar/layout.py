@@ -1,0 +1,50 @@
+"""Layouts of what decoders read: the fields of a block, or those of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from glft_schema.scalar.tree import STORED, Array
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a block or of a row.
+
+    Attributes:
+        name: as in the layout.
+        number: the kind of its numbers, such as u8.
+        count: of numbers; None if it grows with the row.
+        sentence: what it holds, for a comment.
+        weights: per number, if the count is None.
+    """
+
+    name: str
+    number: str
+    count: int | None
+    sentence: str = ""
+    weights: int = 1
+
+    def size(self, columns: str = "") -> str:
+        """Bytes in a block, or in a row of `columns` weights, in C."""
+        width = STORED[self.number].size
+        return str(width * self.count) if self.count else f"{columns} / {self.weights} * {width}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a decoder reads.
+
+    Attributes:
+        name: of the type.
+        fields: of a block, in order, or of a row. Rows are stored field by field.
+        weights: per block; None for rows.
+    """
+
+    name: str
+    fields: tuple[Field, ...]
+    weights: int | None
+
+    def arrays(self, output: str = "f32") -> dict[str, Array]:
+        """Returns the arrays that a decoder may use, by name."""
+        return {"w": Array(output, self.weights, "out"), **{one.name: Array(one.number, one.count) for one in self.fields}}
