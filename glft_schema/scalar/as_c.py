@@ -112,14 +112,15 @@ class Unit:
     def _rows(self, layout: Layout, function: Function, name: str, output: str) -> None:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
         for field in layout.fields:
-            places[field.name] = f"(const {TYPES[field.number]} *)({field.name} + r * ({field.size('columns')}))"
+            places[field.name] = f"(const {TYPES[field.number]} *)({_name(field.name)} + r * ({field.size('columns')}))"
             lengths[field.name] = f"(int32_t)(columns / {field.weights})"
         given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
         call = f"{self.function(function, '', 'restrict ')}({', '.join(given)})"
-        fields = "".join(f"const uint8_t *{field.name}, " for field in layout.fields)
+        fields = "".join(f"const uint8_t *{_name(field.name)}, " for field in layout.fields)
+        unused = [f"    (void){_name(field.name)};\n" for field in layout.fields if field.name not in function.parameters]
         self._functions[name] = (
             f"void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
-            f"    for (int64_t r = 0; r < rows; r++) {call};\n}}\n"
+            f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++) {call};\n}}\n"
         )
 
 
@@ -308,4 +309,4 @@ def _constant(value: float, kind: str) -> str:
     if kind != "float32":
         return str(int(value)) if value != -(2**31) else "(-2147483647 - 1)"
     number = np.float32(value)
-    return f"{number}f" if np.isfinite(number) else f"{'-' * bool(number < 0)}__builtin_inff()"
+    return f"{number!s}f" if np.isfinite(number) else f"{'-' * bool(number < 0)}__builtin_inff()"

@@ -28,7 +28,7 @@ class Float32:
         self.number: np.float32 = np.float32(number.number if isinstance(number, Float32) else number)
 
     def __repr__(self) -> str:
-        return f"Float32({self.number})"
+        return f"Float32({self.number!s})"
 
     def __float__(self) -> float:
         return float(self.number)
