@@ -1,0 +1,357 @@
+"""Scalar functions as operations on arrays [blocks, ...]: straight lines for numpy or torch.
+
+Loops become axes, so that a number of a block is an array [blocks, *axes]. A number that depends on
+loops only is computed here, as an array of all its values: an index. An index that is linear in the
+axes is printed as a view of its array, any other as a gather. Loops that carry variables from one
+iteration to the next are unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from glft_schema.scalar import spans, tree
+from glft_schema.scalar.language import ScalarError
+from glft_schema.scalar.tree import ANY, Constant, Expression, Function, Reference, Span, Statement, Variable, walk
+
+Index: TypeAlias = np.ndarray[Any, Any]  # int64 or bool [*axes]
+KINDS = ("u8", "i8", "i16", "i32")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of each block: its name in the text, its kind in arrays, and its axes."""
+
+    text: str
+    kind: str
+    axes: tuple[int, ...]
+
+
+Value: TypeAlias = Number | Index
+Place: TypeAlias = tuple[Reference, Index]  # an array, and the first number of a view
+
+
+def printed(function: Function, weights: int) -> tuple[str, dict[str, np.ndarray[Any, Any]]]:
+    """Returns a function as the text of ``def NAME(on, w, FIELD, ...)``, and the tables it names.
+
+    `on` is `numpy_arrays` or `torch_arrays`. Arrays are [blocks, numbers], unsigned words as signed
+    ones. The lengths of all arrays must be known.
+
+    Raises:
+        ScalarError: if the function leaves a loop, or writes under a condition.
+    """
+    printer = _Printer(function, weights)
+    lines = "".join(f"    {line}\n" for line in printer.lines)
+    return f"def {function.name}(on, {', '.join(function.parameters)}):\n{lines}", printer.tables
+
+
+class _Printer:
+    def __init__(self, function: Function, weights: int) -> None:
+        self._weights = weights
+        self.lines: list[str] = []
+        self.tables: dict[str, np.ndarray[Any, Any]] = {}
+        self._names: dict[str, str] = {}  # of the values of texts: equal texts are computed once
+        self._axes: tuple[int, ...] = ()
+        self._active: list[Index] = []  # the conditions of branches around
+        self._function = function
+        self._environment: dict[str, Value] = {}
+        self._views: dict[str, Place] = {}
+        self._block(function.body)
+
+    def _refused(self, problem: str) -> ScalarError:
+        return ScalarError(f"{self._function.name}: as arrays, {problem}")
+
+    def _named(self, text: str) -> str:
+        if text not in self._names:
+            self._names[text] = f"t{len(self._names)}"
+            self.lines.append(f"{self._names[text]} = {text}")
+        return self._names[text]
+
+    # Statements
+
+    def _block(self, body: Sequence[Statement]) -> tuple[Value, ...]:
+        """Runs statements; returns the results of a return at their end."""
+        for node in body:
+            match node:
+                case tree.Assign():
+                    self._environment[node.name] = self._value(node.value)
+                case tree.Store():
+                    self._store(node)
+                case tree.View():
+                    self._views[node.name] = self._place(node.array)
+                case tree.If():
+                    self._if(node)
+                case tree.For():
+                    self._for(node)
+                case tree.Call():
+                    results = self._called(node.function, node.arguments)
+                    self._environment |= zip(node.targets, results, strict=True)
+                case tree.Return() if node is body[-1] and body is self._function.body:
+                    return tuple(self._value(value) for value in node.values)
+                case _:
+                    raise self._refused(f"expected loops that run to their end, found {type(node).__name__}")
+        return ()
+
+    def _called(self, function: Function, arguments: Sequence[Expression | Reference]) -> tuple[Value, ...]:
+        """Runs a function in place."""
+        pairs = list(zip(function.parameters, arguments, strict=True))
+        given = {name: self._value(argument) for name, argument in pairs if isinstance(argument, Expression)}
+        views = {name: self._place(argument) for name, argument in pairs if isinstance(argument, Reference)}
+        outer = self._function, self._environment, self._views
+        self._function, self._environment, self._views = function, given, views
+        results = self._block(function.body)
+        self._function, self._environment, self._views = outer
+        return results
+
+    def _if(self, node: tree.If) -> None:
+        test, before, after = self._value(node.test), self._environment, []
+        for holds, body in ((True, node.then), (False, node.other)):
+            self._environment = dict(before)
+            self._active.append(np.ones((), bool) if isinstance(test, Number) else test == holds)
+            self._block(body)
+            self._active.pop()
+            after.append(self._environment)
+        one, two = after
+        changed = [name for name in one.keys() & two.keys() if one[name] is not two[name]]
+        self._environment = {name: one[name] for name in one.keys() & two.keys()}
+        for name in sorted(changed):
+            self._environment[name] = self._select(test, one[name], two[name])
+
+    def _for(self, node: tree.For) -> None:
+        low, high = self._value(node.low), self._value(node.high)
+        if isinstance(low, Number) or isinstance(high, Number) or low.ndim or high.ndim:
+            raise self._refused("expected loops with constant bounds")
+        assigned = {part.name for part in walk(node.body) if isinstance(part, tree.Assign)}
+        assigned |= {name for part in walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
+        if assigned & self._environment.keys():  # carried from one iteration to the next
+            for number in range(int(low), int(high)):
+                self._environment[node.name] = np.array(number)
+                self._block(node.body)
+            return
+        outer, parts = self._axes, _parts(node, int(high) - int(low))
+        index = np.arange(int(low), int(high)).reshape((1,) * len(outer) + parts)
+        self._axes, self._environment[node.name] = outer + parts, index
+        self._block(node.body)
+        self._axes = outer
+        for name in assigned | {node.name}:
+            self._environment.pop(name, None)
+
+    def _store(self, node: tree.Store) -> None:
+        at = self._value(node.at)
+        if isinstance(at, Number) or self._active or node.array.name not in self._function.parameters:
+            raise self._refused("expected weights to be written once each, without conditions")
+        linear = self._linear(np.broadcast_to(self._fit(at, len(self._axes)), self._axes), self._weights)
+        if linear is None:
+            raise self._refused("expected weights at places that are linear in the variables of loops")
+        out = self._named(f"on.view({node.array.name}, {linear[0]})")
+        self._fill(out, node.value)
+
+    def _fill(self, out: str, node: Expression) -> None:
+        """Computes float32 in place, so that no array of all weights is made beside the result."""
+        if isinstance(node, tree.Binary) and node.sign in "+-*":
+            parts = (node.right, node.left)
+            if node.sign == "-" or not isinstance(node.right, (tree.Binary, tree.Builtin)):
+                parts = (node.left, node.right)
+            other = self._padded(self._value(parts[1]), "f32")
+            self._fill(out, parts[0])
+            self.lines.append(f"{out} {node.sign}= {other}")
+            return
+        inner = node.operands[0] if isinstance(node, tree.Builtin) and node.name == "float32" else node
+        value = self._value(inner)
+        kind = value.kind if isinstance(value, Number) and value.kind != "bool" else "f32"
+        self.lines.append(f"on.fill({out}, {self._padded(value, kind)})")
+
+    # Values
+
+    def _fit(self, index: Index, rank: int) -> Index:
+        return index.reshape(index.shape + (1,) * (rank - index.ndim))
+
+    def _linear(self, index: Index, length: int) -> tuple[str, tuple[int, ...]] | None:
+        """Returns the first number, the steps and the sizes of an index that is linear in the axes,
+        as a text, and the sizes; or None.
+
+        Where the conditions around do not hold, it may be any number of the array.
+        """
+        rank = len(self._axes)
+        active = [self._fit(each, rank) for each in self._active]
+        shape = np.broadcast_shapes(self._fit(index, rank).shape, *(each.shape for each in active))
+        whole, used = np.broadcast_to(self._fit(index, rank), shape), np.ones(shape, bool)
+        for each in active:
+            used = used & each
+        products, steps = np.zeros(shape, np.int64), []
+        for axis, place in enumerate(np.indices(shape)):
+            both = np.delete(used, 0, axis) & np.delete(used, -1, axis)
+            differences = np.diff(whole, axis=axis)[both]
+            steps.append(int(differences[0]) if differences.size else 0)
+            products += steps[-1] * place
+        first = int((whole - products)[used][0]) if used.any() else 0
+        places = products + first
+        if (places != whole)[used].any() or places.min() < 0 or places.max() >= length:
+            return None
+        sizes = tuple(size if step else 1 for size, step in zip(shape, steps, strict=True))
+        return f"{first}, {tuple(steps)}, {sizes}", sizes
+
+    def _text(self, value: Value, kind: str) -> str:
+        """Returns the text of a value of a kind."""
+        if isinstance(value, Number):
+            return value.text if value.kind == kind else self._named(f"on.cast({value.text}, {kind!r})")
+        if not value.ndim:
+            return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
+        return self._named(f"on.constant(w, {value.tolist()}, {kind!r})")
+
+    def _padded(self, value: Value, kind: str) -> str:
+        """Returns the text of a value with all axes, or a literal."""
+        axes = value.axes if isinstance(value, Number) else value.shape
+        return _with_axes(self._text(value, kind), len(axes), len(self._axes)) if axes or isinstance(value, Number) else self._text(value, kind)
+
+    def _number(self, text: str, kind: str, *values: Value) -> Number:
+        """Names a text whose axes are those of values."""
+        shapes = [value.axes if isinstance(value, Number) else value.shape for value in values]
+        padded = [shape + (1,) * (len(self._axes) - len(shape)) for shape in shapes]
+        return Number(self._named(text), kind, np.broadcast_shapes(*padded))
+
+    def _value(self, node: Expression) -> Value:
+        match node:
+            case Constant():
+                return np.array(node.value if node.kind != "float32" else np.float32(node.value))
+            case Variable():
+                return self._environment[node.name]
+            case tree.Unary():
+                return self._unary(node)
+            case tree.Binary():
+                return self._binary(node)
+            case tree.Select():
+                return self._select(self._value(node.test), self._value(node.then), self._value(node.other))
+            case tree.Load():
+                return self._load(node)
+            case tree.Builtin():
+                return self._builtin(node)
+            case tree.Invoke():
+                (result,) = self._called(node.function, node.arguments)
+                return result
+        raise self._refused(f"expected known lengths, found {type(node).__name__}")
+
+    def _unary(self, node: tree.Unary) -> Value:
+        value = self._value(node.operand)
+        if isinstance(value, np.ndarray):
+            return -value if node.sign == "-" else ~value
+        kind = value.kind if value.kind in ("f32", "bool") else _narrowest(node.span, node.operand.span)
+        return self._number(f"{'-' if node.sign == '-' else '~'}{self._padded(value, kind)}", kind, value)
+
+    def _binary(self, node: tree.Binary) -> Value:
+        left, right = self._value(node.left), self._value(node.right)
+        sign = {"and": "&", "or": "|"}.get(node.sign, node.sign)
+        if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+            rank = max(left.ndim, right.ndim)
+            return np.asarray(spans.OPERATORS[sign](self._fit(left, rank), self._fit(right, rank)))
+        kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or _narrowest(
+            node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
+        )
+        text = f"{self._padded(left, kind)} {sign} {self._padded(right, kind)}"
+        if sign == ">>" and isinstance(right, np.ndarray) and right.ndim:
+            text = f"on.shifted({self._padded(left, kind)}, {self._padded(right, kind)})"
+        return self._number(text, "bool" if node.kind == "bool" else kind, left, right)
+
+    def _select(self, test: Value, one: Value, two: Value) -> Value:
+        if all(isinstance(value, np.ndarray) for value in (test, one, two)):
+            return np.where(*(self._fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
+        kinds = [value.kind if isinstance(value, Number) else _of_index(value) for value in (one, two)]
+        kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
+        texts = [self._padded(value, kind) for value in (one, two)]
+        return self._number(f"on.where({self._padded(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
+
+    def _builtin(self, node: tree.Builtin) -> Value:
+        values, operands = [self._value(operand) for operand in node.operands], node.operands
+        if node.name in ("min", "max"):
+            test = tree.Binary("bool", (0, 1), "<" if node.name == "min" else ">", operands[1], operands[0])
+            return self._select(self._value(test), values[1], values[0])
+        kind = "f32" if node.kind == "float32" else _narrowest(node.span)
+        value = values[0]
+        if node.name in ("float32", "int32"):
+            if isinstance(value, np.ndarray):
+                return value.astype(np.float32 if kind == "f32" else np.int64)
+            return Number(self._text(value, kind), kind, value.axes)
+        given = "f32" if operands[0].kind == "float32" else "i32"
+        result = "i32" if kind != "f32" and node.name != "abs" else given if node.name == "abs" else kind
+        return self._number(f"on.{node.name}({self._padded(value, given)})", result, value)
+
+    # Arrays
+
+    def _place(self, array: Reference) -> Place:
+        """Returns the array that a reference finds, and the first number of a view."""
+        found, first = self._views.get(array.name, (array, np.zeros((), np.int64)))
+        offset = self._value(array.offset) if array.offset is not None else np.zeros((), np.int64)
+        if isinstance(offset, Number):
+            raise self._refused("expected views that do not depend on data")
+        rank = max(first.ndim, offset.ndim)
+        return found, self._fit(first, rank) + self._fit(offset, rank)
+
+    def _load(self, node: tree.Load) -> Value:
+        (array, first), at = self._place(node.array), self._value(node.at)
+        if array.table is not None:
+            return self._looked_up(array, array.table, node.at, at)
+        if isinstance(at, Number):
+            raise self._refused(f"expected an index of {array.name} that does not depend on data")
+        at, number, length = self._fit(first, len(self._axes)) + self._fit(at, len(self._axes)), array.type.number, array.type.length or 0
+        if linear := self._linear(at, length):
+            text, axes = f"on.view({array.name}, {linear[0]})", linear[1]
+        else:
+            text, axes = f"on.picked({array.name}, {np.clip(at, 0, length - 1).tolist()})", at.shape
+        if number == "u16":
+            return Number(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
+        if number == "f16":
+            return Number(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
+        return Number(self._named(text), "i32" if number == "u32" else number, axes)
+
+    def _looked_up(self, array: Reference, table: Index, node: Expression, at: Value) -> Value:
+        if isinstance(at, np.ndarray):
+            return np.asarray(table[np.clip(at, 0, len(table) - 1)])
+        self.tables[array.name] = table
+        kind, rank = array.type.number if array.type.number in KINDS else "f32", len(self._axes)
+        if isinstance(node, tree.Binary) and node.sign == "+":
+            start, place = self._value(node.left), self._value(node.right)
+            if isinstance(start, Number) and isinstance(place, np.ndarray) and place.ndim == rank and place.size == place.shape[-1]:
+                if place.ravel().tolist() == list(range(place.size)) and start.axes[rank - 1 :] in ((), (1,)):
+                    axes = (start.axes + (1,) * rank)[: rank - 1]
+                    index = _with_axes(self._text(start, "i32"), len(start.axes[: rank - 1]), rank - 1)
+                    return Number(self._named(f"on.neighbours({array.name}, {place.size}, {index})"), kind, (*axes, place.size))
+        return self._number(f"on.looked_up({array.name}, {self._padded(at, 'i32')})", kind, at)
+
+
+def _with_axes(text: str, axes: int, rank: int) -> str:
+    """Returns a text with axes of size 1 added at the end."""
+    return f"{text}[..., {', '.join(['None'] * (rank - axes))}]" if rank > axes else text
+
+
+def _narrowest(*given: Span) -> str:
+    """Returns the narrowest kind of integers that holds spans."""
+    low, high = min(span[0] for span in given), max(span[1] for span in given)
+    return next((kind for kind in KINDS if tree.STORED[kind].span[0] <= low and high <= tree.STORED[kind].span[1]), "i32")
+
+
+def _of_index(index: Index) -> str:
+    if index.dtype.kind in "fb":
+        return "f32" if index.dtype.kind == "f" else "bool"
+    return _narrowest((int(index.min()), int(index.max())))
+
+
+def _parts(loop: tree.For, count: int) -> tuple[int, ...]:
+    """Returns the sizes of the axes of a loop: it is cut where its variable is divided or compared."""
+    cuts = set[int]()
+    for part in walk(loop.body):
+        if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Constant):
+            cut, left = int(part.right.value), part.left
+            if isinstance(left, tree.Binary) and left.sign == "//" and isinstance(left.right, Constant):
+                cut, left = cut * int(left.right.value), left.left
+            if isinstance(left, Variable) and left.name == loop.name:
+                cuts.add(cut)
+    sizes: list[int] = []
+    for cut in sorted((cut for cut in cuts if 1 < cut < count), reverse=True):
+        if count % cut == 0:
+            sizes.append(count // cut)
+            count = cut
+    return (*sizes, count)

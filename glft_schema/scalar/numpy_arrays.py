@@ -1,0 +1,102 @@
+"""The operations that `as_arrays` prints, for numpy."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
+
+from glft_schema.scalar.language import MAGIC
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Sizes: TypeAlias = tuple[int, ...]
+NAMES = {"u8": "u1", "i8": "i1", "i16": "i2", "i32": "i4", "f16": "f2", "f32": "f4", "bool": "?"}
+
+
+def view(x: Array, first: int, steps: Sizes, sizes: Sizes) -> Array:
+    """Returns a view [blocks, *sizes] of the numbers of blocks, from `first` on in steps."""
+    return as_strided(x[:, first:], (len(x), *sizes), (x.strides[0], *(step * x.strides[1] for step in steps)))
+
+
+def picked(x: Array, at: list[Any]) -> Array:
+    """Returns the numbers of blocks at constant places of any shape."""
+    return x[:, np.array(at)]
+
+
+def cast(x: Array, kind: str) -> Array:
+    return x.astype(NAMES[kind])
+
+
+def unsigned(x: Array) -> Array:
+    """Reads int16 as unsigned words."""
+    return x.astype(np.int32) & 0xFFFF
+
+
+def constant(w: Array, numbers: list[Any], kind: str) -> Array:
+    """Returns constants [1, *axes]."""
+    return np.array(numbers, NAMES[kind])[None]
+
+
+def fill(out: Array, x: Any) -> None:
+    """Copies numbers into float32."""
+    out[...] = x
+
+
+def where(test: Array, one: Any, other: Any, kind: str) -> Array:
+    return np.where(test, one, other).astype(NAMES[kind], copy=False)
+
+
+def shifted(x: Array, by: Array) -> Array:
+    """Shifts to the right by constants [1, *axes], number by number of the last axes."""
+    out = np.empty(np.broadcast_shapes(x.shape, by.shape), x.dtype)
+    for at in np.ndindex(by.shape[1:]):
+        place = tuple(slice(None) if size == 1 else slice(one, one + 1) for one, size in zip(at, by.shape[1:], strict=True))
+        given = tuple(slice(None) if size == 1 else one for one, size in zip(place, x.shape[1:], strict=True))
+        np.right_shift(x[(slice(None), *given)], by[(0, *at)], out=out[(slice(None), *place)])
+    return out
+
+
+def looked_up(table: Array, at: Array) -> Array:
+    return np.take(table, at)
+
+
+def neighbours(table: Array, count: int, at: Array) -> Array:
+    """Returns `count` numbers of a table from each index on, along a new axis."""
+    words = _words(table.tobytes(), table.dtype.str, count)
+    return np.take(words, at)[..., None].view(table.dtype)
+
+
+@lru_cache
+def _words(table: bytes, dtype: str, count: int) -> Array:
+    numbers = np.frombuffer(table, dtype)
+    return np.ascontiguousarray(sliding_window_view(numbers, count)).view(f"V{count * numbers.itemsize}")[:, 0]
+
+
+def root(x: Array) -> Array:
+    return np.sqrt(x)
+
+
+def abs(x: Array) -> Array:
+    return np.abs(x)
+
+
+def nearest(x: Array) -> Array:
+    return ((x + np.float32(MAGIC)).view(np.int32) & 0x7FFFFF) - 0x400000
+
+
+def float16(x: Array) -> Array:
+    return x.astype(np.float16).astype(np.float32)
+
+
+def as_bits(x: Array) -> Array:
+    return x.view(np.int32)
+
+
+def as_float(x: Array) -> Array:
+    return x.view(np.float32)
+
+
+def as_float16(x: Array) -> Array:
+    return x.astype(np.uint16).view(np.float16).astype(np.float32)
