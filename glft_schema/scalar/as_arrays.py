@@ -8,15 +8,17 @@ iteration to the next are unrolled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from glft_schema.scalar import spans, tree
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import ANY, Constant, Expression, Function, Reference, Span, Statement, Variable, walk
+from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Span, Statement, Variable, walk
 
 Index: TypeAlias = np.ndarray[Any, Any]  # int64 or bool [*axes]
 KINDS = ("u8", "i8", "i16", "i32")
@@ -35,29 +37,48 @@ Value: TypeAlias = Number | Index
 Place: TypeAlias = tuple[Reference, Index]  # an array, and the first number of a view
 
 
-def printed(function: Function, weights: int) -> tuple[str, dict[str, np.ndarray[Any, Any]]]:
+def printed(function: Function) -> tuple[str, dict[str, Index]]:
     """Returns a function as the text of ``def NAME(on, w, FIELD, ...)``, and the tables it names.
 
-    `on` is `numpy_arrays` or `torch_arrays`. Arrays are [blocks, numbers], unsigned words as signed
-    ones. The lengths of all arrays must be known.
+    `on` is a module of operations, `numpy_arrays` or `torch_arrays`. Arrays are [blocks, numbers],
+    unsigned words as signed ones, and the lengths of all are known.
 
     Raises:
         ScalarError: if the function leaves a loop, or writes under a condition.
     """
-    printer = _Printer(function, weights)
-    lines = "".join(f"    {line}\n" for line in printer.lines)
-    return f"def {function.name}(on, {', '.join(function.parameters)}):\n{lines}", printer.tables
+    printer = _Printer(function)
+    head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
+    return head + "".join(f"    {line}\n" for line in _used(printer.lines)), printer.tables
+
+
+def decoder(function: Function, on: Any) -> Callable[..., None]:
+    """Returns a function of arrays by keyword, as `printed`."""
+    text, tables = printed(function)
+    scope = {name: on.table(numbers) for name, numbers in tables.items()}
+    exec(text, scope)
+    return partial(scope[function.name], on)
+
+
+def _used(lines: Sequence[str]) -> list[str]:
+    """Drops what only gave values of other forms."""
+    kept, needed = [], set[str]()
+    for line in reversed(lines):
+        name, _, text = line.partition(" = ")
+        if not text or name in needed:
+            kept.append(line)
+            needed |= set(re.findall(r"\bt\d+\b", line))
+    return kept[::-1]
 
 
 class _Printer:
-    def __init__(self, function: Function, weights: int) -> None:
-        self._weights = weights
+    def __init__(self, function: Function) -> None:
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
         self._names: dict[str, str] = {}  # of the values of texts: equal texts are computed once
         self._axes: tuple[int, ...] = ()
         self._active: list[Index] = []  # the conditions of branches around
         self._function = function
+        self._lengths = {name: type_.length or 0 for name, type_ in function.parameters.items() if isinstance(type_, Array)}
         self._environment: dict[str, Value] = {}
         self._views: dict[str, Place] = {}
         self._block(function.body)
@@ -141,13 +162,14 @@ class _Printer:
             self._environment.pop(name, None)
 
     def _store(self, node: tree.Store) -> None:
-        at = self._value(node.at)
-        if isinstance(at, Number) or self._active or node.array.name not in self._function.parameters:
+        (array, first), at = self._place(node.array), self._value(node.at)
+        if isinstance(at, Number) or self._active or array.name not in self._lengths:
             raise self._refused("expected weights to be written once each, without conditions")
-        linear = self._linear(np.broadcast_to(self._fit(at, len(self._axes)), self._axes), self._weights)
+        at = np.broadcast_to(self._fit(first, len(self._axes)) + self._fit(at, len(self._axes)), self._axes)
+        linear = self._linear(at, self._lengths[array.name])
         if linear is None:
             raise self._refused("expected weights at places that are linear in the variables of loops")
-        out = self._named(f"on.view({node.array.name}, {linear[0]})")
+        out = self._named(f"on.view({array.name}, {linear[0]})")
         self._fill(out, node.value)
 
     def _fill(self, out: str, node: Expression) -> None:
@@ -168,11 +190,12 @@ class _Printer:
     # Values
 
     def _fit(self, index: Index, rank: int) -> Index:
-        return index.reshape(index.shape + (1,) * (rank - index.ndim))
+        fitted: Index = index.reshape(index.shape + (1,) * (rank - index.ndim))
+        return fitted
 
     def _linear(self, index: Index, length: int) -> tuple[str, tuple[int, ...]] | None:
-        """Returns the first number, the steps and the sizes of an index that is linear in the axes,
-        as a text, and the sizes; or None.
+        """Returns an index that is linear in the axes, as the text of its first number, steps and
+        sizes, and its sizes. Returns None for another index.
 
         Where the conditions around do not hold, it may be any number of the array.
         """
@@ -190,7 +213,7 @@ class _Printer:
             products += steps[-1] * place
         first = int((whole - products)[used][0]) if used.any() else 0
         places = products + first
-        if (places != whole)[used].any() or places.min() < 0 or places.max() >= length:
+        if (places != whole)[used].any() or min(places.min(), *steps, 0) < 0 or places.max() >= length:
             return None
         sizes = tuple(size if step else 1 for size, step in zip(shape, steps, strict=True))
         return f"{first}, {tuple(steps)}, {sizes}", sizes
@@ -201,12 +224,13 @@ class _Printer:
             return value.text if value.kind == kind else self._named(f"on.cast({value.text}, {kind!r})")
         if not value.ndim:
             return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
-        return self._named(f"on.constant(w, {value.tolist()}, {kind!r})")
+        return self._named(f"on.constant(w, {_tuples(value)}, {kind!r})")
 
     def _padded(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
         axes = value.axes if isinstance(value, Number) else value.shape
-        return _with_axes(self._text(value, kind), len(axes), len(self._axes)) if axes or isinstance(value, Number) else self._text(value, kind)
+        text = self._text(value, kind)
+        return _with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, Number) else text
 
     def _number(self, text: str, kind: str, *values: Value) -> Number:
         """Names a text whose axes are those of values."""
@@ -238,7 +262,7 @@ class _Printer:
     def _unary(self, node: tree.Unary) -> Value:
         value = self._value(node.operand)
         if isinstance(value, np.ndarray):
-            return -value if node.sign == "-" else ~value
+            return np.asarray(-value if node.sign == "-" else ~value)
         kind = value.kind if value.kind in ("f32", "bool") else _narrowest(node.span, node.operand.span)
         return self._number(f"{'-' if node.sign == '-' else '~'}{self._padded(value, kind)}", kind, value)
 
@@ -251,6 +275,7 @@ class _Printer:
         kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or _narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
         )
+        left, right = _reduced(left), _reduced(right)
         text = f"{self._padded(left, kind)} {sign} {self._padded(right, kind)}"
         if sign == ">>" and isinstance(right, np.ndarray) and right.ndim:
             text = f"on.shifted({self._padded(left, kind)}, {self._padded(right, kind)})"
@@ -259,6 +284,7 @@ class _Printer:
     def _select(self, test: Value, one: Value, two: Value) -> Value:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
             return np.where(*(self._fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
+        test, one, two = map(_reduced, (test, one, two))
         kinds = [value.kind if isinstance(value, Number) else _of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
         texts = [self._padded(value, kind) for value in (one, two)]
@@ -276,7 +302,7 @@ class _Printer:
                 return value.astype(np.float32 if kind == "f32" else np.int64)
             return Number(self._text(value, kind), kind, value.axes)
         given = "f32" if operands[0].kind == "float32" else "i32"
-        result = "i32" if kind != "f32" and node.name != "abs" else given if node.name == "abs" else kind
+        result = given if node.name == "abs" else "f32" if kind == "f32" else "i32"
         return self._number(f"on.{node.name}({self._padded(value, given)})", result, value)
 
     # Arrays
@@ -296,11 +322,12 @@ class _Printer:
             return self._looked_up(array, array.table, node.at, at)
         if isinstance(at, Number):
             raise self._refused(f"expected an index of {array.name} that does not depend on data")
-        at, number, length = self._fit(first, len(self._axes)) + self._fit(at, len(self._axes)), array.type.number, array.type.length or 0
+        at = self._fit(first, len(self._axes)) + self._fit(at, len(self._axes))
+        number, length = array.type.number, self._lengths[array.name]
         if linear := self._linear(at, length):
             text, axes = f"on.view({array.name}, {linear[0]})", linear[1]
         else:
-            text, axes = f"on.picked({array.name}, {np.clip(at, 0, length - 1).tolist()})", at.shape
+            text, axes = f"on.picked({array.name}, {_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
             return Number(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
         if number == "f16":
@@ -312,14 +339,33 @@ class _Printer:
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
         self.tables[array.name] = table
         kind, rank = array.type.number if array.type.number in KINDS else "f32", len(self._axes)
-        if isinstance(node, tree.Binary) and node.sign == "+":
-            start, place = self._value(node.left), self._value(node.right)
-            if isinstance(start, Number) and isinstance(place, np.ndarray) and place.ndim == rank and place.size == place.shape[-1]:
-                if place.ravel().tolist() == list(range(place.size)) and start.axes[rank - 1 :] in ((), (1,)):
-                    axes = (start.axes + (1,) * rank)[: rank - 1]
-                    index = _with_axes(self._text(start, "i32"), len(start.axes[: rank - 1]), rank - 1)
-                    return Number(self._named(f"on.neighbours({array.name}, {place.size}, {index})"), kind, (*axes, place.size))
+        if isinstance(node, tree.Binary) and node.sign == "+":  # the numbers from `start` on
+            start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
+            along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
+            if (
+                isinstance(start, Number)
+                and len(start.axes) < rank
+                and isinstance(place, np.ndarray)
+                and np.array_equal(place, along)
+            ):
+                axes = start.axes + (1,) * (rank - 1 - len(start.axes))
+                index = _with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
+                return Number(self._named(f"on.neighbours({array.name}, {count}, {index})"), kind, (*axes, count))
         return self._number(f"on.looked_up({array.name}, {self._padded(at, 'i32')})", kind, at)
+
+
+def _reduced(value: Value) -> Value:
+    """Returns an index with one number along the axes that it does not depend on."""
+    if isinstance(value, np.ndarray):
+        for axis in range(value.ndim):
+            first = value.take([0], axis)
+            value = first if (value == first).all() else value
+        return np.asarray(value.reshape(())) if value.size == 1 else value
+    return value
+
+
+def _tuples(index: Index) -> str:
+    return str(index.tolist()).replace("[", "(").replace("]", ",)")
 
 
 def _with_axes(text: str, axes: int, rank: int) -> str:
@@ -340,7 +386,7 @@ def _of_index(index: Index) -> str:
 
 
 def _parts(loop: tree.For, count: int) -> tuple[int, ...]:
-    """Returns the sizes of the axes of a loop: it is cut where its variable is divided or compared."""
+    """Returns the sizes of a loop's axes: it is cut where its variable is divided or compared."""
     cuts = set[int]()
     for part in walk(loop.body):
         if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Constant):

@@ -45,6 +45,9 @@ class Layout:
     fields: tuple[Field, ...]
     weights: int | None
 
-    def arrays(self, output: str = "f32") -> dict[str, Array]:
-        """Returns the arrays that a decoder may use, by name."""
-        return {"w": Array(output, self.weights, "out"), **{one.name: Array(one.number, one.count) for one in self.fields}}
+    def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, Array]:
+        """Returns the arrays that a decoder may use, by name; of rows of `columns` weights, if
+        known."""
+        counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
+        fields = {one.name: Array(one.number, counts[one.name]) for one in self.fields}
+        return {"w": Array(output, self.weights or columns, "out"), **fields}

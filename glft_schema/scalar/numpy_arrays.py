@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,12 +17,17 @@ Sizes: TypeAlias = tuple[int, ...]
 NAMES = {"u8": "u1", "i8": "i1", "i16": "i2", "i32": "i4", "f16": "f2", "f32": "f4", "bool": "?"}
 
 
+def table(numbers: Array) -> Array:
+    """Returns a table as the operations take it."""
+    return numbers
+
+
 def view(x: Array, first: int, steps: Sizes, sizes: Sizes) -> Array:
     """Returns a view [blocks, *sizes] of the numbers of blocks, from `first` on in steps."""
     return as_strided(x[:, first:], (len(x), *sizes), (x.strides[0], *(step * x.strides[1] for step in steps)))
 
 
-def picked(x: Array, at: list[Any]) -> Array:
+def picked(x: Array, at: Any) -> Array:
     """Returns the numbers of blocks at constant places of any shape."""
     return x[:, np.array(at)]
 
@@ -34,7 +41,7 @@ def unsigned(x: Array) -> Array:
     return x.astype(np.int32) & 0xFFFF
 
 
-def constant(w: Array, numbers: list[Any], kind: str) -> Array:
+def constant(w: Array, numbers: Any, kind: str) -> Array:
     """Returns constants [1, *axes]."""
     return np.array(numbers, NAMES[kind])[None]
 
@@ -45,27 +52,37 @@ def fill(out: Array, x: Any) -> None:
 
 
 def where(test: Array, one: Any, other: Any, kind: str) -> Array:
-    return np.where(test, one, other).astype(NAMES[kind], copy=False)
+    return np.asarray(np.where(test, one, other), NAMES[kind])
 
 
 def shifted(x: Array, by: Array) -> Array:
     """Shifts to the right by constants [1, *axes], number by number of the last axes."""
     out = np.empty(np.broadcast_shapes(x.shape, by.shape), x.dtype)
-    for at in np.ndindex(by.shape[1:]):
-        place = tuple(slice(None) if size == 1 else slice(one, one + 1) for one, size in zip(at, by.shape[1:], strict=True))
-        given = tuple(slice(None) if size == 1 else one for one, size in zip(place, x.shape[1:], strict=True))
-        np.right_shift(x[(slice(None), *given)], by[(0, *at)], out=out[(slice(None), *place)])
+    for at, places, given in shifts(x.shape, by.shape):
+        np.right_shift(x[given], by[at], out=out[places])
     return out
 
 
-def looked_up(table: Array, at: Array) -> Array:
-    return np.take(table, at)
+def shifts(shape: Sizes, by: Sizes) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields for each of the constants by which numbers [blocks, *axes] are shifted its index, and
+    the places of the results and of the numbers."""
+    for at in product(*map(range, by[1:])):
+        places = [
+            slice(None),
+            *(slice(one, one + 1) if size > 1 else slice(None) for one, size in zip(at, by[1:], strict=True)),
+        ]
+        given = [slice(None), *(one if size > 1 else slice(None) for one, size in zip(places[1:], shape[1:], strict=True))]
+        yield (0, *at), tuple(places), tuple(given)
 
 
-def neighbours(table: Array, count: int, at: Array) -> Array:
+def looked_up(numbers: Array, at: Array) -> Array:
+    return np.take(numbers, at)
+
+
+def neighbours(numbers: Array, count: int, at: Array) -> Array:
     """Returns `count` numbers of a table from each index on, along a new axis."""
-    words = _words(table.tobytes(), table.dtype.str, count)
-    return np.take(words, at)[..., None].view(table.dtype)
+    words = _words(numbers.tobytes(), numbers.dtype.str, count)
+    return np.asarray(np.take(words, at)[..., None]).view(numbers.dtype)
 
 
 @lru_cache
@@ -79,11 +96,11 @@ def root(x: Array) -> Array:
 
 
 def abs(x: Array) -> Array:
-    return np.abs(x)
+    return np.asarray(np.abs(x))
 
 
 def nearest(x: Array) -> Array:
-    return ((x + np.float32(MAGIC)).view(np.int32) & 0x7FFFFF) - 0x400000
+    return np.asarray(((x + np.float32(MAGIC)).view(np.int32) & 0x7FFFFF) - 0x400000)
 
 
 def float16(x: Array) -> Array:
@@ -91,7 +108,7 @@ def float16(x: Array) -> Array:
 
 
 def as_bits(x: Array) -> Array:
-    return x.view(np.int32)
+    return np.asarray(x.view(np.int32))
 
 
 def as_float(x: Array) -> Array:

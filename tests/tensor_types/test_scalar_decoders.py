@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from glft_schema.codec import Struct, f16, u8
+from glft_schema.scalar import numpy_arrays, torch_arrays
+from glft_schema.scalar.as_arrays import decoder
+from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
@@ -21,6 +24,7 @@ from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.tensor_types.tensor_type import decoder_of
 from tests.oracles import llama_cpp
 from tests.scalar.sources import compiled, pointer, same_bits
+from tests.scalar.test_as_arrays import columns
 from tests.tensor_types.test_ggml_types import BLOCK_TYPES, by_type, random_blocks, weights_in
 from tests.tools.depth import some
 
@@ -72,9 +76,24 @@ def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
     assert same_bits(by_plain_python(type_, blocks), by_llama_cpp(type_, blocks))
 
 
+@by_type
+def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
+    blocks = np.concatenate((random_blocks(type_)[:2000], edge_blocks(type_)))
+    layout, expected = layout_of(type_), by_llama_cpp(type_, blocks)
+    fields, function = columns(layout, blocks, True), check(type_.decoder, layout.arrays())
+    with np.errstate(all="ignore"):
+        found = np.zeros_like(expected)
+        decoder(function, numpy_arrays)(w=found, **{name: fields[name] for name in function.parameters if name != "w"})
+    assert same_bits(found, expected)
+    as_torch = {name: torch.from_numpy(fields[name]) for name in function.parameters if name != "w"}
+    weights = torch.zeros(expected.shape)
+    decoder(function, torch_arrays)(w=weights, **as_torch)
+    assert same_bits(weights.numpy(), expected)
+
+
 @pytest.mark.parametrize("type_", ROW_TYPES, ids=str)
 def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
-    """The C, into each dtype, and plain Python equal the formula."""
+    """The C, into each dtype, the arrays and plain Python equal the formula."""
     random = np.random.default_rng(0)
     scales = random.integers(0, 1 << 16, (512, 1 if type_ is Q8_PER_CHANNEL else 3), np.uint16).view(np.float16)
     codes = random.integers(0, 256, (512, 192 if type_ is Q8_PER_CHANNEL else 96), np.uint8)
@@ -87,6 +106,9 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
         arguments = *map(pointer, arrays.values()), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(512), ctypes.c_int64(192)
         library[type_.scheme + suffix](*arguments)
         assert same_bits(found.float().numpy(), expected.to(dtype).float().numpy())
+    function, weights = check(type_.decoder, layout_of(type_).arrays(columns=192)), torch.zeros(512, 192)
+    decoder(function, torch_arrays)(w=weights, **{name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert same_bits(weights.numpy(), expected.numpy())
     row = np.zeros(192, np.float32)
     run(type_.decoder, w=row, **{name: array[7] for name, array in arrays.items()})
     assert same_bits(row, expected[7].numpy())

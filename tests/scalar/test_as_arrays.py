@@ -1,0 +1,197 @@
+"""Arrays of numpy and torch give the bits of plain Python."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from glft_schema.scalar import numpy_arrays, torch_arrays
+from glft_schema.scalar.as_arrays import decoder, printed
+from glft_schema.scalar.checking import check
+from glft_schema.scalar.language import ScalarError, Table, run
+from glft_schema.scalar.layout import Field, Layout
+from tests.scalar.sources import declared, same_bits
+
+LAYOUT = Layout(
+    "own", (Field("d", "f16", 2), Field("qs", "u8", 16), Field("c", "i8", 16), Field("n", "u32", 2), Field("h", "u16", 4)), 16
+)
+HELPERS = """
+def part(x, g, *, scale):
+    total = 0
+    for i in range(4):
+        total += x[4 * g % 10 + i]
+    return total * scale
+def put(y, start, x):
+    for i in range(4):
+        y[start + i] = x * float32(i)
+def two(x, y):
+    if x < y:
+        low, high = x, y
+    else:
+        low, high = y, x
+    return low, high
+"""
+# fmt: off
+BODIES = {
+    "arithmetic": """
+        for i in range(16):
+            x = float32(qs[i] - 8) * d[0]
+            w[i] = -x / 3 + 0.1 - d[1] * x""",
+    "integers": """
+        for i in range(16):
+            k = (qs[i] - 200) * 16777216 + i
+            w[i] = float32(k // 8 % 32 ^ qs[i] % 7 | i // 3 - 1 & 5) - float32(-k) - float32(abs(c[i]))""",
+    "words": """
+        for i in range(16):
+            w[i] = float32(n[i // 8] >> 2 * (i % 8) & 3) + float32(n[1] >> 16) * float32(h[i % 4] >> 8)""",
+    "branches by place": """
+        for i in range(16):
+            if i < 12 and i != 3:
+                k, x = qs[i + 4], float32(1)
+            elif i >= 14:
+                k, x = 100, d[0]
+            else:
+                k, x = qs[15 - i] if i > 3 else i, d[1] if i % 2 == 0 else d[0]
+            w[i] = float32(k) * x""",
+    "branches by value": """
+        for i in range(16):
+            if qs[i] > 100 and not c[i] < 0:
+                k, x = qs[i], float32(1)
+            else:
+                k, x = i, d[1] if qs[i] != 50 else d[0]
+            w[i] = float32(k) * x + float32(int32(c[i] == 3 or i == 1))""",
+    "carried": """
+        total, best = 0, 0
+        for i in range(16):
+            total = total + qs[i] * 3 & 1023
+            best = max(best, min(qs[i], 200))
+        for g in range(2):
+            for i in range(8):
+                w[8 * g + i] = float32(total - best) * float32(g - i)""",
+    "calls": """
+        for g in range(4):
+            low, high = two(qs[4 * g], qs[4 * g + 1])
+            x = float32(part(qs[1:14], g, scale=3))
+            y = qs[4 * g : 4 * g + 4]
+            for i in range(4):
+                w[4 * g + i] = x * float32(high - low) + float32(y[3 - i]) * HALVES[i] + float32(BIG[y[i] & 3])""",
+    "neighbours": """
+        for g in range(4):
+            at = qs[g] & 3
+            for i in range(4):
+                w[4 * g + i] = float32(CODES[at + i]) * HALVES[at + i] + float32(CODES[i + at])""",
+    "functions": """
+        for i in range(16):
+            x = d[i % 2] * float32(c[i])
+            y = float16(x * 1.001) + root(abs(x)) + min(x, d[1]) + max(d[0], x)
+            w[i] = y + as_float(as_bits(x) ^ 1) + as_float16(qs[i] << 7) + float32(nearest(x) + len(qs))""",
+    "two writes": """
+        for i in range(8):
+            w[2 * i] = float32(qs[i])
+            w[2 * i + 1] = d[0]""",
+    "writes to views": """
+        for g in range(2):
+            y = w[8 * g : 8 * g + 8]
+            put(y[4:8], 0, d[g])
+            put(w[0:12], 8 * g, d[g] * 2)""",
+}
+# fmt: on
+TABLES = {
+    "HALVES": Table(lambda: [0.5, -1.5, 2.5, 0.1, 7, 8, 9]),
+    "CODES": (-1, 3, 7, 2, 5, 9, 11),
+    "BIG": (-1, 300, 70000, 2),
+}  # fmt: skip
+VIEWS = {"u16": "i2", "u32": "i4", "f16": "f2", "f32": "f4", "u8": "u1", "i8": "i1"}
+
+
+def source(body: str) -> Any:
+    lines = "\n".join(line[4:] for line in body.splitlines())
+    return declared(f"{HELPERS}def decode(w, d, qs, c, n, h):\n    pass{lines}\n", **TABLES)
+
+
+def columns(layout: Layout, blocks: np.ndarray[Any, Any], signed: bool) -> dict[str, np.ndarray[Any, Any]]:
+    """Returns the fields of blocks; unsigned words as signed ones, if so."""
+    fields, start = {}, 0
+    for field in layout.fields:
+        end = start + int(field.size())
+        kind = VIEWS[field.number] if signed else VIEWS[field.number].replace("i", field.number[0])
+        fields[field.name], start = np.ascontiguousarray(blocks[:, start:end]).view(kind), end
+    return fields
+
+
+@pytest.mark.parametrize("on", [numpy_arrays, torch_arrays], ids=["numpy", "torch"])
+@pytest.mark.parametrize("name", BODIES)
+def test_arrays_equal_plain_python(name: str, on: ModuleType) -> None:
+    blocks = np.random.default_rng(0).integers(0, 256, (30, 52), np.uint8)
+    blocks[:, :4] = np.random.default_rng(1).normal(size=(30, 2)).astype(np.float16).view(np.uint8)
+    function, found, expected = source(BODIES[name]), np.zeros((30, 16), np.float32), np.zeros((30, 16), np.float32)
+    for block in range(30):
+        given = {key: array[block] for key, array in columns(LAYOUT, blocks, False).items()}
+        run(function, w=expected[block], **given)
+    arrays = {"w": found, **columns(LAYOUT, blocks, True)}
+    if on is torch_arrays:
+        arrays = {key: torch.from_numpy(array) for key, array in arrays.items()}
+    with np.errstate(all="ignore"):
+        decoder(check(function, LAYOUT.arrays()), on)(**arrays)
+    assert same_bits(found, expected)
+
+
+# fmt: off
+REFUSED = [
+    ("for i in range(4):\n    if i > 2: break",       "expected loops that run to their end, found Break"),
+    ("i = 0\nwhile i < qs[0]: i += 1",                "expected loops that run to their end, found While"),
+    ("for i in range(4):\n    if i > 2: w[i] = d[0]", "expected weights to be written once each, without conditions"),
+    ("w[qs[0] & 15] = d[0]",                          "expected weights to be written once each, without conditions"),
+    ("x = floats(4)",                                 "expected loops that run to their end, found Declare"),
+    ("for i in range(qs[0]): x = i",                  "expected loops with constant bounds"),
+    ("for i in range(8): w[i * i % 8] = d[0]",        "expected weights at places that are linear in the variables of loops"),
+    ("x = c[qs[0] & 15]",                             "expected an index of c that does not depend on data"),
+    ("a = qs[1] & 7\nx = c[a:a + 2]",                 "expected views that do not depend on data"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("body", "text"), REFUSED)
+def test_refusals(body: str, text: str) -> None:
+    function = source("\n" + "\n".join(f"        {line}" for line in body.splitlines()))
+    with pytest.raises(ScalarError, match=f"^decode: as arrays, {text}$"):
+        printed(check(function, LAYOUT.arrays()))
+
+
+def test_lengths_must_be_known() -> None:
+    function = declared("def decode(w, row):\n    for i in range(len(w)):\n        w[i] = float32(row[i])\n")
+    rows = Layout("rows", (Field("row", "u8", None),), None)
+    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected known lengths, found Length$"):
+        printed(check(function, rows.arrays()))
+    assert "range" not in printed(check(function, rows.arrays(columns=6)))[0]
+
+
+def test_the_text() -> None:
+    """Equal texts are computed once, and weights in their memory."""
+    body = """
+        for g in range(2):
+            for i in range(8):
+                w[8 * g + i] = d[0] * float32((qs[i] >> 4 * g & 15) - 8) + d[0]"""
+    text, tables = printed(check(source(body), LAYOUT.arrays()))
+    assert tables == {}
+    assert (
+        text
+        == """def decode(on, w, d, qs, c, n, h):
+    t0 = on.view(w, 0, (8, 1), (2, 8))
+    t1 = on.view(d, 0, (0, 0), (1, 1))
+    t2 = on.cast(t1, 'f32')
+    t3 = on.view(qs, 0, (0, 1), (1, 8))
+    t4 = on.constant(w, (0, 4,), 'u8')
+    t5 = on.shifted(t3, t4[..., None])
+    t6 = t5 & 15
+    t7 = on.cast(t6, 'i8')
+    t8 = t7 - 8
+    on.fill(t0, t8)
+    t0 *= t2
+    t0 += t2
+"""
+    )
