@@ -4,10 +4,14 @@ Loops become axes, so that a number of a block is an array [blocks, *axes]. A nu
 loops only is computed here, as an array of all its values: an index. An index that is linear in the
 axes is printed as a view of its array, any other as a gather. Loops that carry variables from one
 iteration to the next are unrolled.
+
+For operations one by one, integers are as narrow as their spans allow, and weights are computed in
+their memory. For a compiler, they are int32, and all weights are one expression: one loop.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +22,18 @@ import numpy as np
 
 from glft_schema.scalar import spans, tree
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Span, Statement, Variable, walk
+from glft_schema.scalar.tree import (
+    ANY,
+    STORED,
+    Array,
+    Constant,
+    Expression,
+    Function,
+    Reference,
+    Span,
+    Variable,
+    walk,
+)
 
 Index: TypeAlias = np.ndarray[Any, Any]  # int64 or bool [*axes]
 KINDS = ("u8", "i8", "i16", "i32")
@@ -37,23 +52,26 @@ Value: TypeAlias = Number | Index
 Place: TypeAlias = tuple[Reference, Index]  # an array, and the first number of a view
 
 
-def printed(function: Function) -> tuple[str, dict[str, Index]]:
+def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[str, Index]]:
     """Returns a function as the text of ``def NAME(on, w, FIELD, ...)``, and the tables it names.
 
-    `on` is a module of operations, `numpy_arrays` or `torch_arrays`. Arrays are [blocks, numbers],
-    unsigned words as signed ones, and the lengths of all are known.
+    `on` is a module of operations, `numpy_arrays` or `torch_arrays`, or for a compiler
+    `compiled_arrays`: then `w` is not written, but returned [blocks, ...]. Arrays are [blocks,
+    numbers], unsigned words as signed ones, and the lengths of all are known.
 
     Raises:
         ScalarError: if the function leaves a loop, or writes under a condition.
     """
-    printer = _Printer(function)
+    printer = _Printer(function, compiled)
+    if compiled:
+        printer.lines.append(f"return on.joined({', '.join(printer.parts())})")
     head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
     return head + "".join(f"    {line}\n" for line in _used(printer.lines)), printer.tables
 
 
-def decoder(function: Function, on: Any) -> Callable[..., None]:
+def decoder(function: Function, on: Any) -> Callable[..., Any]:
     """Returns a function of arrays by keyword, as `printed`."""
-    text, tables = printed(function)
+    text, tables = printed(function, compiled=on.__name__.endswith("compiled_arrays"))
     scope = {name: on.table(numbers) for name, numbers in tables.items()}
     exec(text, scope)
     return partial(scope[function.name], on)
@@ -71,7 +89,9 @@ def _used(lines: Sequence[str]) -> list[str]:
 
 
 class _Printer:
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, compiled: bool) -> None:
+        self._compiled = compiled
+        self._written: list[tuple[int, str]] = []  # the first weights and texts, if compiled
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
         self._names: dict[str, str] = {}  # of the values of texts: equal texts are computed once
@@ -94,7 +114,7 @@ class _Printer:
 
     # Statements
 
-    def _block(self, body: Sequence[Statement]) -> tuple[Value, ...]:
+    def _block(self, body: Sequence[tree.Statement]) -> tuple[Value, ...]:
         """Runs statements; returns the results of a return at their end."""
         for node in body:
             match node:
@@ -169,8 +189,20 @@ class _Printer:
         linear = self._linear(at, self._lengths[array.name])
         if linear is None:
             raise self._refused("expected weights at places that are linear in the variables of loops")
+        if self._compiled:
+            steps = [int(np.diff(at, axis=axis).flat[0]) if size > 1 else 0 for axis, size in enumerate(self._axes)]
+            value = self._padded(self._value(node.value), "f32")
+            order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
+            if [steps[axis] for axis in order if steps[axis]] != _dense([self._axes[axis] for axis in order]):
+                raise self._refused("expected each statement to write neighbours")
+            self._written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
+            return
         out = self._named(f"on.view({array.name}, {linear[0]})")
         self._fill(out, node.value)
+
+    def parts(self) -> list[str]:
+        """Returns the texts of all weights, if compiled."""
+        return [text for _, text in sorted(self._written)]
 
     def _fill(self, out: str, node: Expression) -> None:
         """Computes float32 in place, so that no array of all weights is made beside the result."""
@@ -189,6 +221,17 @@ class _Printer:
 
     # Values
 
+    def _narrowest(self, *given: Span) -> str:
+        """Returns the narrowest kind of integers that holds spans; int32 if compiled."""
+        low, high = min(span[0] for span in given), max(span[1] for span in given)
+        fits = (kind for kind in KINDS if STORED[kind].span[0] <= low and high <= STORED[kind].span[1])
+        return "i32" if self._compiled else next(fits, "i32")
+
+    def _of_index(self, index: Index) -> str:
+        if index.dtype.kind in "fb":
+            return "f32" if index.dtype.kind == "f" else "bool"
+        return self._narrowest((int(index.min()), int(index.max())))
+
     def _fit(self, index: Index, rank: int) -> Index:
         fitted: Index = index.reshape(index.shape + (1,) * (rank - index.ndim))
         return fitted
@@ -205,18 +248,27 @@ class _Printer:
         whole, used = np.broadcast_to(self._fit(index, rank), shape), np.ones(shape, bool)
         for each in active:
             used = used & each
-        products, steps = np.zeros(shape, np.int64), []
-        for axis, place in enumerate(np.indices(shape)):
+        if (found := self._steps(whole, used)) is None:
+            return None
+        first, steps, places = found
+        if min(places.min(), *steps, 0) < 0 or places.max() >= length:
+            return None
+        sizes = tuple(size if step else 1 for size, step in zip(shape, steps, strict=True))
+        return f"{first}, {steps}, {sizes}", sizes
+
+    @staticmethod
+    def _steps(whole: Index, used: Index) -> tuple[int, tuple[int, ...], Index] | None:
+        """Returns the first number and the steps of an index that is linear where it is used, and
+        all numbers of the linear one."""
+        products, steps = np.zeros(whole.shape, np.int64), []
+        for axis, place in enumerate(np.indices(whole.shape)):
             both = np.delete(used, 0, axis) & np.delete(used, -1, axis)
             differences = np.diff(whole, axis=axis)[both]
             steps.append(int(differences[0]) if differences.size else 0)
             products += steps[-1] * place
         first = int((whole - products)[used][0]) if used.any() else 0
         places = products + first
-        if (places != whole)[used].any() or min(places.min(), *steps, 0) < 0 or places.max() >= length:
-            return None
-        sizes = tuple(size if step else 1 for size, step in zip(shape, steps, strict=True))
-        return f"{first}, {tuple(steps)}, {sizes}", sizes
+        return None if (places != whole)[used].any() else (first, tuple(steps), places)
 
     def _text(self, value: Value, kind: str) -> str:
         """Returns the text of a value of a kind."""
@@ -224,13 +276,28 @@ class _Printer:
             return value.text if value.kind == kind else self._named(f"on.cast({value.text}, {kind!r})")
         if not value.ndim:
             return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
+        whole = np.broadcast_to(value, value.shape)
+        if self._compiled and value.dtype.kind == "i" and (linear := self._steps(whole, np.ones(value.shape, bool))):
+            return self._named(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape}, {kind!r})")
         return self._named(f"on.constant(w, {_tuples(value)}, {kind!r})")
 
     def _padded(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
         axes = value.axes if isinstance(value, Number) else value.shape
         text = self._text(value, kind)
+        if self._compiled and isinstance(value, Number) and len(axes) < len(self._axes) and self._is_costly(text):
+            text = self._named(f"on.once({text})")
         return _with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, Number) else text
+
+    def _is_costly(self, text: str) -> bool:
+        """Tells whether a number takes more than three operations."""
+        lines, counted, left = dict(line.partition(" = ")[::2] for line in self.lines), set[str](), [text]
+        while left and len(counted) < 4:
+            one = left.pop()
+            if one in lines and one not in counted and "on.once" not in lines[one]:
+                counted.add(one)
+                left += re.findall(r"\bt\d+\b", lines[one])
+        return len(counted) > 3
 
     def _number(self, text: str, kind: str, *values: Value) -> Number:
         """Names a text whose axes are those of values."""
@@ -263,7 +330,7 @@ class _Printer:
         value = self._value(node.operand)
         if isinstance(value, np.ndarray):
             return np.asarray(-value if node.sign == "-" else ~value)
-        kind = value.kind if value.kind in ("f32", "bool") else _narrowest(node.span, node.operand.span)
+        kind = value.kind if value.kind in ("f32", "bool") else self._narrowest(node.span, node.operand.span)
         return self._number(f"{'-' if node.sign == '-' else '~'}{self._padded(value, kind)}", kind, value)
 
     def _binary(self, node: tree.Binary) -> Value:
@@ -271,13 +338,14 @@ class _Printer:
         sign = {"and": "&", "or": "|"}.get(node.sign, node.sign)
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
             rank = max(left.ndim, right.ndim)
-            return np.asarray(spans.OPERATORS[sign](self._fit(left, rank), self._fit(right, rank)))
-        kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or _narrowest(
+            result = np.asarray(spans.OPERATORS[sign](self._fit(left, rank), self._fit(right, rank)))
+            return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == ANY else result
+        kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
         )
         left, right = _reduced(left), _reduced(right)
         text = f"{self._padded(left, kind)} {sign} {self._padded(right, kind)}"
-        if sign == ">>" and isinstance(right, np.ndarray) and right.ndim:
+        if sign == ">>" and not self._compiled and isinstance(right, np.ndarray) and right.ndim:
             text = f"on.shifted({self._padded(left, kind)}, {self._padded(right, kind)})"
         return self._number(text, "bool" if node.kind == "bool" else kind, left, right)
 
@@ -285,7 +353,7 @@ class _Printer:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
             return np.where(*(self._fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
         test, one, two = map(_reduced, (test, one, two))
-        kinds = [value.kind if isinstance(value, Number) else _of_index(value) for value in (one, two)]
+        kinds = [value.kind if isinstance(value, Number) else self._of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
         texts = [self._padded(value, kind) for value in (one, two)]
         return self._number(f"on.where({self._padded(test, 'bool')}, {', '.join(texts)}, {kind!r})", kind, test, one, two)
@@ -295,7 +363,7 @@ class _Printer:
         if node.name in ("min", "max"):
             test = tree.Binary("bool", (0, 1), "<" if node.name == "min" else ">", operands[1], operands[0])
             return self._select(self._value(test), values[1], values[0])
-        kind = "f32" if node.kind == "float32" else _narrowest(node.span)
+        kind = "f32" if node.kind == "float32" else self._narrowest(node.span)
         value = values[0]
         if node.name in ("float32", "int32"):
             if isinstance(value, np.ndarray):
@@ -332,13 +400,18 @@ class _Printer:
             return Number(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
         if number == "f16":
             return Number(self._named(f"on.cast({self._named(text)}, 'f32')"), "f32", axes)
+        if self._compiled and number in KINDS[:3]:
+            return Number(self._named(f"on.cast({self._named(text)}, 'i32')"), "i32", axes)
         return Number(self._named(text), "i32" if number == "u32" else number, axes)
 
     def _looked_up(self, array: Reference, table: Index, node: Expression, at: Value) -> Value:
         if isinstance(at, np.ndarray):
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
-        self.tables[array.name] = table
-        kind, rank = array.type.number if array.type.number in KINDS else "f32", len(self._axes)
+        kind, rank = (
+            "f32" if array.type.kind == "float32" else self._narrowest((int(table.min()), int(table.max()))),
+            len(self._axes),
+        )
+        name = self._table(array.name, table.astype(f"{kind[0]}{STORED[kind].size}"))
         if isinstance(node, tree.Binary) and node.sign == "+":  # the numbers from `start` on
             start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
             along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
@@ -350,8 +423,14 @@ class _Printer:
             ):
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
                 index = _with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
-                return Number(self._named(f"on.neighbours({array.name}, {count}, {index})"), kind, (*axes, count))
-        return self._number(f"on.looked_up({array.name}, {self._padded(at, 'i32')})", kind, at)
+                return Number(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
+        return self._number(f"on.looked_up({name}, {self._padded(at, 'i32')})", kind, at)
+
+    def _table(self, name: str, numbers: Index) -> str:
+        """Returns the name of a table in the text; tables of one name get a number unless equal."""
+        names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 100))))
+        name = next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers))
+        return name
 
 
 def _reduced(value: Value) -> Value:
@@ -373,16 +452,10 @@ def _with_axes(text: str, axes: int, rank: int) -> str:
     return f"{text}[..., {', '.join(['None'] * (rank - axes))}]" if rank > axes else text
 
 
-def _narrowest(*given: Span) -> str:
-    """Returns the narrowest kind of integers that holds spans."""
-    low, high = min(span[0] for span in given), max(span[1] for span in given)
-    return next((kind for kind in KINDS if tree.STORED[kind].span[0] <= low and high <= tree.STORED[kind].span[1]), "i32")
-
-
-def _of_index(index: Index) -> str:
-    if index.dtype.kind in "fb":
-        return "f32" if index.dtype.kind == "f" else "bool"
-    return _narrowest((int(index.min()), int(index.max())))
+def _dense(sizes: Sequence[int]) -> list[int]:
+    """Returns the steps of axes longer than 1 whose numbers are neighbours."""
+    longer = [size for size in sizes if size > 1]
+    return [math.prod(longer[axis + 1 :]) for axis in range(len(longer))]
 
 
 def _parts(loop: tree.For, count: int) -> tuple[int, ...]:

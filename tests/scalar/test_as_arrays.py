@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from glft_schema.scalar import numpy_arrays, torch_arrays
+from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder, printed
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, Table, run
@@ -100,6 +100,7 @@ BODIES = {
             put(w[0:12], 8 * g, d[g] * 2)""",
 }
 # fmt: on
+NO_SPANS = ("two writes", "writes to views")  # statements that write no neighbours, or some weights twice
 TABLES = {
     "HALVES": Table(lambda: [0.5, -1.5, 2.5, 0.1, 7, 8, 9]),
     "CODES": (-1, 3, 7, 2, 5, 9, 11),
@@ -138,6 +139,9 @@ def test_arrays_equal_plain_python(name: str, on: ModuleType) -> None:
     with np.errstate(all="ignore"):
         decoder(check(function, LAYOUT.arrays()), on)(**arrays)
     assert same_bits(found, expected)
+    if on is torch_arrays and not name.startswith(NO_SPANS):
+        weights = decoder(check(function, LAYOUT.arrays()), compiled_arrays)(**arrays)
+        assert same_bits(weights.reshape(30, 16).contiguous().numpy(), expected)
 
 
 # fmt: off
@@ -160,6 +164,30 @@ def test_refusals(body: str, text: str) -> None:
     function = source("\n" + "\n".join(f"        {line}" for line in body.splitlines()))
     with pytest.raises(ScalarError, match=f"^decode: as arrays, {text}$"):
         printed(check(function, LAYOUT.arrays()))
+
+
+def test_a_compiler_needs_neighbours() -> None:
+    with pytest.raises(ScalarError, match=r"^decode: as arrays, expected each statement to write neighbours$"):
+        printed(check(source(BODIES["two writes"]), LAYOUT.arrays()), compiled=True)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_compiler_gives_the_same_bits() -> None:
+    """Views, once-computed numbers, a gather and neighbours in a table, in one graph."""
+    body = """
+        for g in range(4):
+            x = d[g // 2] * float32(c[g] * 3 - 1) / 7 + d[1]
+            at = qs[15 - g] & 3
+            for i in range(4):
+                w[4 * g + i] = x * float32(CODES[at + i] - (c[4 * g + i] >> i))"""
+    function = source(body)
+    blocks = np.random.default_rng(4).integers(0, 256, (64, 52), np.uint8)
+    arrays = {name: torch.from_numpy(array) for name, array in columns(LAYOUT, blocks, True).items()}
+    expected = torch.zeros(64, 16)
+    decoder(check(function, LAYOUT.arrays()), torch_arrays)(w=expected, **arrays)
+    compiled = torch.compile(decoder(check(function, LAYOUT.arrays()), compiled_arrays), fullgraph=True)
+    assert same_bits(compiled(w=expected, **arrays).reshape(64, 16).numpy(), expected.numpy())
 
 
 def test_lengths_must_be_known() -> None:

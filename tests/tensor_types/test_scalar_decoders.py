@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from glft_schema.codec import Struct, f16, u8
-from glft_schema.scalar import numpy_arrays, torch_arrays
+from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
@@ -89,6 +89,8 @@ def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
     weights = torch.zeros(expected.shape)
     decoder(function, torch_arrays)(w=weights, **as_torch)
     assert same_bits(weights.numpy(), expected)
+    for_a_compiler = decoder(function, compiled_arrays)(w=weights, **as_torch)
+    assert same_bits(for_a_compiler.reshape(expected.shape).contiguous().numpy(), expected)
 
 
 @pytest.mark.parametrize("type_", ROW_TYPES, ids=str)
