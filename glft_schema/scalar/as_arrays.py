@@ -11,7 +11,6 @@ their memory. For a compiler, they are int32, and all weights are one expression
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from glft_schema.scalar import spans, tree
+from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduced, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import (
     ANY,
@@ -35,7 +35,6 @@ from glft_schema.scalar.tree import (
     walk,
 )
 
-Index: TypeAlias = np.ndarray[Any, Any]  # int64 or bool [*axes]
 KINDS = ("u8", "i8", "i16", "i32")
 
 
@@ -173,7 +172,7 @@ class _Printer:
                 self._environment[node.name] = np.array(number)
                 self._block(node.body)
             return
-        outer, parts = self._axes, _parts(node, int(high) - int(low))
+        outer, parts = self._axes, parts_of(node, int(high) - int(low))
         index = np.arange(int(low), int(high)).reshape((1,) * len(outer) + parts)
         self._axes, self._environment[node.name] = outer + parts, index
         self._block(node.body)
@@ -185,7 +184,7 @@ class _Printer:
         (array, first), at = self._place(node.array), self._value(node.at)
         if isinstance(at, Number) or self._active or array.name not in self._lengths:
             raise self._refused("expected weights to be written once each, without conditions")
-        at = np.broadcast_to(self._fit(first, len(self._axes)) + self._fit(at, len(self._axes)), self._axes)
+        at = np.broadcast_to(fit(first, len(self._axes)) + fit(at, len(self._axes)), self._axes)
         linear = self._linear(at, self._lengths[array.name])
         if linear is None:
             raise self._refused("expected weights at places that are linear in the variables of loops")
@@ -193,7 +192,7 @@ class _Printer:
             steps = [int(np.diff(at, axis=axis).flat[0]) if size > 1 else 0 for axis, size in enumerate(self._axes)]
             value = self._padded(self._value(node.value), "f32")
             order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
-            if [steps[axis] for axis in order if steps[axis]] != _dense([self._axes[axis] for axis in order]):
+            if [steps[axis] for axis in order if steps[axis]] != dense([self._axes[axis] for axis in order]):
                 raise self._refused("expected each statement to write neighbours")
             self._written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
             return
@@ -232,10 +231,6 @@ class _Printer:
             return "f32" if index.dtype.kind == "f" else "bool"
         return self._narrowest((int(index.min()), int(index.max())))
 
-    def _fit(self, index: Index, rank: int) -> Index:
-        fitted: Index = index.reshape(index.shape + (1,) * (rank - index.ndim))
-        return fitted
-
     def _linear(self, index: Index, length: int) -> tuple[str, tuple[int, ...]] | None:
         """Returns an index that is linear in the axes, as the text of its first number, steps and
         sizes, and its sizes. Returns None for another index.
@@ -243,32 +238,18 @@ class _Printer:
         Where the conditions around do not hold, it may be any number of the array.
         """
         rank = len(self._axes)
-        active = [self._fit(each, rank) for each in self._active]
-        shape = np.broadcast_shapes(self._fit(index, rank).shape, *(each.shape for each in active))
-        whole, used = np.broadcast_to(self._fit(index, rank), shape), np.ones(shape, bool)
+        active = [fit(each, rank) for each in self._active]
+        shape = np.broadcast_shapes(fit(index, rank).shape, *(each.shape for each in active))
+        whole, used = np.broadcast_to(fit(index, rank), shape), np.ones(shape, bool)
         for each in active:
             used = used & each
-        if (found := self._steps(whole, used)) is None:
+        if (found := steps_of(whole, used)) is None:
             return None
         first, steps, places = found
         if min(places.min(), *steps, 0) < 0 or places.max() >= length:
             return None
         sizes = tuple(size if step else 1 for size, step in zip(shape, steps, strict=True))
         return f"{first}, {steps}, {sizes}", sizes
-
-    @staticmethod
-    def _steps(whole: Index, used: Index) -> tuple[int, tuple[int, ...], Index] | None:
-        """Returns the first number and the steps of an index that is linear where it is used, and
-        all numbers of the linear one."""
-        products, steps = np.zeros(whole.shape, np.int64), []
-        for axis, place in enumerate(np.indices(whole.shape)):
-            both = np.delete(used, 0, axis) & np.delete(used, -1, axis)
-            differences = np.diff(whole, axis=axis)[both]
-            steps.append(int(differences[0]) if differences.size else 0)
-            products += steps[-1] * place
-        first = int((whole - products)[used][0]) if used.any() else 0
-        places = products + first
-        return None if (places != whole)[used].any() else (first, tuple(steps), places)
 
     def _text(self, value: Value, kind: str) -> str:
         """Returns the text of a value of a kind."""
@@ -277,9 +258,9 @@ class _Printer:
         if not value.ndim:
             return repr(float(value)) if kind == "f32" else repr(bool(value)) if kind == "bool" else repr(int(value))
         whole = np.broadcast_to(value, value.shape)
-        if self._compiled and value.dtype.kind == "i" and (linear := self._steps(whole, np.ones(value.shape, bool))):
+        if self._compiled and value.dtype.kind == "i" and (linear := steps_of(whole, np.ones(value.shape, bool))):
             return self._named(f"on.linear(w, {linear[0]}, {linear[1]}, {value.shape}, {kind!r})")
-        return self._named(f"on.constant(w, {_tuples(value)}, {kind!r})")
+        return self._named(f"on.constant(w, {as_tuples(value)}, {kind!r})")
 
     def _padded(self, value: Value, kind: str) -> str:
         """Returns the text of a value with all axes, or a literal."""
@@ -287,7 +268,7 @@ class _Printer:
         text = self._text(value, kind)
         if self._compiled and isinstance(value, Number) and len(axes) < len(self._axes) and self._is_costly(text):
             text = self._named(f"on.once({text})")
-        return _with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, Number) else text
+        return with_axes(text, len(axes), len(self._axes)) if axes or isinstance(value, Number) else text
 
     def _is_costly(self, text: str) -> bool:
         """Tells whether a number takes more than three operations."""
@@ -338,7 +319,7 @@ class _Printer:
         sign = {"and": "&", "or": "|"}.get(node.sign, node.sign)
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
             rank = max(left.ndim, right.ndim)
-            result = np.asarray(spans.OPERATORS[sign](self._fit(left, rank), self._fit(right, rank)))
+            result = np.asarray(spans.OPERATORS[sign](fit(left, rank), fit(right, rank)))
             return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == ANY else result
         kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
@@ -351,7 +332,7 @@ class _Printer:
 
     def _select(self, test: Value, one: Value, two: Value) -> Value:
         if all(isinstance(value, np.ndarray) for value in (test, one, two)):
-            return np.where(*(self._fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
+            return np.where(*(fit(value, len(self._axes)) for value in (test, one, two)))  # type: ignore[arg-type]
         test, one, two = map(_reduced, (test, one, two))
         kinds = [value.kind if isinstance(value, Number) else self._of_index(value) for value in (one, two)]
         kind = kinds[0] if kinds[0] == kinds[1] else "i32" if "i32" in kinds else "i16"
@@ -382,7 +363,7 @@ class _Printer:
         if isinstance(offset, Number):
             raise self._refused("expected views that do not depend on data")
         rank = max(first.ndim, offset.ndim)
-        return found, self._fit(first, rank) + self._fit(offset, rank)
+        return found, fit(first, rank) + fit(offset, rank)
 
     def _load(self, node: tree.Load) -> Value:
         (array, first), at = self._place(node.array), self._value(node.at)
@@ -390,12 +371,12 @@ class _Printer:
             return self._looked_up(array, array.table, node.at, at)
         if isinstance(at, Number):
             raise self._refused(f"expected an index of {array.name} that does not depend on data")
-        at = self._fit(first, len(self._axes)) + self._fit(at, len(self._axes))
+        at = fit(first, len(self._axes)) + fit(at, len(self._axes))
         number, length = array.type.number, self._lengths[array.name]
         if linear := self._linear(at, length):
             text, axes = f"on.view({array.name}, {linear[0]})", linear[1]
         else:
-            text, axes = f"on.picked({array.name}, {_tuples(np.clip(at, 0, length - 1))})", at.shape
+            text, axes = f"on.picked({array.name}, {as_tuples(np.clip(at, 0, length - 1))})", at.shape
         if number == "u16":
             return Number(self._named(f"on.unsigned({self._named(text)})"), "i32", axes)
         if number == "f16":
@@ -422,7 +403,7 @@ class _Printer:
                 and np.array_equal(place, along)
             ):
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
-                index = _with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
+                index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
                 return Number(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
         return self._number(f"on.looked_up({name}, {self._padded(at, 'i32')})", kind, at)
 
@@ -434,43 +415,4 @@ class _Printer:
 
 
 def _reduced(value: Value) -> Value:
-    """Returns an index with one number along the axes that it does not depend on."""
-    if isinstance(value, np.ndarray):
-        for axis in range(value.ndim):
-            first = value.take([0], axis)
-            value = first if (value == first).all() else value
-        return np.asarray(value.reshape(())) if value.size == 1 else value
-    return value
-
-
-def _tuples(index: Index) -> str:
-    return str(index.tolist()).replace("[", "(").replace("]", ",)")
-
-
-def _with_axes(text: str, axes: int, rank: int) -> str:
-    """Returns a text with axes of size 1 added at the end."""
-    return f"{text}[..., {', '.join(['None'] * (rank - axes))}]" if rank > axes else text
-
-
-def _dense(sizes: Sequence[int]) -> list[int]:
-    """Returns the steps of axes longer than 1 whose numbers are neighbours."""
-    longer = [size for size in sizes if size > 1]
-    return [math.prod(longer[axis + 1 :]) for axis in range(len(longer))]
-
-
-def _parts(loop: tree.For, count: int) -> tuple[int, ...]:
-    """Returns the sizes of a loop's axes: it is cut where its variable is divided or compared."""
-    cuts = set[int]()
-    for part in walk(loop.body):
-        if isinstance(part, tree.Binary) and part.sign in ("//", "%", "<", ">=") and isinstance(part.right, Constant):
-            cut, left = int(part.right.value), part.left
-            if isinstance(left, tree.Binary) and left.sign == "//" and isinstance(left.right, Constant):
-                cut, left = cut * int(left.right.value), left.left
-            if isinstance(left, Variable) and left.name == loop.name:
-                cuts.add(cut)
-    sizes: list[int] = []
-    for cut in sorted((cut for cut in cuts if 1 < cut < count), reverse=True):
-        if count % cut == 0:
-            sizes.append(count // cut)
-            count = cut
-    return (*sizes, count)
+    return value if isinstance(value, Number) else reduced(value)

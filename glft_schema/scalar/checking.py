@@ -49,7 +49,6 @@ class _Checker(Expressions):
     _returned = False  # whether there was a return
 
     def check(self, arguments: Mapping[str, Value]) -> tree.Function:
-        """Returns the function's tree for arguments, by the names of its parameters."""
         try:
             lines, self.first_line = inspect.getsourcelines(self.function)
             (source,) = ast.parse(textwrap.dedent("".join(lines))).body
@@ -69,9 +68,6 @@ class _Checker(Expressions):
         if self.checked.results and not self._ended:
             raise self.refused(source, "expected a result on every path")
         return self.checked
-
-    def tree_of(self, function: Any, arguments: Mapping[str, Value], constants: Mapping[str, Any]) -> tree.Function:
-        return _Checker(function, self.callers, constants, self.known, self.bounds).check(arguments)
 
     def _block(self, body: Sequence[ast.stmt]) -> list[Statement]:
         return [made for statement in body for made in self._statement(statement)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import FunctionType
@@ -40,7 +41,7 @@ BUILTINS: dict[Any, tuple[str, tuple[str, ...], str]] = {
 # fmt: on
 
 
-class Expressions:
+class Expressions(ABC):
     """Reads the expressions of one function.
 
     Args:
@@ -320,12 +321,13 @@ class Expressions:
         key = function, tuple(map(_signature, arguments)), tuple(sorted(constants.items()))
         if key not in self.known:
             names = list(given.arguments)[: len(arguments)]
-            self.known[key] = self.tree_of(function, dict(zip(names, arguments, strict=True)), constants)
+            checker = type(self)(function, self.callers, constants, self.known, self.bounds)
+            self.known[key] = checker.check(dict(zip(names, arguments, strict=True)))
         return self.known[key], tuple(arguments)
 
-    def tree_of(self, function: Any, arguments: Mapping[str, Value], constants: Mapping[str, Any]) -> tree.Function:
-        """Returns the tree of a function for arguments."""
-        raise NotImplementedError
+    @abstractmethod
+    def check(self, arguments: Mapping[str, Value]) -> tree.Function:
+        """Returns the function's tree for arguments, by the names of its parameters."""
 
 
 def _span_of(array: Reference) -> tree.Span:

@@ -51,7 +51,7 @@ BODIES = {
     "branches by place": """
         for i in range(16):
             if i < 12 and i != 3:
-                k, x = qs[i + 4], float32(1)
+                k, x = qs[i + 4] + (-i if i > 5 else 2 * i), float32(1)
             elif i >= 14:
                 k, x = 100, d[0]
             else:

@@ -80,6 +80,11 @@ BODIES = {
         kept = integers(2)
         kept[0], kept[1] = a, b
         kept[0], kept[1] = kept[1], kept[0]
+        kept[0], kept[1] = ends(kept)
+        for i in range(4, 4):
+            kept[i] = undeclared
+        if len(kept) > 1:
+            kept[0] += 1 if len(qs) == 16 else undeclared
         w[0] = float32(kept[0])
         w[1] = float32(nothing(kept))""",
 }

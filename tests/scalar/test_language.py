@@ -24,9 +24,9 @@ from glft_schema.scalar.language import (
 def test_float32_rounds_after_each_operation() -> None:
     x = float32(0.1)
     assert float(x * x * 0.1) == np.float32(0.1) * np.float32(0.1) * np.float32(0.1)
-    assert [float(y) for y in (1 + x, 1 - x, 1 / x, x / 2)] == [
-        float(y) for y in (1 + np.float32(0.1), 1 - np.float32(0.1), 1 / np.float32(0.1), np.float32(0.1) / 2)
-    ]
+    one, two, tenth = np.float32(1), np.float32(2), np.float32(0.1)
+    expected = [one + tenth, one - tenth, one / tenth, tenth / two]
+    assert [float(y) for y in (1 + x, 1 - x, 1 / x, x / 2)] == expected
     assert (x < 1, x >= 1, x == x, abs(-x) == x, x > 1) == (True, False, True, True, False)
     assert repr(x) == "Float32(0.1)"
 
