@@ -22,18 +22,7 @@ import numpy as np
 from glft_schema.scalar import spans, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduced, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
-from glft_schema.scalar.tree import (
-    ANY,
-    STORED,
-    Array,
-    Constant,
-    Expression,
-    Function,
-    Reference,
-    Span,
-    Variable,
-    walk,
-)
+from glft_schema.scalar.tree import STORED, Constant, Expression, Function, Reference
 
 KINDS = ("u8", "i8", "i16", "i32")
 
@@ -63,7 +52,7 @@ def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[st
     """
     printer = _Printer(function, compiled)
     if compiled:
-        printer.lines.append(f"return on.joined({', '.join(printer.parts())})")
+        printer.lines.append(f"return on.joined({', '.join(text for _, text in sorted(printer.written))})")
     head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
     return head + "".join(f"    {line}\n" for line in _used(printer.lines)), printer.tables
 
@@ -90,14 +79,15 @@ def _used(lines: Sequence[str]) -> list[str]:
 class _Printer:
     def __init__(self, function: Function, compiled: bool) -> None:
         self._compiled = compiled
-        self._written: list[tuple[int, str]] = []  # the first weights and texts, if compiled
+        self.written: list[tuple[int, str]] = []  # the first weights and texts, if compiled
         self.lines: list[str] = []
         self.tables: dict[str, np.ndarray[Any, Any]] = {}
         self._names: dict[str, str] = {}  # of the values of texts: equal texts are computed once
         self._axes: tuple[int, ...] = ()
         self._active: list[Index] = []  # the conditions of branches around
         self._function = function
-        self._lengths = {name: type_.length or 0 for name, type_ in function.parameters.items() if isinstance(type_, Array)}
+        arrays = {name: type_ for name, type_ in function.parameters.items() if isinstance(type_, tree.Array)}
+        self._lengths = {name: type_.length or 0 for name, type_ in arrays.items()}
         self._environment: dict[str, Value] = {}
         self._views: dict[str, Place] = {}
         self._block(function.body)
@@ -165,8 +155,8 @@ class _Printer:
         low, high = self._value(node.low), self._value(node.high)
         if isinstance(low, Number) or isinstance(high, Number) or low.ndim or high.ndim:
             raise self._refused("expected loops with constant bounds")
-        assigned = {part.name for part in walk(node.body) if isinstance(part, tree.Assign)}
-        assigned |= {name for part in walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
+        assigned = {part.name for part in tree.walk(node.body) if isinstance(part, tree.Assign)}
+        assigned |= {name for part in tree.walk(node.body) if isinstance(part, tree.Call) for name in part.targets}
         if assigned & self._environment.keys():  # carried from one iteration to the next
             for number in range(int(low), int(high)):
                 self._environment[node.name] = np.array(number)
@@ -194,14 +184,10 @@ class _Printer:
             order = sorted(range(len(steps)), key=lambda axis: -steps[axis])
             if [steps[axis] for axis in order if steps[axis]] != dense([self._axes[axis] for axis in order]):
                 raise self._refused("expected each statement to write neighbours")
-            self._written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
+            self.written.append((int(at.flat[0]), f"on.weights({value}, {self._axes}, {tuple(order)})"))
             return
         out = self._named(f"on.view({array.name}, {linear[0]})")
         self._fill(out, node.value)
-
-    def parts(self) -> list[str]:
-        """Returns the texts of all weights, if compiled."""
-        return [text for _, text in sorted(self._written)]
 
     def _fill(self, out: str, node: Expression) -> None:
         """Computes float32 in place, so that no array of all weights is made beside the result."""
@@ -220,7 +206,7 @@ class _Printer:
 
     # Values
 
-    def _narrowest(self, *given: Span) -> str:
+    def _narrowest(self, *given: tree.Span) -> str:
         """Returns the narrowest kind of integers that holds spans; int32 if compiled."""
         low, high = min(span[0] for span in given), max(span[1] for span in given)
         fits = (kind for kind in KINDS if STORED[kind].span[0] <= low and high <= STORED[kind].span[1])
@@ -274,10 +260,9 @@ class _Printer:
         """Tells whether a number takes more than three operations."""
         lines, counted, left = dict(line.partition(" = ")[::2] for line in self.lines), set[str](), [text]
         while left and len(counted) < 4:
-            one = left.pop()
-            if one in lines and one not in counted and "on.once" not in lines[one]:
+            if (one := left.pop()) in lines and "on.once" not in lines[one]:
                 counted.add(one)
-                left += re.findall(r"\bt\d+\b", lines[one])
+                left += {*re.findall(r"\bt\d+\b", lines[one])} - counted
         return len(counted) > 3
 
     def _number(self, text: str, kind: str, *values: Value) -> Number:
@@ -290,7 +275,7 @@ class _Printer:
         match node:
             case Constant():
                 return np.array(node.value if node.kind != "float32" else np.float32(node.value))
-            case Variable():
+            case tree.Variable():
                 return self._environment[node.name]
             case tree.Unary():
                 return self._unary(node)
@@ -320,7 +305,7 @@ class _Printer:
         if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
             rank = max(left.ndim, right.ndim)
             result = np.asarray(spans.OPERATORS[sign](fit(left, rank), fit(right, rank)))
-            return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == ANY else result
+            return (result + 2**31) % 2**32 - 2**31 if node.kind == "int32" and node.span == tree.ANY else result
         kind = {"float32": "f32", "bool": "bool"}.get(node.left.kind) or self._narrowest(
             node.left.span, node.right.span, *([node.span] if node.kind == "int32" else [])
         )
@@ -368,6 +353,8 @@ class _Printer:
     def _load(self, node: tree.Load) -> Value:
         (array, first), at = self._place(node.array), self._value(node.at)
         if array.table is not None:
+            if first.any():
+                raise self._refused(f"expected no slices of {array.name}")
             return self._looked_up(array, array.table, node.at, at)
         if isinstance(at, Number):
             raise self._refused(f"expected an index of {array.name} that does not depend on data")
@@ -388,20 +375,13 @@ class _Printer:
     def _looked_up(self, array: Reference, table: Index, node: Expression, at: Value) -> Value:
         if isinstance(at, np.ndarray):
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
-        kind, rank = (
-            "f32" if array.type.kind == "float32" else self._narrowest((int(table.min()), int(table.max()))),
-            len(self._axes),
-        )
+        kind, rank = self._of_index(table), len(self._axes)
         name = self._table(array.name, table.astype(f"{kind[0]}{STORED[kind].size}"))
         if isinstance(node, tree.Binary) and node.sign == "+":  # the numbers from `start` on
             start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
             along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
-            if (
-                isinstance(start, Number)
-                and len(start.axes) < rank
-                and isinstance(place, np.ndarray)
-                and np.array_equal(place, along)
-            ):
+            neighbours = isinstance(place, np.ndarray) and np.array_equal(place, along)
+            if neighbours and isinstance(start, Number) and len(start.axes) < rank:
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
                 index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
                 return Number(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))

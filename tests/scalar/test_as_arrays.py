@@ -154,6 +154,7 @@ REFUSED = [
     ("for i in range(qs[0]): x = i",                  "expected loops with constant bounds"),
     ("for i in range(8): w[i * i % 8] = d[0]",        "expected weights at places that are linear in the variables of loops"),
     ("x = c[qs[0] & 15]",                             "expected an index of c that does not depend on data"),
+    ("x = CODES[2:4][qs[0] & 1]",                     "expected no slices of CODES"),
     ("a = qs[1] & 7\nx = c[a:a + 2]",                 "expected views that do not depend on data"),
 ]
 # fmt: on
