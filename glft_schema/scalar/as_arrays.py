@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from glft_schema.scalar import spans, tree
+from glft_schema.scalar import numpy_arrays, spans, tree
 from glft_schema.scalar.axes import Index, as_tuples, dense, fit, parts_of, reduced, steps_of, with_axes
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import STORED, Constant, Expression, Function, Reference
@@ -50,7 +50,8 @@ def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[st
     Raises:
         ScalarError: if the function leaves a loop, or writes under a condition.
     """
-    printer = _Printer(function, compiled)
+    with np.errstate(all="ignore"):
+        printer = _Printer(function, compiled)
     if compiled:
         printer.lines.append(f"return on.joined({', '.join(text for _, text in sorted(printer.written))})")
     head = f"def {function.name}(on, {', '.join(function.parameters)}):\n"
@@ -60,7 +61,7 @@ def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[st
 def decoder(function: Function, on: Any) -> Callable[..., Any]:
     """Returns a function of arrays by keyword, as `printed`."""
     text, tables = printed(function, compiled=on.__name__.endswith("compiled_arrays"))
-    scope = {name: on.table(numbers) for name, numbers in tables.items()}
+    scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers) for name, numbers in tables.items()}}
     exec(text, scope)
     return partial(scope[function.name], on)
 
@@ -146,10 +147,10 @@ class _Printer:
             self._active.pop()
             after.append(self._environment)
         one, two = after
-        changed = [name for name in one.keys() & two.keys() if one[name] is not two[name]]
-        self._environment = {name: one[name] for name in one.keys() & two.keys()}
-        for name in sorted(changed):
-            self._environment[name] = self._select(test, one[name], two[name])
+        both = sorted(one.keys() & two.keys())
+        self._environment = {
+            name: one[name] if one[name] is two[name] else self._select(test, one[name], two[name]) for name in both
+        }
 
     def _for(self, node: tree.For) -> None:
         low, high = self._value(node.low), self._value(node.high)
@@ -329,13 +330,15 @@ class _Printer:
         if node.name in ("min", "max"):
             test = tree.Binary("bool", (0, 1), "<" if node.name == "min" else ">", operands[1], operands[0])
             return self._select(self._value(test), values[1], values[0])
-        kind = "f32" if node.kind == "float32" else self._narrowest(node.span)
-        value = values[0]
+        kind, value = "f32" if node.kind == "float32" else self._narrowest(node.span), values[0]
         if node.name in ("float32", "int32"):
             if isinstance(value, np.ndarray):
                 return value.astype(np.float32 if kind == "f32" else np.int64)
             return Number(self._text(value, kind), kind, value.axes)
         given = "f32" if operands[0].kind == "float32" else "i32"
+        if isinstance(value, np.ndarray):
+            computed = getattr(numpy_arrays, node.name)(numpy_arrays.cast(value, given))
+            return np.asarray(computed if kind == "f32" else computed.astype(np.int64))
         result = given if node.name == "abs" else "f32" if kind == "f32" else "i32"
         return self._number(f"on.{node.name}({self._padded(value, given)})", result, value)
 
@@ -390,8 +393,7 @@ class _Printer:
     def _table(self, name: str, numbers: Index) -> str:
         """Returns the name of a table in the text; tables of one name get a number unless equal."""
         names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 100))))
-        name = next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers))
-        return name
+        return next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers))
 
 
 def _reduced(value: Value) -> Value:

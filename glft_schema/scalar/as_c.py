@@ -14,6 +14,7 @@ import numpy as np
 
 from glft_schema.scalar import tree
 from glft_schema.scalar.checking import check
+from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.layout import Layout
 from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Statement, Variable, walk
 
@@ -49,6 +50,7 @@ class Unit:
     def __init__(self) -> None:
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
+        self._taken = set(RESERVED)  # names of C, and of decoders
         self._names: dict[int, tuple[Any, str]] = {}  # of the tables and functions, which are kept alive
 
     def __str__(self) -> str:
@@ -57,7 +59,7 @@ class Unit:
     def _add(self, thing: Any, name: str, text: str, printed: dict[str, str]) -> str:
         """Adds a text in which NAME stands for the name; returns the name in C."""
         names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 1000))))
-        chosen = next(one for one in names if printed.get(one) in (None, text.replace("NAME", one)) and one not in RESERVED)
+        chosen = next(one for one in names if printed.get(one) in (None, text.replace("NAME", one)) and one not in self._taken)
         printed[chosen] = text.replace("NAME", chosen)
         self._names[id(thing)] = thing, chosen
         return chosen
@@ -87,9 +89,13 @@ class Unit:
         columns)``.
 
         Raises:
-            ScalarError: if the function does not follow the language.
+            ScalarError: if the function does not follow the language, or the name is in use.
         """
         name, places, at = layout.name, {"w": "w"}, 0
+        names = {name, f"{name}_f16", f"{name}_bf16"}
+        if names & (self._taken | self._functions.keys() | self._tables.keys()):
+            raise ScalarError(f"{name}: expected another name in C")
+        self._taken |= names
         if layout.weights is None:
             for suffix, output in (("", "f32"), ("_f16", "f16"), ("_bf16", "bf16")):
                 self._rows(layout, check(source, layout.arrays(output)), name + suffix, TYPES[output])

@@ -86,7 +86,7 @@ class Expressions(ABC):
         if isinstance(value, Constant) and value.kind == "literal":
             found = type(value.value)
             if found in {"float32": (int, float), "int32": (int,), "bool": (bool,)}[kind]:
-                return replace(value, kind=kind)
+                return self._rounded(value.value) if kind == "float32" else replace(value, kind=kind)
             raise self.refused(node, f"expected {kind}, found {found.__name__}")
         if value.kind != kind:
             raise self.refused(node, f"expected {kind}, found {value.kind}")
@@ -168,7 +168,8 @@ class Expressions(ABC):
         if sign == "not" or value.kind == "bool":
             value = self.of_kind(value, "bool" if sign == "not" else "int32", node)
         if isinstance(value, Constant):
-            return self.literal(-value.value if sign == "-" else not value.value, node)
+            made = self.literal(-value.value if sign == "-" else not value.value, node)
+            return replace(made, kind=value.kind if sign == "-" else "literal")
         return tree.Unary(value.kind, spans.wrapped(-value.span[1], -value.span[0]), sign, value)
 
     def binary(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> Expression:
@@ -178,12 +179,24 @@ class Expressions(ABC):
             left, right = self.of_kind(left, "int32", node), self.of_kind(right, "int32", node)
             self._check_operands(sign, left, right, node)
         if isinstance(left, Constant) and isinstance(right, Constant) and (sign != "/" or right.value):
-            return self.literal(spans.OPERATORS[sign](left.value, right.value), node)
+            return self._folded(kind, sign, left.value, right.value, node)
         if sign == "/":
             left, right = self.of_kind(left, "float32", node), self.of_kind(right, "float32", node)
         if compares:
             return tree.Binary("bool", (0, 1), sign, left, right)
         return tree.Binary(kind, spans.of_operation(sign, left.span, right.span) if kind == "int32" else ANY, sign, left, right)
+
+    def _folded(self, kind: str, sign: str, left: float, right: float, node: ast.AST) -> Constant:
+        """Returns the result of an operation of constants."""
+        if kind != "float32" or sign in spans.COMPARISONS:
+            made = self.literal(spans.OPERATORS[sign](left, right), node)
+            return made if sign in spans.COMPARISONS else replace(made, kind=kind)
+        with np.errstate(all="ignore"):
+            return self._rounded(spans.OPERATORS[sign](np.float32(left), np.float32(right)))
+
+    @staticmethod
+    def _rounded(number: float) -> Constant:
+        return Constant("float32", ANY, float(np.float32(number)))
 
     def _check_operands(self, sign: str, left: Expression, right: Expression, node: ast.AST) -> None:
         if sign in ("<<", ">>") and not (right.span[0] >= 0 and right.span[1] <= 31):
@@ -281,7 +294,7 @@ class Expressions(ABC):
 
     def _converted(self, kind: str, value: Expression, node: ast.Call) -> Expression:
         if isinstance(value, Constant) and kind == "float32":
-            return Constant(kind, ANY, float(value.value))
+            return self._rounded(value.value)
         value = self.with_kind(value, node)
         if kind == "int32" and value.kind == "float32":
             raise self.refused(node, "expected int32 or bool, found float32: nearest() rounds")

@@ -41,6 +41,10 @@ BODIES = {
         for i in range(16):
             x = float32(qs[i] - 8) * d[0]
             w[i] = -x / 3 + 0.1 - d[1] * x""",
+    "constants": """
+        for i in range(16):
+            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
+            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
     "integers": """
         for i in range(16):
             k = (qs[i] - 200) * 16777216 + i

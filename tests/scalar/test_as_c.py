@@ -24,6 +24,10 @@ BODIES = {
         for i in range(16):
             x = float32(qs[i] - 8) * d[0]
             w[i] = -x / 3 + 0.1 - d[1] * x""",
+    "constants": """
+        for i in range(16):
+            x = float32(0.1) / float32(3) * float32(1.5) - float32(-3)
+            w[i] = x + abs(float32(-0.1)) * d[0] / (float32(0.1) * 3) + max(d[1], float32(1) / float32(i))""",
     "integers": """
         for i in range(16):
             k = (qs[i] - 200) * 16777216 + i
@@ -229,6 +233,9 @@ def test_names_of_c_and_equal_names(tmp_path: Path) -> None:
     printed = str(unit)
     assert [printed.count(f"int32_t double_{number}(") for number in (2, 3, 4)] == [1, 1, 0]
     library, out = compiled(printed, tmp_path, "-O1"), np.zeros(1, np.float32)
+    for name in ("own0", "double", "f", "f32", "TABLE"):
+        with pytest.raises(language.ScalarError, match=f"^{name}: expected another name in C$"):
+            unit.decoder(Layout(name, (Field("short", "u8", 1),), 1), functions[0])
     results = []
     for number in range(3):
         library[f"own{number}"](pointer(np.array([5], np.uint8)), pointer(out), ctypes.c_int64(1))

@@ -158,7 +158,7 @@ OWN = block_type("Q4_OWN", 4242, 32, Struct("d" / f16[2] * "scales", "qs" / u8[1
 
 
 @decoder_of(OWN)
-def decode_q4_own(w, d, qs):  # type: ignore[no-untyped-def]
+def q4_own(w, d, qs):  # type: ignore[no-untyped-def]
     """d * (code - 8), for groups of 16."""
     for h in range(2):
         for i in range(16):
