@@ -37,7 +37,7 @@ alignas asm auto bool break case catch char class const constexpr continue defau
 extern false float for friend goto if inline int long main mutable namespace new nullptr operator private protected public
 register restrict return short signed sizeof static struct switch template this throw true try typedef typename typeof union
 unsigned using virtual void volatile while xor f32 i16 i32 u16 u32 as_float as_bits of_half to_half to_bfloat nearest root
-abs_float32 min_float32 max_float32 abs_int32 min_int32 max_int32
+HELPER TO_HALVES NAME abs_float32 min_float32 max_float32 abs_int32 min_int32 max_int32
 """
 RESERVED = frozenset(WORDS.split())
 # fmt: on

@@ -158,7 +158,7 @@ OWN = block_type("Q4_OWN", 4242, 32, Struct("d" / f16[2] * "scales", "qs" / u8[1
 
 
 @decoder_of(OWN)
-def q4_own(w, d, qs):  # type: ignore[no-untyped-def]
+def q4_own(w, d, qs):
     """d * (code - 8), for groups of 16."""
     for h in range(2):
         for i in range(16):
@@ -179,7 +179,7 @@ def test_a_decoder_that_is_refused() -> None:
     type_ = block_type("Q4_REFUSED", 4243, 32, Struct("d" / f16[1], "qs" / u8[16]))
 
     @decoder_of(type_)
-    def decode(w, d, qs):  # type: ignore[no-untyped-def]
+    def decode(w, d, qs):
         for i in range(32):
             w[i] = d[0] * qs[i // 2]
 
