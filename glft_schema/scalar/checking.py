@@ -10,6 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import FunctionType
 from typing import Any
 
 from glft_schema.scalar import language, spans, tree
@@ -17,7 +18,7 @@ from glft_schema.scalar.expressions import SIGNS, Expressions, Value
 from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import ANY, Array, Constant, Expression, Reference, Statement, Variable
 
-LOCAL = {language.floats: "f32", language.integers: "i32"}
+LOCAL: dict[Any, str] = {language.floats: "f32", language.integers: "i32"}
 
 
 def check(function: Callable[..., Any], arrays: Mapping[str, Array], *, bounds: bool = True) -> tree.Function:
@@ -85,9 +86,12 @@ class _Checker(Expressions):
             case ast.Assign([ast.Tuple(targets)], ast.Call() as call):
                 return self._results(targets, call)
             case ast.Assign([ast.Tuple(targets)], ast.Tuple(values)) if len(targets) == len(values):
+                if any(map(self._new_array, values)):
+                    pairs = zip(targets, values, strict=True)
+                    return self._block([ast.copy_location(ast.Assign([target], value), node) for target, value in pairs])
                 return self._assign(targets, [self.argument(value) for value in values], node)
-            case ast.Assign([ast.Name(name)], ast.Call(args=[count], keywords=[]) as call) if self.called(call) in LOCAL:
-                return self._declare(name, LOCAL[self.called(call)], self.value(count), node)
+            case ast.Assign([ast.Name(name)], ast.Call(args=[count]) as call) if number := self._new_array(call):
+                return self._declare(name, number, self.value(count), node)
             case ast.Assign([target], value) if not isinstance(target, ast.Tuple):
                 return self._assign([target], [self.argument(value)], node)
             case ast.If():
@@ -104,6 +108,11 @@ class _Checker(Expressions):
         raise self.refused(node, "expected a statement of the language")
 
     # Assignments
+
+    def _new_array(self, node: ast.expr) -> str | None:
+        """Returns the numbers of an array that an expression makes, or None."""
+        called = self.called(node) if isinstance(node, ast.Call) else None
+        return LOCAL.get(called) if isinstance(called, FunctionType) else None
 
     def _declare(self, name: str, number: str, count: Expression, node: ast.AST) -> list[Statement]:
         if not isinstance(count, Constant) or count.value < 1 or name in self.environment:

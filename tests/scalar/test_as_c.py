@@ -60,7 +60,8 @@ BODIES = {
                 return
             w[i] = float32(i)""",
     "calls": """
-        sums = floats(4)
+        sums, spare = floats(4), integers(2)
+        spare[0] = 1
         for g in range(4):
             part = qs[4 * g : 4 * g + 4]
             sums[g] = total(part[1:], scale=0.25)
@@ -68,7 +69,7 @@ BODIES = {
             w[g] = float32(high - low)
             w[4 + g], w[g] = w_of(qs, g, top=3), float32(low)
         for g in range(8):
-            w[8 + g] = sums[g % 4] * HALVES[g & 1] + float32(CODES[qs[g] & 3])""",
+            w[8 + g] = sums[g % 4] * HALVES[g & 1] + float32(CODES[qs[g] & 3] + spare[g % 2])""",
     "functions": """
         for i in range(16):
             x = d[i % 2] * float32(qs[i])

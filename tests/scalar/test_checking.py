@@ -45,6 +45,7 @@ REFUSED = [
     ("x = 0.5",                          "expected a number with a kind, float32(0.5) in 'x = 0.5'"),
     ("x = qs",                           "expected a new name for a slice of an array in 'x = qs'"),
     ("x = floats(qs[0])",                "expected a new array of constant length in 'x = floats(qs[0])'"),
+    ("x, y = floats(2), floats(qs[0])", "expected a new array of constant length in 'y = floats(qs[0])'"),
     ("x.y = 1",                          "expected a variable or an element on the left in 'x.y = 1'"),
     ("w[0:2] = 1",                       "expected a variable or an element on the left in 'w[0:2] = 1'"),
     ("for i in range(8): i = 2",         "expected another variable than i of the loop in 'i = 2'"),
