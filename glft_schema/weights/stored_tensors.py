@@ -110,7 +110,7 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
         return tensor
     check_dense(name, tensor)
     identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
-    shared = identity if tensor.numel() else None
+    shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
     return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=tensor.__getitem__)
 
 

@@ -153,7 +153,7 @@ class _Tensors:
         self._whole = source.private(0, source.size)
         self._records = records
         self._storages: dict[str, torch.Tensor] = {}  # uint8, by key
-        self._seen: set[tuple[object, ...]] = set()
+        self._seen: set[str] = set()
         self._stored = self._total = 0  # bytes of storages, and of different tensors
 
     def of(self, view: TensorView, name: str) -> torch.Tensor:
@@ -166,7 +166,7 @@ class _Tensors:
         if (numel and last >= most) or math.prod(size or 1 for size in view.shape) >= 1 << 63:
             problem = f"expected elements of its storage of {most}, found dims {list(view.shape)} up to element {last}"
             raise FormatError(problem, tensor=name)
-        identity = (view.storage.key, view.offset, dtype, view.shape, view.stride)
+        identity = repr((view.storage.key, view.offset, dtype, view.shape, view.stride))  # hashes of numbers can be equal
         if identity not in self._seen:  # tied tensors are stored once
             self._seen.add(identity)
             self._total += numel * dtype.itemsize
@@ -176,8 +176,8 @@ class _Tensors:
         if not numel:
             return torch.empty(view.shape, dtype=dtype)
         tensor = storage[: most * dtype.itemsize].view(dtype).as_strided(view.shape, view.stride, view.offset)
-        tensor = tensor.conj() if view.flags.get("conj") else tensor
-        return torch._neg_view(tensor) if view.flags.get("neg") and tensor.is_floating_point() else tensor
+        tensor = tensor.conj() if "conj" in view.flags else tensor  # torch ignores the value
+        return torch._neg_view(tensor) if "neg" in view.flags and not tensor.dtype == torch.bool else tensor
 
     def _storage(self, storage: Storage, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Returns the bytes of a storage."""

@@ -77,8 +77,8 @@ def _check_gguf(stored: bytes) -> None:
     """Opens a GGUF file by its name, beside the files of another set."""
     entries = [(key, 2, number) for key, number in zip(KEYS, NUMBERS.unpack_from(stored), strict=True)]
     path = folder() / os.fsdecode(stored[NUMBERS.size :].replace(b"/", b"").replace(b"\0", b""))
-    before = path.read_bytes() if path.is_file() else None
     try:
+        before = path.read_bytes() if path.is_file() else None
         path.write_bytes(gguf_reference.File(entries, [Info(b"t0", [4], 24, b"abcd")]).bytes())
     except OSError:  # not a name of a file
         return

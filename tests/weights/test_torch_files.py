@@ -317,10 +317,26 @@ def test_dtypes_that_torch_does_not_have(tmp_path: Path) -> None:
             opened(with_pickle(entry(tensor(storage)), FOUR), tmp_path)
 
 
-def test_flags_that_a_dtype_cannot_have_are_ignored(tmp_path: Path) -> None:
-    flags = b"}" + text("neg") + b"\x88s"
-    stored = with_pickle(entry(tensor("torch\nIntStorage", more=flags)), FOUR)
-    assert opened(stored, tmp_path)["a"].load().dtype == torch.int32
+@pytest.mark.parametrize("storage", ["ComplexFloatStorage", "FloatStorage", "IntStorage"])
+@pytest.mark.parametrize("flag", ["conj", "neg"])
+@pytest.mark.parametrize("value", [b"\x88", b"\x89"], ids=["True", "False"])
+def test_flags_count_whatever_their_value(storage: str, flag: str, value: bytes, tmp_path: Path) -> None:
+    """As in torch, which refuses to conjugate real numbers."""
+    payload = FOUR * (2 if storage == "ComplexFloatStorage" else 1)
+    stored = with_pickle(entry(tensor(f"torch\n{storage}", more=b"}" + text(flag) + value + b"s")), payload)
+    (tmp_path / "torch.pt").write_bytes(stored)
+    found = opened(stored, tmp_path)["a"].load()
+    if flag == "conj" and not found.is_complex():
+        assert not found.is_conj()
+    else:
+        expected = torch.load(tmp_path / "torch.pt", weights_only=True)["a"]
+        assert torch.equal(found.resolve_neg(), expected.resolve_neg())
+        assert (found.is_conj(), found.is_neg()) == (expected.is_conj(), expected.is_neg())
+
+
+def test_bools_are_not_negated(tmp_path: Path) -> None:
+    stored = with_pickle(entry(tensor("torch\nBoolStorage", more=b"}" + text("neg") + b"\x88s")), b"\0\1\0\1")
+    assert opened(stored, tmp_path)["a"].load().tolist() == [False, True, False, True]
 
 
 def legacy(*values: object, behind: bytes = b"") -> bytes:
