@@ -81,7 +81,7 @@ found = set()
 for use in (
     lambda: file.get_tensor("weight"), lambda: file.get_slice("weight")[0], lambda: glft.load_file(path),
     lambda: glft.open_checkpoint(path), lambda: glft.convert(path, "out.glft"), lambda: list(glft.check_values(file)),
-    lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed, lambda: glft.open(path, "meta"),
+    lambda: glft.nn, lambda: glft.load_into, lambda: glft.distributed.StorageReader, lambda: glft.open(path, "meta"),
 ):
     try:
         use()
