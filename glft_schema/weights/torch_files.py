@@ -177,7 +177,7 @@ class _Tensors:
             return torch.empty(view.shape, dtype=dtype)
         tensor = storage[: most * dtype.itemsize].view(dtype).as_strided(view.shape, view.stride, view.offset)
         tensor = tensor.conj() if "conj" in view.flags else tensor  # torch ignores the value
-        return torch._neg_view(tensor) if "neg" in view.flags and not tensor.dtype == torch.bool else tensor
+        return torch._neg_view(tensor) if "neg" in view.flags and tensor.dtype != torch.bool else tensor
 
     def _storage(self, storage: Storage, dtype: torch.dtype, name: str) -> torch.Tensor:
         """Returns the bytes of a storage."""
