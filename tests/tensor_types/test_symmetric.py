@@ -175,6 +175,8 @@ def test_fake_quantize_knows_the_schemes() -> None:
     w = torch.tensor([[1 / 3, 2.0]])
     assert torch.equal(fake_quantize(w, "f32"), w)
     assert torch.equal(fake_quantize(w, "f16"), w.half().float())
+    codes = quantize_symmetric_per_group(w, group_size=1)
+    assert torch.equal(fake_quantize(w, "q4_per_group_1"), dequantize_symmetric(*codes))
     for scheme in ("q5", "q4_per_group_", "q4_per_group_0", "q8_per_group_64"):
         with pytest.raises(SchemeError, match=f"expected one of f32, f16, .*, q4_per_group_N, found '{scheme}'"):
             fake_quantize(w, scheme)
