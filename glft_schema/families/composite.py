@@ -2,7 +2,8 @@
 
 Such tensors are codes and scales, not weights. Sources: the tensors that GPTQModel 7.7, AutoAWQ
 0.2.9, compressed-tensors 0.20, ModelOpt 0.47, transformers 5.23, bitsandbytes 0.50, torchao 0.18,
-mlx 0.32 and HQQ 0.2.8 write; ComfyUI's scaled float8.
+mlx 0.32 and HQQ 0.2.8 write; ComfyUI's scaled float8. The names of quanto, Marlin, AQLM, EXL2 and
+EXL3 are not checked with their libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 class Scheme(NamedTuple):
-    """Tensors named ``X + codes``, of one of some dtypes, beside ``X + scales``."""
+    """Tensors named ``X + codes``, of one of some dtypes, beside ``X + scales``. X may be empty."""
 
     name: str
     codes: str
@@ -31,20 +32,24 @@ class Scheme(NamedTuple):
 SCHEMES = (  # the first one that fits
     Scheme("GPTQ",                          ".qweight",       ("int32",),                  ".g_idx"),
     Scheme("GPTQ or AWQ",                   ".qweight",       ("int32",),                  ".qzeros"),
+    Scheme("GPTQ or AWQ",                   ".qweight",       ("int16", "int32"),          ".scales"),
     Scheme("FP8 in blocks",                 ".weight",        FLOAT8,                      ".weight_scale_inv"),
     Scheme("FP8 of ComfyUI",                ".weight",        FLOAT8,                      ".scale_weight"),
     Scheme("NVFP4 of compressed-tensors",   ".weight_packed", ("uint8",),                  ".weight_global_scale"),
     Scheme("compressed-tensors",            ".weight_packed", ("uint8", "int32"),          ".weight_scale"),
     Scheme("NVFP4 of ModelOpt",             ".weight",        ("uint8",),                  ".weight_scale_2"),
-    Scheme("compressed-tensors or ModelOpt", ".weight",       (*FLOAT8, "int8"),           ".weight_scale"),
+    Scheme("compressed-tensors or ModelOpt", ".weight",       (*FLOAT8, "int8", "uint8"),  ".weight_scale"),
     Scheme("MXFP4 of gpt-oss",              "_blocks",        ("uint8",),                  "_scales"),
     Scheme("MLX",                           ".weight",        ("uint32",),                 ".scales"),
     Scheme("bitsandbytes",                  ".weight",        ("uint8",),                  ".weight.absmax"),
     Scheme("bitsandbytes",                  ".weight",        ("int8",),                   ".SCB"),
     Scheme("torchao",                       "._weight_qdata", ("int8", "uint8", *FLOAT8),  "._weight_scale"),
+    Scheme("quanto",                        "._data",         ("int8", "uint8", *FLOAT8),  "._scale"),
     Scheme("HQQ",                           ".W_q",           ("uint8", "int32"),          ".scale"),
     Scheme("EXL2",                          ".q_weight",      ("int32",),                  ".q_scale"),
     Scheme("EXL3",                          ".trellis",       ("int16",),                  ".suh"),
+    Scheme("Marlin",                        ".B",             ("int32",),                  ".s"),
+    Scheme("AQLM",                          ".codes",         ("int8", "int16", "int32"),  ".codebooks"),
 )
 CODES = ("int8", "uint8", "int16", "int32", "uint32", *FLOAT8)  # dtypes of codes, for schemes that are only in a config
 # fmt: on
@@ -59,7 +64,11 @@ def refuse_composite(tensors: Mapping[str, Any], path: StrPath, can_copy: bool =
         can_copy: whether the option ``as_stored`` would copy them.
     """
     dtypes = {name: str(dtype).removeprefix("torch.") for name, tensor in tensors.items() if (dtype := _dtype(tensor))}
-    found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dtypes))), None) or _by_config(dtypes, path)
+    dotted = {f".{name}": dtype for name, dtype in dtypes.items()}  # a single Linear's names have no prefix
+    found = next((pair for scheme in SCHEMES if (pair := _pair(scheme, dotted))), None)
+    if not found:
+        codes = next((name for name, dtype in dtypes.items() if dtype in CODES and len(tensors[name].shape) > 1), None)
+        found = _by_config(codes, path) if codes is not None else None
     if found:
         problem = f"expected weights, found codes and scales of {found[0]}, such as {shown(found[1])}"
         advice = "save the model unquantized with the library that wrote it"
@@ -72,20 +81,19 @@ def _dtype(tensor: Any) -> Any:
 
 
 def _pair(scheme: Scheme, dtypes: Mapping[str, str]) -> tuple[str, str] | None:
-    """Returns the scheme's name and its first tensor of codes, or None."""
+    """Returns the scheme's name and its first tensor of codes, or None. Names begin with a dot."""
     for name, dtype in dtypes.items():
         if name.endswith(scheme.codes) and dtype in scheme.dtypes and name.removesuffix(scheme.codes) + scheme.scales in dtypes:
-            return scheme.name, name
+            return scheme.name, name[1:]
     return None
 
 
-def _by_config(dtypes: Mapping[str, str], path: StrPath) -> tuple[str, str] | None:
-    """Returns the method that a config.json names, if there are codes, and the first of them."""
+def _by_config(codes: str, path: StrPath) -> tuple[str, str] | None:
+    """Returns the method that a config.json names, and the tensor of codes; None without one."""
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     try:
         config = read_json(folder / CONFIG).get("quantization_config")
     except (OSError, FormatError):
         return None
-    codes = next((name for name, dtype in dtypes.items() if dtype in CODES and "weight" in name), None)
     method = config.get("quant_method") if isinstance(config, dict) else None
-    return (safe(str(method)), codes) if method and codes else None
+    return (safe(str(method)), codes) if method else None

@@ -27,6 +27,7 @@ TENSORS = {  # the tensors of a Linear by their names in each scheme
         "g_idx": torch.ones(32, dtype=I32),
     },
     "GPTQ or AWQ": {"qweight": torch.ones(32, 1, dtype=I32), "qzeros": torch.ones(1, 1, dtype=I32), "scales": SCALE},
+    "GPTQ or AWQ without zeros": {"qweight": torch.ones(32, 1, dtype=torch.int16), "scales": SCALE},
     "FP8 in blocks": {"weight": torch.ones(4, 8).to(F8), "weight_scale_inv": SCALE},
     "FP8 of ComfyUI": {"weight": torch.ones(4, 8).to(F8), "scale_weight": SCALE},
     "NVFP4 of compressed-tensors": {
@@ -41,6 +42,7 @@ TENSORS = {  # the tensors of a Linear by their names in each scheme
     },
     "NVFP4 of ModelOpt": {"weight": torch.ones(4, 8, dtype=U8), "weight_scale": SCALE.to(F8), "weight_scale_2": SCALE},
     "compressed-tensors or ModelOpt": {"weight": torch.ones(4, 8, dtype=torch.int8), "weight_scale": SCALE},
+    "compressed-tensors or ModelOpt in FP4": {"weight": torch.ones(4, 8, dtype=U8), "weight_scale": SCALE.to(F8)},
     "MXFP4 of gpt-oss": {
         "experts.down_proj_blocks": torch.ones(1, 4, 1, 16, dtype=U8),
         "experts.down_proj_scales": torch.ones(1, 4, 1, dtype=U8),
@@ -48,9 +50,12 @@ TENSORS = {  # the tensors of a Linear by their names in each scheme
     "MLX": {"weight": torch.ones(4, 8).to(torch.uint32), "scales": SCALE, "biases": -SCALE},
     "bitsandbytes": {"weight": torch.ones(16, 1, dtype=U8), "weight.absmax": SCALE},
     "torchao": {"_weight_qdata": torch.ones(4, 8, dtype=torch.int8), "_weight_scale": SCALE},
+    "quanto": {"weight._data": torch.ones(4, 8, dtype=torch.int8), "weight._scale": SCALE},
     "HQQ": {"W_q": torch.ones(4, 8, dtype=U8), "scale": SCALE, "zero": -SCALE},
     "EXL2": {"q_weight": torch.ones(4, 8, dtype=I32), "q_scale": torch.ones(1, 1, dtype=I32)},
     "EXL3": {"trellis": torch.ones(4, 8, 16, dtype=torch.int16), "suh": SCALE},
+    "Marlin": {"B": torch.ones(2, 64, dtype=I32), "s": SCALE},
+    "AQLM": {"codes": torch.ones(4, 1, 1, dtype=torch.int8), "codebooks": torch.ones(1, 256, 1, 8)},
 }
 
 
@@ -64,7 +69,8 @@ def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
 @pytest.mark.parametrize("scheme", TENSORS)
 def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) -> None:
     path, out = write(tmp_path / f"model.{ending}", TENSORS[scheme]), tmp_path / "out.safetensors"
-    problem = rf"expected weights, found codes and scales of {re.escape(scheme)}, such as 'layers\.0\..*{ADVICE}"
+    name = re.sub(" without.*| in FP4", "", scheme)
+    problem = rf"expected weights, found codes and scales of {re.escape(name)}, such as 'layers\.0\..*{ADVICE}"
     donor = tmp_path / "donor.gguf"
     glft.save_file({"output_norm.weight": torch.ones(8)}, donor, {"general.architecture": "llama", "llama.block_count": 1})
     for work, has_option in (
@@ -84,12 +90,25 @@ def test_codes_and_scales_are_refused(scheme: str, ending: str, tmp_path: Path) 
     assert glft.open_checkpoint(out, as_stored=True).keys() == glft.open_checkpoint(path, as_stored=True).keys()
 
 
+@pytest.mark.parametrize(
+    ("tensors", "scheme"),
+    [
+        ({"qweight": torch.ones(4, 8, dtype=I32), "scales": SCALE}, "GPTQ or AWQ"),
+        ({"weight": torch.ones(4, 8).to(F8), "weight_scale": SCALE}, "compressed-tensors or ModelOpt"),
+    ],
+)
+def test_names_without_a_prefix(tensors: dict[str, torch.Tensor], scheme: str, tmp_path: Path) -> None:
+    safetensors.torch.save_file(tensors, path := tmp_path / "model.safetensors")
+    with pytest.raises(FormatError, match=f"codes and scales of {scheme}, such as '{next(iter(tensors))}': "):
+        glft.open_checkpoint(path)
+
+
 def test_a_scheme_that_only_the_config_names(tmp_path: Path) -> None:
-    path = write(tmp_path / "model.safetensors", {"weight_codes": torch.ones(4, 8, dtype=U8), "steps": SCALE})
+    path = write(tmp_path / "model.safetensors", {"indices": torch.ones(4, 8, dtype=U8), "steps": SCALE})
     assert len(glft.open_checkpoint(path)) == 3
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new\x1b"}}))
     for source in (path, tmp_path):
-        with pytest.raises(FormatError, match=r"codes and scales of 'new\\x1b', such as 'layers\.0\.weight_codes'"):
+        with pytest.raises(FormatError, match=r"codes and scales of 'new\\x1b', such as 'layers\.0\.indices'"):
             glft.open_checkpoint(source)
     (tmp_path / "config.json").write_text("[]")
     assert len(glft.open_checkpoint(path)) == 3
@@ -101,10 +120,14 @@ def test_plain_weights_are_not(tmp_path: Path) -> None:
         "scale": SCALE,
         "qweight": torch.ones(4, 8),
         "position_ids": torch.ones(3, dtype=I32),
+        "mask": torch.ones(4, 8, dtype=U8),
     }
     path = write(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text("{}")
-    assert len(glft.open_checkpoint(path)) == 5
+    assert len(glft.open_checkpoint(path)) == 6
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "new"}}))
+    vectors = {"weight": torch.ones(4, 8), "position_ids": tensors["position_ids"]}
+    assert len(glft.open_checkpoint(write(path, vectors))) == 3
 
 
 def test_a_folder_of_a_declared_family(tmp_path: Path) -> None:
