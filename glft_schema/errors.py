@@ -27,13 +27,15 @@ from dataclasses import dataclass
 
 MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
+PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)
+MODULES = ("numpy", "numpy.dtypes", "torch", "torch.nn.parameter", "pathlib", "pathlib._local")
 
 
 def shown(value: object, limit: int = 80) -> str:
     """Returns the repr of `value`, escaped and shortened to about `limit` characters.
 
     Of a list, tuple, set or dict, only the items that are shown are visited: it may be large,
-    nested deeply, or contain itself.
+    nested deeply, or contain itself. Objects of other libraries are shown by their type alone.
     """
     if isinstance(value, (str, bytes)) and len(value) > limit:
         return f"{value[: limit - 12]!r}... ({len(value)} in all)"
@@ -60,6 +62,12 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
             yield ", " if i else brackets[0]
             yield from _pieces(item, limit)
         yield ",)" if isinstance(value, tuple) and len(value) == 1 else brackets[1]
+    elif isinstance(value, tuple) and (fields := getattr(type(value), "_fields", None)):
+        yield f"{type(value).__name__}("
+        for i, (field, item) in enumerate(zip(fields, value, strict=False)):
+            yield f"{', ' if i else ''}{field}="
+            yield from _pieces(item, limit)
+        yield ")"
     elif isinstance(value, int) and value.bit_length() > MOST_BITS:
         yield f"an integer of {value.bit_length()} bits"
     else:
@@ -67,10 +75,15 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
 
 
 def _leaf(value: object) -> str:
-    try:
-        return " ".join(repr(value).split())
-    except Exception:  # an error in another library's repr would hide the error that is reported
-        return f"an object of {type(value).__name__}"
+    """Returns the repr of a value that holds no others, otherwise the name of its type."""
+    module = type(value).__module__
+    is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or module.startswith("glft_schema.")
+    if is_known and not getattr(getattr(value, "dtype", None), "hasobject", False):
+        try:
+            return " ".join(repr(value).split())
+        except Exception:  # an error in another library's repr would hide the error that is reported
+            pass
+    return f"an object of {type(value).__name__}"
 
 
 def safe(text: str, limit: int = 100) -> str:

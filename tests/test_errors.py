@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
+from glft_schema import Typed
 from glft_schema.errors import shown
 
 
@@ -46,3 +50,33 @@ def test_values_of_any_size_and_depth() -> None:
     assert shown(range(10**9)) == "range(0, 1000000000)"
     assert shown(OrderedDict(a=[deep] * 10**6), 20) == "{'a': [[[[[[[[[[[..."
     assert shown([Broken()]) == "[an object of Broken]"
+
+
+class Pair(NamedTuple):
+    one: object
+    other: object
+
+
+class Items(list[object]):
+    pass
+
+
+def test_what_holds_others_is_visited_only_as_far_as_it_is_shown() -> None:
+    """The repr of each of these would be of 2 to the power of 60 objects."""
+    pairs: object = 1
+    items: list[object] = []
+    for _ in range(60):
+        pairs, items = Pair(pairs, pairs), Items([items, items])
+    array = np.empty(1, object)
+    array[0] = pairs
+    assert shown(pairs, 30) == "Pair(one=Pair(one=Pair(one=..."
+    for value in (items, array, {1: pairs}.values(), slice(pairs), ValueError(pairs), deque([pairs]), torch.nn.ReLU()):
+        assert shown(value) == f"an object of {type(value).__name__}"
+
+
+@pytest.mark.parametrize(
+    "value", [torch.float32, torch.ones(2), torch.Size([2, 3]), torch.device("meta"), np.float32(1.5), np.ones(2), np.dtype("f4"),
+              Path("a"), int, Typed(1, "uint8")]
+)  # fmt: skip
+def test_objects_that_are_shown_as_python_does(value: object) -> None:
+    assert shown(value) == repr(value)
