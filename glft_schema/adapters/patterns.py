@@ -9,6 +9,7 @@ repetitions have one alternative at most for each part, and are left to ``re``.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,14 +40,19 @@ class Patterns(NamedTuple):
         """Returns the patterns in a field of the settings in `file`.
 
         Raises:
-            FormatError: if a pattern has other parts than letters, classes, groups, alternatives,
-                repetitions and ends, or all patterns together are too long.
+            FormatError: if the field has another value than an object, a pattern has other parts
+                than letters, classes, groups, alternatives, repetitions and ends, or all patterns
+                together are too long.
         """
         compiled, length = list[tuple[re.Pattern[str] | Code, Any]](), 0
-        for pattern, value in (settings.get(field) or {}).items():
+        if not isinstance(given := settings.get(field) or {}, Mapping):
+            raise FormatError(f"expected an object with values by pattern, found {shown(given)}", field, file=file)
+        for pattern, value in given.items():
             whole = rf"(.*\.)?({pattern})"  # as in peft
             try:
-                matcher = compile_pattern(whole) if BRANCHING.search(pattern) else re.compile(whole)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # of re, about sets that a later version may read differently
+                    matcher = compile_pattern(whole) if BRANCHING.search(pattern) else re.compile(whole)
             except (_UnsupportedError, re.error, RecursionError):
                 parts = "letters, classes, groups, |, repetitions, ^ and $"
                 raise FormatError(f"expected a pattern of {parts}, found {shown(pattern)}", field, file=file) from None

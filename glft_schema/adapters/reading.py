@@ -15,7 +15,7 @@ from typing import NamedTuple
 from glft_schema.adapters.patterns import Patterns
 from glft_schema.checks.roles import check_fit
 from glft_schema.errors import FormatError, OptionError, TensorError, shown
-from glft_schema.families.config import Config, config_of, read_json, refusing
+from glft_schema.families.config import LARGEST, Config, config_of, read_json, refusing
 from glft_schema.families.export import family_in_gguf
 from glft_schema.families.names import Names
 from glft_schema.families.operations import KEEP, LazyTensor, PermuteRows, Transpose, applied, of_file, of_values
@@ -39,6 +39,7 @@ OTHER_METHODS = {  # settings of adapters that are more than A and B
     "modules_to_save": "modules_to_save",
     "target_parameters": "target_parameters",
     "lora_bias": "a bias of B",
+    "layer_replication": "layer_replication",
 }
 
 
@@ -147,8 +148,8 @@ def _scale(settings: Config, alpha: object, rank: int, folder: Path) -> float:
 
 
 def _finite(value: object, path: str, file: str) -> float:
-    """Returns a number. Raises FormatError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """Returns a number that is finite in float32. Raises FormatError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise FormatError(f"expected a finite number, found {shown(value)}", path, file=file)
     return value
 

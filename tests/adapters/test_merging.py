@@ -198,7 +198,12 @@ FAULTS: dict[str, tuple[Any, str]] = {
     "alpha": (lambda f: settings(f, lora_alpha=None), "lora_alpha: expected a finite number, found None"),
     "bool": (lambda f: settings(f, lora_alpha=True), "lora_alpha: expected a finite number, found True"),
     "infinite": (lambda f: settings(f, alpha_pattern={"q_proj": float("inf")}), "expected a finite number, found inf"),
-    "patterns": (lambda f: settings(f, alpha_pattern=[1]), "expected valid settings of an adapter, found AttributeError"),
+    "patterns": (
+        lambda f: settings(f, alpha_pattern=[1]),
+        "alpha_pattern: expected an object with values by pattern, found",
+    ),
+    "layers": (lambda f: settings(f, layer_replication=[[0, 2]]), "found layer_replication"),
+    "huge": (lambda f: settings(f, lora_alpha=10**400), "lora_alpha: expected a finite number, found an integer of 1329 bits"),
     "pattern": (
         lambda f: settings(f, alpha_pattern={"(": 1}),
         "alpha_pattern: expected a pattern of letters, classes, groups, |, repetitions, ^ and $, found '('",

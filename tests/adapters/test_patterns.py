@@ -63,6 +63,17 @@ def test_other_patterns(pattern: str) -> None:
         Patterns.of({"p": {pattern: 1}}, "p", "file")
 
 
+@pytest.mark.parametrize("given", [["q"], "q", 1, True])
+def test_no_object(given: object) -> None:
+    with pytest.raises(FormatError, match=r"^p: expected an object with values by pattern, found .* in file$"):
+        Patterns.of({"p": given}, "p", "file")
+
+
+@pytest.mark.parametrize("pattern", ["[[:a:]q", "[[:a:]q+"])
+def test_sets_that_re_warns_about(pattern: str) -> None:
+    assert Patterns.of({"p": {pattern: 1}}, "p", "file").find("aq", 0) == 1
+
+
 def test_the_length_of_all_is_limited() -> None:
     with pytest.raises(FormatError, match=r"p: expected patterns of at most 10,000 instructions, found more in file"):
         Patterns.of({"p": {f"a{i}": i for i in range(MOST + 1)}}, "p", "file")
