@@ -14,7 +14,7 @@ from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
 from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
-from glft_schema.display import metadata_table
+from glft_schema.display import displayed, metadata_table
 from glft_schema.errors import FormatError, shown
 
 
@@ -34,10 +34,14 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{shown(key)}: {shown(value)}' for key, value in self.items())}}}"
+        return f"{{{', '.join(f'{shown(key)}: {shown(self._displayed(key))}' for key in self)}}}"
 
     def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
         return repr(self)
+
+    def _displayed(self, key: str) -> Any:
+        """Returns a value as it is shown."""
+        return self[key]
 
     def _repr_html_(self) -> str:
         return metadata_table(self).html()
@@ -158,6 +162,9 @@ class TypedMetadata(Metadata):
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
         return self._entries[key].type_text
+
+    def _displayed(self, key: str) -> Any:
+        return displayed(self[key], self.type_of(key))
 
     def stored(self, key: str) -> StoredValue:
         """Returns a value as stored. Raises KeyError for an unknown key."""
