@@ -93,10 +93,10 @@ class Limits:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Limits, **self._most), ()
 
-    def check(self, name: str, amount: int, path: str, of: str = "") -> None:
-        """Raises LimitError if `amount` at `path` exceeds the limit `name`."""
+    def check(self, name: str, amount: int, path: str, of: str = "", file: str | None = None) -> None:
+        """Raises LimitError if `amount` at `path`, of `file`, exceeds the limit `name`."""
         if amount > (most := self._most[name]):
-            raise exceeded(name, f"{most}{of}", str(amount), path)
+            raise exceeded(name, f"{most}{of}", str(amount), path, file)
 
     def __enter__(self) -> Limits:
         _blocks.set((*_blocks.get(), self))
@@ -120,8 +120,8 @@ def current() -> Limits:
     return blocks[-1] if blocks else Limits()
 
 
-def exceeded(name: str, most: str, found: str, path: str) -> LimitError:
+def exceeded(name: str, most: str, found: str, path: str, file: str | None = None) -> LimitError:
     """Returns the error for a limit that is exceeded."""
-    error = LimitError(f"expected at most {most} ({A_LIMIT}), found {found}", path)
+    error = LimitError(f"expected at most {most} ({A_LIMIT}), found {found}", path, file=file)
     error.limit = name
     return error

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.display import shortest as shortest
+from glft_schema.display import shortest
 from glft_schema.errors import FormatError, OptionError, TensorError, one_line, shown
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.limits import current, exceeded
 from glft_schema.storage.file_source import read_regular
 
 CONFIG = "config.json"
+BLOCKS = "num_hidden_layers"
 KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
@@ -165,9 +166,28 @@ def check_finite(value: object, path: str) -> None:
 def check_token_count(count: object, folder: Path) -> None:
     """Raises LimitError if a vocabulary's size exceeds the limit ``strings``."""
     if isinstance(count, int) and count > (most := current().strings):
-        error = exceeded("strings", f"{most} tokens", shown(count), "vocab_size")
-        error.file = str(folder / CONFIG)
-        raise error
+        raise exceeded("strings", f"{most} tokens", shown(count), "vocab_size", str(folder / CONFIG))
+
+
+def check_sizes(config: Config, tensors: Mapping[str, Any], fields: Iterable[str], file: str | None = None) -> None:
+    """Raises FormatError if a config, or a part of it such as text_config, exceeds the weights.
+
+    Args:
+        config: as stored.
+        tensors: of the model.
+        fields: to be checked; `BLOCKS` counts blocks, others are sizes of a tensor.
+        file: path of the config, for the error.
+    """
+    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+    left = [(config, "")]
+    while left:
+        part, path = left.pop()
+        for field in fields:
+            most = len(tensors) if field == BLOCKS else largest
+            if isinstance(number := part.get(field), (int, float)) and number > most:
+                raise FormatError(f"expected at most {most} by the weights, found {shown(number)}", f"{path}{field}", file=file)
+        parts = ((name, value) for name, value in part.items() if name.endswith("_config") and isinstance(value, dict))
+        left += ((value, f"{path}{name} -> ") for name, value in parts)
 
 
 def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Config:

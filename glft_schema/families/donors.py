@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
+from glft_schema.display import shortest
 from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
-from glft_schema.families.config import Config, metadata_of, read_config, refusing, shortest
+from glft_schema.families.config import Config, metadata_of, read_config, refusing
 from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library

@@ -110,9 +110,7 @@ def _over_memory(limits: Limits, file: StrPath) -> LimitError:
 
 
 def _over(name: str, most: str, found: str, file: StrPath) -> LimitError:
-    error = exceeded(name, most, found, "")
-    error.file = str(file)
-    return error
+    return exceeded(name, most, found, "", str(file))
 
 
 def answer(module: str, request: bytes) -> bytes:

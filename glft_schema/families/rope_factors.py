@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from glft_schema.display import shortest
 from glft_schema.errors import TensorError
-from glft_schema.families.config import Config, shortest
+from glft_schema.families.config import Config
 from glft_schema.families.operations import LazyTensor
 from glft_schema.lazy import torch
 

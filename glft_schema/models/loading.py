@@ -6,8 +6,8 @@ import fnmatch
 from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import FormatError, OptionError, TensorError, shown
-from glft_schema.families.config import CONFIG, read_json
+from glft_schema.errors import FormatError, OptionError, TensorError
+from glft_schema.families.config import BLOCKS, CONFIG, check_sizes, read_json
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
@@ -85,7 +85,7 @@ def load_model(path: StrPath) -> Any:
 
 
 def _check_sizes(folder: Path) -> None:
-    """Raises FormatError if a config has more tokens or blocks than the weights.
+    """Raises FormatError if a config, or a part of it, has more tokens or blocks than the weights.
 
     transformers would make a row or a module of each before it reads the weights.
     """
@@ -94,14 +94,7 @@ def _check_sizes(folder: Path) -> None:
     except FormatError:  # weights of another format, or refused by transformers, too
         return
     with file:
-        largest = max((size for tensor in file.tensors.values() for size in tensor.shape), default=0)
-        bounds = {"vocab_size": largest, "num_hidden_layers": len(file.tensors)}
-    config = read_json(folder / CONFIG)
-    for field, most in bounds.items():
-        if isinstance(number := config.get(field), int) and number > most:
-            raise FormatError(
-                f"expected at most {most} by the weights, found {shown(number)}", field, file=str(folder / CONFIG)
-            )
+        check_sizes(read_json(folder / CONFIG), file.tensors, ("vocab_size", BLOCKS), str(folder / CONFIG))
 
 
 def family_of(module: Any) -> Family | None:

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from glft_schema.errors import LimitError, OptionError, TruncatedError, shown
+from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.limits import current
 from glft_schema.storage.source import BytesSource, Source, StrPath, path_text
 
@@ -219,11 +219,7 @@ def read_regular(path: StrPath) -> bytes:
 
 def check_size(path: StrPath, size: int) -> None:
     """Raises LimitError if a file's size exceeds the limit ``whole_file``."""
-    try:
-        current().check("whole_file", size, "", " bytes")
-    except LimitError as error:
-        error.file = os.fsdecode(path)
-        raise
+    current().check("whole_file", size, "", " bytes", os.fsdecode(path))
 
 
 def read_text(path: StrPath) -> str:

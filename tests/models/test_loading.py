@@ -102,11 +102,20 @@ def _rewrite(path: Path, **parts: Any) -> None:
 def test_config_beyond_the_weights(tmp_path: Path) -> None:
     """Refused before transformers makes a row or a module of each."""
     folder = make_folder(tmp_path, "tiny-qwen3")
-    for field, number, most in (("vocab_size", 10**7, 264), ("num_hidden_layers", 10**9, 25)):
+    for field, number, most, *parts in (
+        ("vocab_size", 10**7, 264),
+        ("num_hidden_layers", 10**9, 25),
+        ("vocab_size", 10**12, 264, "text_config"),
+        ("num_hidden_layers", 10**9, 25, "thinker_config", "text_config"),
+    ):
         whole = (folder / "config.json").read_text()
-        _rewrite(folder / "config.json", **{field: number})
+        changed: dict[str, Any] = {field: number}
+        for part in reversed(parts):
+            changed = {part: changed}
+        _rewrite(folder / "config.json", **changed)
+        path = " -> ".join((*parts, field))
         with pytest.raises(
-            glft.FormatError, match=rf"^{field}: expected at most {most} by the weights, found {number} in {folder}"
+            glft.FormatError, match=rf"^{path}: expected at most {most} by the weights, found {number} in {folder}"
         ):
             load_model(folder)
         (folder / "config.json").write_text(whole)
