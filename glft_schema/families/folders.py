@@ -12,7 +12,16 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.composite import refuse_composite
-from glft_schema.families.config import CONFIG, Config, check_token_count, metadata_of, read_config, read_json, refusing
+from glft_schema.families.config import (
+    CONFIG,
+    Config,
+    check_sizes,
+    check_token_count,
+    metadata_of,
+    read_config,
+    read_json,
+    refusing,
+)
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.guarded import guarded
@@ -28,6 +37,7 @@ from glft_schema.families.operations import (
     of_file,
     of_values,
 )
+from glft_schema.families.untrusted import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container
 from glft_schema.files.shards import is_file_name
@@ -37,7 +47,7 @@ from glft_schema.storage.file_source import check_size
 from glft_schema.storage.source import StrPath, path_text
 
 FOLDER_KEYS = "glft_schema.families.folder_keys"  # a module for a process of its own
-CARD = "README.md"
+CARD, MODULES = "README.md", "modules.json"
 PARSED = (CARD, "generation_config.json", *TOKENIZER_FILES)  # by other libraries
 EMBEDDING = "token_embd.weight"
 HEAD_SIZE = "head_dim"
@@ -73,12 +83,13 @@ def open_folder(path: StrPath) -> Model:
 
     Raises:
         FormatError: if the architecture is unknown, a field of the config is missing, the tokenizer
-            is missing or unknown, or the weights are not a valid set.
+            is missing or unknown, a link leaves the folder, or the weights are not a valid set.
         TensorError: if the family has no such tensor, or the tensor does not fit the config.
         OptionError: if a library of the extra ``hf`` is missing.
         OSError: if a file is missing or cannot be read.
     """
     folder = Path(path)
+    check_links(folder, (folder / name for name in (CONFIG, MODULES, *PARSED)))
     with guarded(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
             family = family_of(folder)
@@ -163,11 +174,7 @@ def gguf_tensors(tensors: Mapping[str, LazyTensor], family: Family, config: Conf
             does not fit the config.
         FormatError: if heads are larger than any tensor.
     """
-    largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
-    if config.get(HEAD_SIZE, 0) > largest:  # before tensors of this size are generated
-        raise FormatError(
-            f"expected at most {largest}, the largest size of a tensor, found {shown(config[HEAD_SIZE])}", HEAD_SIZE
-        )
+    check_sizes(config, tensors, [HEAD_SIZE])  # before tensors of this size are generated
     found = {name: of_values(values) for name, values in family.generated(config).items()}
     stacks: dict[str, dict[int, LazyTensor]] = {}
     names = Names(family, config, len(tensors))
@@ -211,16 +218,17 @@ def pooling_keys(folder: Path, family: Family) -> dict[str, int]:
     """Returns the key of the pooling of a sentence-transformers folder; none for other folders.
 
     Raises:
-        FormatError: if llama.cpp has no such pooling, or its path is not a name.
+        FormatError: if llama.cpp has no such pooling, its path is not a name, or a link leaves the
+            folder.
     """
-    path = folder / "modules.json"
+    path = folder / MODULES
     modules = read_json(path, list) if path.is_file() else []
     for module in modules:
         if module["type"].endswith("Pooling"):
             if not is_file_name(module["path"]):
                 problem = f"expected the name of a folder in the directory, found {shown(module['path'])}"
                 raise FormatError(problem, "path", file=str(path))
-            path = folder / module["path"] / CONFIG
+            check_links(folder, [path := folder / module["path"] / CONFIG])
             pooling = read_json(path)
             for flag, mode, number in POOLINGS:
                 if pooling.get(flag) or pooling.get("pooling_mode") == mode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,29 @@ def _distrusted(path: Path, problem: str) -> OptionError:
 
 def _files(folder: Path) -> Iterator[Path]:
     """Yields all files below a folder. Raises OptionError for a link that leaves it."""
-    root = folder.resolve()
-    own = (root, root.parents[1] / "blobs") if root.parent.name == "snapshots" else (root,)
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
-            if path.is_symlink() and not any(path.resolve().is_relative_to(whole) for whole in own):
+            if path.is_symlink() and leaves(path, folder):
                 raise _distrusted(path, "without links to other folders, found one")
             if path.is_file():
                 yield path
+
+
+def leaves(path: Path, folder: Path) -> bool:
+    """Returns whether a path in a folder leads out of it by a link, other than to a cached blob.
+
+    Blobs are the files of Hugging Face's cache; only those of a snapshot lead there.
+    """
+    root, real = (Path(os.path.realpath(one)) for one in (folder, path))
+    is_blob = root.parent.name == "snapshots" and real.parent == root.parents[1] / "blobs" and real.is_file()
+    return not (real.is_relative_to(root) or is_blob)
+
+
+def check_links(folder: Path, paths: Iterable[Path]) -> None:
+    """Raises FormatError for a path in a folder that leads out of it by a link."""
+    for path in paths:
+        if leaves(path, folder):
+            raise FormatError("expected a file in the folder, found a link that leaves it", file=str(path))
 
 
 def _content(path: Path) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import glft_schema as glft
-from glft_schema.families.untrusted import check_loadable, check_no_code
+from glft_schema.families.untrusted import check_links, check_loadable, check_no_code
 
 
 def write(name: str, content: Any = None, text: str | None = None) -> Callable[[Path], Any]:
@@ -76,11 +76,34 @@ def test_no_code(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "snapshots").mkdir()
     (tmp_path / "blobs").mkdir()
     cached = folder.rename(tmp_path / "snapshots" / "1234")
+    (tmp_path / "blobs" / "5678").touch()
     link("model.safetensors", "../../blobs/5678")(cached)
+    link("circle", "circle")(cached)
     check_no_code(cached)
-    link("other", "../../code")(cached)
-    with pytest.raises(glft.OptionError, match="other: expected a folder without links to other folders, found one"):
-        check_no_code(cached)
+    write("blobs/deep/config.json", {"auto_map": {}})(tmp_path)
+    write("blobs/deep/modeling.py", text="")(tmp_path)
+    for target in ("../../code", "../../blobs/deep", "../../blobs/deep/config.json", "../../blobs"):
+        link("other", target)(cached)
+        with pytest.raises(glft.OptionError, match="other: expected a folder without links to other folders, found one"):
+            check_no_code(cached)
+        (cached / "other").unlink()
+
+
+def test_links_of_files_that_are_read(folder: Path, tmp_path: Path) -> None:
+    """A file may lead to another one of the folder, and one of a snapshot to a blob."""
+    link("README.md", "config.json")(folder)
+    link("circle", "circle")(folder)
+    check_links(folder, [folder / name for name in ("README.md", "absent", "circle")])
+    link("pp", "/etc")(folder)
+    link("tokenizer.model", "../code/x.py")(folder)
+    for name in ("pp/hostname", "tokenizer.model"):
+        with pytest.raises(glft.FormatError, match=rf"a file in the folder, found a link that leaves it in .*/{name}$"):
+            check_links(folder, [folder / name])
+    write("blobs/5678", {})(tmp_path)
+    (tmp_path / "snapshots").mkdir()
+    cached = folder.rename(tmp_path / "snapshots" / "1234")
+    link("1.json", "../../blobs/5678")(cached)
+    check_links(cached, [cached / "1.json"])
 
 
 def test_nested_json(folder: Path) -> None:
