@@ -75,8 +75,8 @@ def test_what_holds_others_is_visited_only_as_far_as_it_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [torch.float32, torch.ones(2), torch.Size([2, 3]), torch.device("meta"), np.float32(1.5), np.ones(2), np.dtype("f4"),
-              Path("a"), int, Typed(1, "uint8")]
+    "value", [torch.float32, torch.ones(2), torch.Size([2, 3]), torch.device("meta"), np.float32(1.5), np.ones(2),
+              np.dtype("f4"), Path("a"), int, Typed(1, "uint8")]
 )  # fmt: skip
 def test_objects_that_are_shown_as_python_does(value: object) -> None:
     assert shown(value) == repr(value)
