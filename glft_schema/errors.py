@@ -28,7 +28,16 @@ from dataclasses import dataclass
 MOST_BITS = 1024  # of an integer that is shown; Python refuses decimals of more than 4300 digits
 BRACKETS: dict[type, tuple[str, str]] = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
 PLAIN = (bool, int, float, complex, str, bytes, bytearray, type(None), range, type, type(...), *BRACKETS, dict)
-MODULES = ("numpy", "numpy.dtypes", "torch", "torch.nn.parameter", "pathlib", "pathlib._local")
+MODULES = (
+    "construct.core",
+    "construct.expr",
+    "numpy",
+    "numpy.dtypes",
+    "torch",
+    "torch.nn.parameter",
+    "pathlib",
+    "pathlib._local",
+)
 
 
 def shown(value: object, limit: int = 80) -> str:

@@ -41,6 +41,7 @@ from glft_schema.families.operations import (
 )
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
+from glft_schema.files.shards import check_whole
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.differences import errors_of
@@ -76,8 +77,10 @@ class Donor:
         """Returns an open file as a donor.
 
         Raises:
+            FormatError: if it is a part of a set.
             OptionError: if it is not a GGUF model of an architecture that `gguf` knows.
         """
+        check_whole(file, file.name)
         arch: Any = file.metadata.get("general.architecture") if file.format is WITH_TYPES else None
         if arch not in library("gguf").MODEL_ARCH_NAMES.values():
             raise OptionError(f"expected a GGUF model as the donor, found {shown(arch or file.format.name)}")

@@ -48,8 +48,8 @@ class ContainerConstruct(construct.Construct):
             OptionError: if `data` is not bytes.
         """
         try:
-            view = memoryview(data)
-        except TypeError:
+            view = memoryview(data).cast("B")
+        except (TypeError, ValueError):  # not a buffer, or one with gaps
             problem = f"expected the bytes of a file, found {shown(data)}"
             raise OptionError(f"{problem}: glft_schema.open takes a path, parse_stream a stream") from None
         return parse_source(BytesSource(view))

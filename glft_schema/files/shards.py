@@ -177,6 +177,12 @@ def whole_set(file: File) -> tuple[str, Path] | None:
     return ("one of the files of an index", index) if index else None
 
 
+def check_whole(file: File, path: StrPath) -> None:
+    """Raises FormatError if an open file is a part of a set, with the file that opens the set."""
+    if part := whole_set(file):
+        raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(path))
+
+
 def find_set(folder: Path) -> Path:
     """Returns the index in a folder, or its only weights file of a format with an index.
 

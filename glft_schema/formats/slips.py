@@ -9,7 +9,7 @@ import construct
 from construct.expr import ExprMixin, FuncPath
 
 from glft_schema.codec.arrays import Numbers, Strings
-from glft_schema.codec.context import Context
+from glft_schema.codec.context import BIG, Context
 from glft_schema.codec.expressions import Length, Reference, read, references_in
 from glft_schema.codec.metadata import KeyValues
 from glft_schema.codec.metadata_lines import KeyValueLines, nbytes_of_lines
@@ -217,6 +217,8 @@ def _byte_order(declared: Struct) -> Iterator[str]:
     """Yields a byte order that follows numbers, which would be read in another one."""
     before = ""
     for path, field in _leaves(declared):
+        if isinstance(field, Derived) and isinstance(field.of, str) and field.of == BIG:
+            yield f"{path}: write {BYTE_ORDER}, which sets the order of what follows, found {shown(field)}"
         if isinstance(field, ByteOrderOf) and before:
             yield f"{path}: declare the byte order before all numbers, found it after {before}"
         is_neutral = isinstance(field, (construct.Bytes, construct.FormatField, Derived, Check)) or field in (u8, i8)

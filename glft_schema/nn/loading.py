@@ -103,6 +103,8 @@ def renamed(file: File, names: Renaming, source: StrPath, *, strict: bool = Fals
         raise OptionError(f"{source}: names has {_listed(unknown)}, which the file lacks{hint}")
     rename = names if callable(names) else lambda name: names.get(name, name)
     pairs = [(new, tensor) for name, tensor in file.tensors.items() if (new := rename(name)) is not None]
+    if wrong := [new for new, _ in pairs if not isinstance(new, str)]:
+        raise OptionError(f"expected the new name of a tensor as text or None, found {shown(wrong[0])}")
     twice = [f"{name}: several tensors of the file" for name, count in Counter(new for new, _ in pairs).items() if count > 1]
     if twice:
         raise OptionError(f"{source}: {_listed(twice, '; ')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import ImportanceMatrix
+from glft_schema.weights.patterns import suggestion
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.schemes import Chosen
 from glft_schema.weights.similar_keys import warn_of_slips
@@ -182,9 +182,8 @@ def _recipe(recipe: StrPath | int) -> Recipe:
     if isinstance(recipe, os.PathLike) or (isinstance(recipe, str) and os.path.isfile(recipe)):
         return read_recipe(recipe)
     names = [known.name for known in RECIPES]
-    close = difflib.get_close_matches(str(recipe).upper(), names, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"file types are {', '.join(names)}"
-    raise OptionError(f"expected a file type or the path of a recipe file, found {shown(recipe)}; {hint}")
+    hint = suggestion(str(recipe).upper(), names) or f"; file types are {', '.join(names)}"
+    raise OptionError(f"expected a file type or the path of a recipe file, found {shown(recipe)}{hint}")
 
 
 def _parts(out: StrPath, entries: TypedMetadata, groups: list[list[str]]) -> tuple[list[StrPath], list[TypedMetadata]]:

@@ -145,12 +145,11 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
     """
     if "torch" not in sys.modules:
         return None
-    blocks = unwrapped(type_.payload.subcons[-1])
-    zeros = torch.zeros(1, blocks.size, dtype=torch.uint8)
-    numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
-    importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
-    function = "formula"
+    blocks, function = unwrapped(type_.payload.subcons[-1]), "formula"
     try:
+        zeros = torch.zeros(1, blocks.size, dtype=torch.uint8)
+        numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
+        importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
         dequantize_chunks(type_.formula, blocks.columns("blocks", zeros), torch.empty(1, weights))
         function = "encoder"
         if type_.quantize:

@@ -61,9 +61,12 @@ def register_type(
         if code == known.code or str(name).lower() == known.scheme:
             raise ValueError(f"expected an unused code and an unused name, found one used by {known.code} {known}")
     type_ = block_type(name, code, weights, block, dequantize=dequantize, quantize=quantize, scales=scales, reserved=reserved)
-    if fault := fault_of(type_, weights):
+    try:
+        if fault := fault_of(type_, weights):
+            raise ValueError(f"{name}: {fault}")
+    except BaseException:
         release_name(type_)
-        raise ValueError(f"{name}: {fault}")
+        raise
     GGML_TYPES.add(type_)
     return type_
 

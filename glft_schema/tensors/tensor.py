@@ -409,6 +409,9 @@ class Tensor:
             raise ValueError(f"expected a torch dtype, found {shown(dtype)}")
         if not dtype.is_floating_point and dtype != self.dtype.dtype:
             raise ValueError(f"expected a float dtype, found {dtype}")
+        if "float4" in str(self.dtype.dtype) and dtype != self.dtype.dtype:
+            problem = "an element has two numbers of float4, which torch converts to no other dtype: use numpy.asarray(tensor)"
+            raise TensorError(f"expected {self.dtype.dtype}, found {dtype}; {problem}", self.name)
         fields = self.dtype.cut(self._source, self.position, self.shape, rows, columns, self.order)
         fields = {name: to_device(field, device) for name, field in fields.items()}
         return self.dtype.decode(fields, len(columns), dtype=dtype, out=out)

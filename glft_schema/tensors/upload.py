@@ -23,7 +23,7 @@ def usable_device(device: str | torch.device) -> torch.device:
     try:
         _try(device)
         return torch.device(device)
-    except (RuntimeError, AssertionError) as error:
+    except (ImportError, RuntimeError, AssertionError) as error:
         raise OptionError(f"{problem}: {one_line(str(error), 120)}") from None
 
 

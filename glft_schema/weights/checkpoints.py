@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.errors import FormatError, OptionError, safe
+from glft_schema.errors import OptionError
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.converter import Converter
 from glft_schema.families.donors import Donor
 from glft_schema.families.folders import declared_family, is_model_folder, open_folder
 from glft_schema.files.container import open as open_container
 from glft_schema.files.file import File
-from glft_schema.files.shards import whole_set
+from glft_schema.files.shards import check_whole
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.file_source import open_regular
@@ -137,8 +137,8 @@ def _by_example(source: Checkpoint, target: Format | None, donor: Donor, folder:
 def _open_whole(source: StrPath | Checkpoint) -> Checkpoint:
     """Opens a checkpoint. Raises FormatError for a single file of a set."""
     checkpoint = open_entries(source)
-    if isinstance(source, (str, os.PathLike)) and checkpoint.file and (part := whole_set(checkpoint.file)):
-        raise FormatError(f"expected a whole model, found {part[0]}: open {safe(part[1].name)}", file=os.fsdecode(source))
+    if isinstance(source, (str, os.PathLike)) and checkpoint.file:
+        check_whole(checkpoint.file, source)
     return checkpoint
 
 

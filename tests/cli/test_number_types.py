@@ -63,3 +63,17 @@ def test_both_numbers_of_a_byte_of_float4(tmp_path: Path) -> None:
     with glft.open(path) as file:
         assert np.asarray(file.tensors["w"]).tolist() == [expected[:8], expected[8:]]
         assert torch.equal(torch.from_numpy(np.asarray(file.tensors["w"])).flatten(), torch.tensor(expected))
+
+
+def test_float4_is_not_converted_by_torch(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    write(path, "F4", bytes(8))
+    problem = r"tensor 'w': expected torch.float4_e2m1fn_x2, found torch.float32; .*: use numpy.asarray\(tensor\)"
+    with glft.open(path) as file:
+        for read in (
+            lambda: glft.load_file(path, dtype=torch.float32),
+            lambda: file.tensors["w"].dequantize(torch.float32),
+            lambda: file.tensors["w"].dequantize(out=torch.empty(file.tensors["w"].shape)),
+        ):
+            with pytest.raises(glft.TensorError, match=problem):
+                read()

@@ -75,7 +75,7 @@ def test_options(source: Path, tmp_path: Path) -> None:
         (["Q4_K_M", "--override-kv", "a=3"], "expected KEY=TYPE:VALUE for --override-kv, TYPE one of int, float, bool"),
         (["Q4_K_M", "--override-kv", "a=int:x"], "(true or false) or str; found 'a=int:x'"),
         (["Q4_K_M", "--override-kv", "a=bool:yes"], "found 'a=bool:yes'"),
-        (["Q4_K_L"], "expected a file type or the path of a recipe file, found 'Q4_K_L'; did you mean Q4_K_"),
+        (["Q4_K_L"], "expected a file type or the path of a recipe file, found 'Q4_K_L'; did you mean 'Q4_K_"),
         (["Q4_K_M", "--override-kv", "a=int:1", "--override-kv", "a=int:2"], "--override-kv: expected each key once"),
         (["Q4_K_M", "--tensor-type-file", "bytes.txt"], "expected UTF-8 in 'bytes.txt', found a byte at 1 that is not"),
         (["IQ1_S"], "requires an importance matrix, found none"),

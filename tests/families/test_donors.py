@@ -174,6 +174,9 @@ def test_faults(tmp_path: Path) -> None:
     assert_refused(done, "expected GGUF as the output for like (--like), found another format")
     done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", weights)
     assert_refused(done, "expected a GGUF model as the donor, found 'safetensors'")
+    *_, last = glft.split(donor, tmp_path / "part", max_tensors=12)
+    done = in_this_process("convert", folder, tmp_path / "out.gguf", "--like", last)
+    assert_refused(done, "expected a whole model, found file 2 of 2: open part-00001-of-00002.gguf")
     (folder / "config.json").write_text(json.dumps([]))
     assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf", "--like", donor), "expected JSON with an object")
 

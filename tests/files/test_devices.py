@@ -27,6 +27,7 @@ USES: dict[str, Callable[[Path, Any], Any]] = {
 }
 DEVICES = {
     "nonsense": ": Expected one of cpu, ",
+    "privateuseone": ": ",
     "cuda:x": ": Invalid device string: 'cuda:x'",
     7.5: "$",
 }

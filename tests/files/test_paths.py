@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,5 +102,7 @@ def test_sources_bytes_and_streams_are_not_paths(path: Path) -> None:
     problem = f"^expected the bytes of a file, found {found}: glft_schema.open takes a path, parse_stream a stream$"
     with pytest.raises(OptionError, match=problem):
         glft.Container.parse(str(path))
+    with pytest.raises(OptionError, match=r"^expected the bytes of a file, found array"):
+        glft.Container.parse(np.zeros(64, np.uint8)[::2])
     with pytest.raises(TypeError, match=f"^expected a stream of bytes, found {found}$"):
         glft.Container.parse_stream(str(path))

@@ -518,6 +518,9 @@ SLIPS += [
     (header("z" / Default(Strings(construct.Int8ub, 1), ["a"])), f"header -> z: write Strings with {NUMBER} <FormatField>"),
     (header("z" / Default(Numbers(Text(u8), 1), [1])), f"header -> z: write Numbers with {NUMBER} <Text>"),
     (header("z" / Count(f64, this._.rows)), "header -> z: write Count with an integer, such as u32, found f64"),
+    (header("endian" / Derived("big")),
+     'header -> endian: write "byte_order" / ByteOrderOf(BIG), which sets the order of what follows, found '
+     "<Derived +nonbuild>"),
     (header("byte_order" / Derived("big")),
      'header -> byte_order: write "byte_order" / ByteOrderOf(BIG), which sets the order of what follows, found '
      "<Derived +nonbuild>"),

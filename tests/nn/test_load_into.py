@@ -100,6 +100,11 @@ def test_names_that_a_mapping_does_not_have_stay_the_same(path: Path) -> None:
         glft.load_into(expected, path, names={"norm.weight": "renamed.weight"})
 
 
+def test_names_that_are_not_text(path: Path) -> None:
+    with pytest.raises(OptionError, match=r"^expected the new name of a tensor as text or None, found 3$"):
+        glft.load_into(Net(), path, names={"norm.weight": 3})
+
+
 def test_names_of_a_mapping_that_the_file_lacks(path: Path) -> None:
     """They would be ignored: the tensor keeps its name, which may fit by chance."""
     names = {"norm.wieght": "norm.weight", "other": None}

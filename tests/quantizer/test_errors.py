@@ -24,7 +24,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("recipe", "options", "error", "message"),
     [
-        ("Q4_K_X", {}, OptionError, "expected a file type or the path of a recipe file, found 'Q4_K_X'; did you mean Q4_K_"),
+        ("Q4_K_X", {}, OptionError, "expected a file type or the path of a recipe file, found 'Q4_K_X'; did you mean 'Q4_K_"),
         ("mine.txt", {}, OptionError, "found 'mine.txt'; file types are F32, F16"),
         (99, {}, OptionError, "a recipe file, found 99; file types are"),
         (True, {}, OptionError, "a recipe file, found True; file types are"),

@@ -568,6 +568,8 @@ def test_functions_that_fail_on_a_block_are_not_registered(functions: Any, probl
     for _ in range(2):  # the name stays free
         with pytest.raises(ValueError, match=f"^Q8_Y: {re.escape(problem)}$"):
             register_type("Q8_Y", 201, weights=16, block=Struct("d" / f16[1] * "scale"), **declared)
+    with pytest.raises(ValueError, match=r"^Q8_Y: the formula fails on one block: RuntimeError: "):  # no memory
+        register_type("Q8_Y", 201, weights=1 << 60, block=Struct("d" / f16[1] * "scale"), **declared)
     assert list(GGML_TYPES) == known
 
 
