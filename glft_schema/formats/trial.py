@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Fault(Exception):  # noqa: N818 - not an error of a caller
-    """What fails, as a sentence that begins with the field."""
+    """A failure, as a sentence that begins with the field."""
 
 
 def first_fault(format: Format) -> str | None:
