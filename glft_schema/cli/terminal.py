@@ -33,7 +33,7 @@ Like = Annotated[
 ]
 AllowRequantize = Annotated[
     bool,
-    typer.Option("--allow-requantize", help="Also quantize tensors that are quantized already; the errors add up."),
+    typer.Option("--allow-requantize", help="Also quantize tensors that are quantized already; their error grows."),
 ]
 
 

@@ -25,7 +25,7 @@ class Span(NamedTuple):
     content: PlannedPayload | bytes
 
     def part(self, first: int, last: int) -> tuple[int, int]:
-        """Returns the span's own numbers of those of the file's bytes `first` to `last` in it."""
+        """Returns bytes `first` to `last` of the file, clipped to the span, from its start."""
         return max(first - self.start, 0), min(last - self.start, self.nbytes)
 
     def pieces(self, first: int, last: int, order: ByteOrder, seen: Seen | None = None) -> Iterator[tuple[int, memoryview]]:

@@ -174,7 +174,7 @@ def _check_own(path: str, found: os.stat_result) -> None:
 
 
 class _Created(NamedTuple):
-    """What the system gives to a new file of this process.
+    """Owner, group and mode of a new file of this process.
 
     Attributes:
         status: owner, group and mode, by the umask.

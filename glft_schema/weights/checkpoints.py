@@ -85,12 +85,13 @@ def open_with_metadata(
     includes the vocabulary. With `like`, names and metadata are those of that GGUF file; see
     `Donor`.
 
+    `as_stored` is None if the caller has no such option.
+
     Raises:
         OptionError: if `like` is given and the target is not GGUF, or `like` is not a GGUF model;
             if the converter is missing, or the source is not a folder that it can convert.
         FormatError: if it is a file of a set, and not the first one or the index; if it has codes
             and scales, see `refuse_composite`, unless `as_stored` and it is not mapped to GGUF.
-            None for `as_stored` if the caller has no such option.
         FormatError, TensorError: if it cannot be mapped; see `open_folder`, `Converter.open` and
             `Donor.tensors_of`.
     """
