@@ -71,12 +71,15 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
             yield ", " if i else brackets[0]
             yield from _pieces(item, limit)
         yield ",)" if isinstance(value, tuple) and len(value) == 1 else brackets[1]
-    elif isinstance(value, tuple) and (fields := getattr(type(value), "_fields", None)):
+    elif isinstance(value, tuple) and not _has_own_repr(value) and (fields := getattr(type(value), "_fields", None)):
         yield f"{type(value).__name__}("
         for i, (field, item) in enumerate(zip(fields, value, strict=False)):
             yield f"{', ' if i else ''}{field}="
             yield from _pieces(item, limit)
         yield ")"
+    elif isinstance(value, slice):
+        yield "slice"
+        yield from _pieces((value.start, value.stop, value.step), limit)
     elif isinstance(value, int) and value.bit_length() > MOST_BITS:
         yield f"an integer of {value.bit_length()} bits"
     else:
@@ -86,13 +89,22 @@ def _pieces(value: object, limit: int) -> Iterator[str]:
 def _leaf(value: object) -> str:
     """Returns the repr of a value that holds no others, otherwise the name of its type."""
     module = type(value).__module__
-    is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or module.startswith("glft_schema.")
+    is_known = type(value) in PLAIN if module == "builtins" else module in MODULES or _is_own(value)
     if is_known and not getattr(getattr(value, "dtype", None), "hasobject", False):
         try:
             return " ".join(repr(value).split())
         except Exception:  # an error in another library's repr would hide the error that is reported
             pass
     return f"an object of {type(value).__name__}"
+
+
+def _is_own(value: object) -> bool:
+    return type(value).__module__.startswith("glft_schema.")
+
+
+def _has_own_repr(value: object) -> bool:
+    """Returns whether this package wrote the repr of a value's type."""
+    return getattr(type(value).__repr__, "__module__", "").startswith("glft_schema.")
 
 
 def safe(text: str, limit: int = 100) -> str:

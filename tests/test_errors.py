@@ -70,13 +70,13 @@ def test_what_holds_others_is_visited_only_as_far_as_it_is_shown() -> None:
     array = np.empty(1, object)
     array[0] = pairs
     assert shown(pairs, 30) == "Pair(one=Pair(one=Pair(one=..."
-    for value in (items, array, {1: pairs}.values(), slice(pairs), ValueError(pairs), deque([pairs]), torch.nn.ReLU()):
+    for value in (items, array, {1: pairs}.values(), ValueError(pairs), deque([pairs]), torch.nn.ReLU()):
         assert shown(value) == f"an object of {type(value).__name__}"
 
 
 @pytest.mark.parametrize(
     "value", [torch.float32, torch.ones(2), torch.Size([2, 3]), torch.device("meta"), np.float32(1.5), np.ones(2),
-              np.dtype("f4"), Path("a"), int, Typed(1, "uint8")]
+              np.dtype("f4"), Path("a"), int, Typed(1, "uint8"), slice(None, 2)]
 )  # fmt: skip
 def test_objects_that_are_shown_as_python_does(value: object) -> None:
     assert shown(value) == repr(value)

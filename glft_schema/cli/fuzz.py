@@ -68,7 +68,6 @@ def fuzz(
         print(f"glft: fuzz needs hypothesis: {install('fuzz')}", file=sys.stderr)
         raise typer.Exit(REFUSED) from None
     with file_errors(Path(source)), _hypothesis_storage():
-        import_module("torch")  # its absence is not a failure of a file
         try:
             _fuzz(source, examples, seed, corpus, out)
         except KeyboardInterrupt:
@@ -84,6 +83,7 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
         _check_directory(out, "--out")
     if corpus is not None:
         _check_corpus(source, target, corpus)
+    import_module("torch")  # its absence is not a failure of a file
     with progress_bar("fuzzing") as bar, _no_lost_interrupts(bar) as progress:
         count = 0 if target.is_replay else examples
         fuzzed = fuzzing.fuzz(target.source, count, seed=seed, progress=progress, given=target.given)
