@@ -364,6 +364,7 @@ def test_sets_and_files_that_shrink(odd_file: Path, tmp_path: Path) -> None:
             list(check_values(file))
 
 
+@pytest.mark.long
 def test_memory_is_that_of_a_piece(tmp_path: Path) -> None:
     """One row of 128 MiB in a sparse file; every weight is read, as all are zero."""
     path = tmp_path / "large.glft"

@@ -234,6 +234,7 @@ def test_random_files(format: Format) -> None:
     assert len(seen) > 1
 
 
+@pytest.mark.long
 def test_fuzzing(format: Format, path: Path) -> None:
     for source in (format, path.read_bytes()):
         fuzzed = fuzz(source, examples := 300 if FULL else 60)

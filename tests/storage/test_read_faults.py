@@ -345,6 +345,7 @@ def test_an_array_of_4_gib(tmp_path: Path) -> None:
             assert repr(numbers) == "[0, 0, 0, 0, ... 4,294,967,296 in all]"
 
 
+@pytest.mark.long
 @LINUX
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_large_gap_is_read_in_pieces(tmp_path: Path, filled: bool) -> None:
@@ -606,6 +607,7 @@ def test_kinds_in_a_manifest_never_become_paths(tmp_path: Path) -> None:
     assert read_corpus(tmp_path / "in" / "out" / "manifest.json")[0].stored == b"bad"
 
 
+@pytest.mark.long
 @LINUX
 def test_fuzzing_does_not_wait_on_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
