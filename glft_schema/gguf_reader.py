@@ -171,7 +171,7 @@ class GGUFReader:
         byte_order: ``I`` as on this machine, ``S`` the other one.
         endianess: a `GGUFEndian`.
         alignment: of payloads.
-        data_offset: of the first payload, in the file; where it would be, if there is none.
+        data_offset: of the first payload; without tensors, of the end of the head, aligned.
         data: the file's bytes.
 
     Raises:
