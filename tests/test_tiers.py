@@ -23,6 +23,7 @@ def pytest_configure(config):
 """
 TESTS = """
 import subprocess, sys, time, pytest
+from tests.tools.processor_time import not_charged
 
 def work(seconds):
     start = time.process_time()
@@ -42,6 +43,8 @@ def test_works(): work(0.5)
 def test_works_in_a_child(): subprocess.run([sys.executable, "-c", BUSY])
 def test_fixtures_are_counted_alone(quick): work(0.07)
 def test_of_a_slow_fixture(slow): pass
+def test_downloads():
+    with not_charged(): work(0.5)
 def test_after_it(slow): pass
 @pytest.mark.long
 def test_whole_job(): work(0.5)

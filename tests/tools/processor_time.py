@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 import time
-from collections.abc import Generator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,27 @@ IMPORTED = (  # by the warm-up, if installed: the first import of each takes a s
 
 
 class Clock:
-    """Measures from its making on."""
+    """Measures from its making on, without what runs under `not_charged`."""
+
+    free = 0.0  # seconds of this process under `not_charged`
 
     def __init__(self) -> None:
-        self.start, self.processor = time.perf_counter(), processor_time()
+        self.start, self.processor = time.perf_counter() - Clock.free, processor_time() - Clock.free
 
     def seconds(self) -> float:
         """Returns the processor time, or the wall time if that is less: a child of another test may
         have ended."""
-        return min(processor_time() - self.processor, time.perf_counter() - self.start)
+        return min(processor_time() - self.processor, time.perf_counter() - self.start) - Clock.free
+
+
+@contextmanager
+def not_charged() -> Iterator[None]:
+    """Charges no test for what runs inside, such as a download."""
+    clock = Clock()
+    try:
+        yield
+    finally:
+        Clock.free += clock.seconds()
 
 
 def processor_time() -> float:
@@ -87,12 +99,10 @@ class ProcessorTime:
 
     def __init__(self, limited: bool) -> None:
         self.limited = limited
-        self.limit = LIMIT
         self.in_fixtures = 0.0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> None:
-        self.limit = LIMIT * max(1.0, calibration() / REFERENCE)  # a slower machine takes longer
         warm_up()
 
     @pytest.hookimpl(tryfirst=True)
@@ -120,9 +130,12 @@ class ProcessorTime:
         """Lists what took long, and fails if the test has no mark that allows it."""
         if seconds > LISTED:
             self.item.user_properties.append((PROPERTY, (what, seconds)))
-        if self.limited and seconds > self.limit and not self.item.get_closest_marker("long"):
+        if not self.limited or seconds <= LIMIT or self.item.get_closest_marker("long"):
+            return
+        limit = LIMIT * max(1.0, calibration() / REFERENCE)  # a machine that is slow or busy now takes longer
+        if seconds > limit:
             pytest.fail(
-                f"the {what} took {seconds:.1f} s of processor time, and the limit of the default tier is {self.limit:.1f} s: "
+                f"the {what} took {seconds:.1f} s of processor time, and the limit of the default tier is {limit:.1f} s: "
                 "make it smaller, or mark the test `full` (only with --full) or, for a user's whole job, `long`",
                 pytrace=False,
             )
