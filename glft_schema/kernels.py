@@ -1,4 +1,4 @@
-"""Kernels: formulas compiled ahead of time for this machine; see `tensor_types.kernels`."""
+"""Kernels: steps of encoders, compiled for this machine; see `tensor_types.kernels`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from glft_schema.errors import OptionError, one_line, shown
+from glft_schema.errors import OptionError, alternatives, one_line, shown
 from glft_schema.formats.registry import FORMATS
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import lock
-from glft_schema.storage.source import BytesSource
-from glft_schema.tensor_types.engine.decoders import CONVERTED, convert, converter, decoder, decoding
-from glft_schema.tensor_types.engine.decoding import dequantize_chunks
 from glft_schema.tensor_types.engine.steps import STEPS, Call, recorded
-from glft_schema.tensor_types.kernels.building import Example, build_kernel, build_step
+from glft_schema.tensor_types.kernels.building import build_step
 from glft_schema.tensor_types.kernels.folder import (
     ENDING,
     UNFINISHED,
@@ -38,13 +34,11 @@ from glft_schema.tensor_types.kernels.folder import (
     read_manifest,
     remove_unused,
 )
-from glft_schema.tensor_types.kernels.in_use import MODE, Function, Identity, difference, forget_kernels
+from glft_schema.tensor_types.kernels.in_use import MODE, Identity, difference, forget_kernels
 from glft_schema.tensor_types.tensor_type import TensorType
 
 __all__ = ["BuiltKernel", "build", "installed", "remove"]
 
-ROWS = (2, 3, 17, 1000)  # of the examples that a kernel is compared on, besides those that it is timed on
-TIMED = 1 << 22  # numbers
 SAMPLE = (64, 2048)  # weights that the steps of encoders are recorded from
 UNUSUAL = (0.0, 0.0, 1e-44, 1e-30, 1e-8, 1e-4, 100.0)  # by which some of its rows are multiplied
 
@@ -53,9 +47,8 @@ class BuiltKernel(NamedTuple):
     """A kernel in the folder.
 
     Attributes:
-        name: a tensor type, as in schemes, a dtype that weights are converted to, or a step of
-            encoders.
-        numbers_per_second: that one thread writes; None if the kernel failed.
+        name: a step of encoders, and its variant.
+        numbers_per_second: that one thread processes; None if the kernel failed.
         times_as_fast: as the operations one by one; None if the kernel failed.
         problem: why the kernel is not used; None if it is.
     """
@@ -69,21 +62,19 @@ class BuiltKernel(NamedTuple):
 def build(
     types: Sequence[str] = (),
     *,
-    encoders: bool = False,
     jobs: int | None = None,
     built: Callable[[BuiltKernel], object] = lambda kernel: None,
 ) -> list[BuiltKernel]:
-    """Builds kernels into the folder of kernels: ``GLFT_KERNELS_FOLDER``, or
-    ``~/.cache/glft_schema/kernels``.
+    """Builds kernels for the steps of types' encoders into the folder of kernels:
+    ``GLFT_KERNELS_FOLDER``, or ``~/.cache/glft_schema/kernels``.
 
-    Building takes 5 to 25 seconds per kernel and requires a C++ compiler. A kernel of a type is
-    kept only if it writes the same numbers as the operations one by one, in less time. Existing
-    kernels are kept.
+    Building takes 5 to 25 seconds per kernel and requires a C++ compiler. A kernel is kept only if
+    it writes the same numbers as the operations one by one, in less time. Existing kernels are
+    kept.
 
     Args:
         types: as in schemes; by default all quantized types, except those that are registered only
-            in this process. Two kernels that convert to float16 and bfloat16 are added.
-        encoders: also build kernels for the steps of the types' encoders.
+            in this process.
         jobs: processes; by default one per two processors, at most eight.
         built: called with each kernel when it is there.
 
@@ -91,19 +82,14 @@ def build(
         OptionError: for an unknown type, or if the folder cannot be used.
     """
     quantized, folder = _quantized(), kernel_folder()
-    names = [*([_known(name, quantized) for name in types] or quantized), *CONVERTED]
+    names = [_known(name, quantized) for name in types] or list(quantized)
     try:
         make_folder(folder)
     except (UntrustedError, OSError) as error:
         raise OptionError(f"no kernels can be built: {error}") from None
-    kernels, types_of_steps = [], dict[str, str]()
-    if encoders:
-        types_of_steps = {step: name for name in names if name in quantized for step in _steps(quantized[name])}
+    kernels, types_of_steps = [], {step: name for name in names for step in _steps(quantized[name])}
     with _alone(folder), ThreadPoolExecutor(jobs or min(max(available_processors() // 2, 1), 8)) as pool:
-        futures = [
-            pool.submit(_present_or_built, folder.resolve(), name, types_of_steps.get(name, ""))
-            for name in (*names, *types_of_steps)
-        ]
+        futures = [pool.submit(_present_or_built, folder.resolve(), *step) for step in types_of_steps.items()]
         try:
             for future in as_completed(futures):
                 kernels.append(future.result())
@@ -133,14 +119,15 @@ def remove(names: Sequence[str] = (), *, stale: bool = False) -> int:
     """Removes kernels. Returns how many.
 
     Args:
-        names: of types or dtypes; by default all, also damaged kernels.
+        names: of steps; by default all, also damaged kernels.
         stale: only those that were built for something else, or are damaged.
 
     Raises:
         OptionError: for an unknown name, or if the folder cannot be used.
     """
-    quantized, count = _quantized(), 0
-    chosen = {name.lower() if name.lower() in CONVERTED else _known(name, quantized) for name in names}
+    count, chosen = 0, set(names)
+    if unknown := next((name for name in names if name not in STEPS), None):
+        raise OptionError(f"expected a step of encoders, {alternatives(sorted(STEPS))}, found {shown(unknown)}")
     if (folder := _existing_folder()) is None:
         return 0
     with _alone(folder):
@@ -198,12 +185,12 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _present_or_built(folder: Path, name: str, type_: str = "") -> BuiltKernel:
+def _present_or_built(folder: Path, name: str, type_: str) -> BuiltKernel:
     """Returns a kernel that is there and whole, or builds it in a process of its own.
 
     Args:
         folder: of kernels.
-        name: of a type or dtype, or a step and its variant.
+        name: a step and its variant.
         type_: the type whose encoder has the step.
     """
     try:
@@ -243,21 +230,9 @@ def _damage(folder: Path, manifest: Manifest) -> str | None:
 
 
 def build_here(folder: str, name: str, type_name: str) -> None:
-    """Builds a kernel in this process, see `_present_or_built`.
-
-    Kernels of formulas are compared on random bits: also NaN and infinite scales occur.
-    """
-    if type_name:
-        step, tensors, constants = _steps(_quantized()[type_name])[name]
-        build_step(Path(folder), _identity(name), step.function, step.last, tensors, constants)
-        return
-    if (type_ := _quantized().get(name)) is None:
-        make, count = partial(_converting, getattr(torch, name)), TIMED
-    else:
-        make, count = partial(_decoding, type_), TIMED // _cell(type_)
-    *_, (function, _) = made = [make(rows) for rows in (*ROWS, count)]
-    examples = [example for _, example in made]
-    build_kernel(Path(folder), _identity(name), function, examples, only_if_faster=type_ is not None)
+    """Builds a kernel in this process, see `_present_or_built`."""
+    step, tensors, constants = _steps(_quantized()[type_name])[name]
+    build_step(Path(folder), _identity(name), step.function, step.last, tensors, constants)
 
 
 def _steps(type_: TensorType) -> dict[str, Call]:
@@ -276,35 +251,9 @@ def _steps(type_: TensorType) -> dict[str, Call]:
     return calls
 
 
-def _decoding(type_: TensorType, rows: int) -> tuple[Function, Example]:
-    cell = _cell(type_)
-    payload = BytesSource(_random(type_.nbytes([rows, cell])).numpy().tobytes())
-    fields = type_.columns(type_.cut(payload, 0, [rows, cell], range(rows), range(cell)))
-    out = torch.empty(rows, cell)
-    function, seen = decoding(type_.formula, fields, out)
-    return function, Example([*fields.values(), seen], out, lambda: dequantize_chunks(type_.formula, fields, out))
-
-
-def _converting(dtype: torch.dtype, rows: int) -> tuple[Function, Example]:
-    arguments = [_random(4 * rows).view(torch.float32), torch.empty(rows, dtype=dtype)]
-    return convert, Example(arguments, arguments[1], lambda: convert(arguments))
-
-
-def _random(nbytes: int) -> torch.Tensor:
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(nbytes))
-
-
 def _identity(name: str) -> Identity:
     step, _, variant = name.partition(" ")
-    if step in STEPS:
-        return STEPS[step].identity(variant)
-    if (type_ := _quantized().get(name)) is None:
-        return converter(name)
-    return decoder(name, type_.formula, _cell(type_))
-
-
-def _cell(type_: TensorType) -> int:
-    return type_.kernel_cell(type_.least_row)
+    return STEPS[step].identity(variant)
 
 
 def _about(manifest: Manifest, problem: str | None = None) -> BuiltKernel:
@@ -315,9 +264,9 @@ def _about(manifest: Manifest, problem: str | None = None) -> BuiltKernel:
 
 def _stale(manifest: Manifest) -> str | None:
     """Returns what a kernel was built for, unless this process can use it."""
-    if manifest.kernel not in {*_quantized(), *CONVERTED, *STEPS}:
-        return "built for a type that is not registered"
-    name = f"{manifest.kernel} {manifest.key['variant']}" if manifest.kernel in STEPS else manifest.kernel
+    if manifest.kernel not in STEPS:
+        return "built for a step that is not there"
+    name = f"{manifest.kernel} {manifest.key['variant']}"
     try:
         key = _identity(name).key()
     except ValueError as error:

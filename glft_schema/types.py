@@ -2,7 +2,6 @@
 
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.bits import pack, unpack
-from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Reserved, TensorType, formula_of
 
@@ -12,7 +11,6 @@ __all__ = [
     "IN",
     "OUT",
     "Reserved",
-    "Scaled",
     "TensorType",
     "block_type",
     "formula_of",

@@ -1,4 +1,4 @@
-"""`glft kernels`: builds, lists and removes formulas compiled for this machine."""
+"""`glft kernels`: builds, lists and removes steps of encoders, compiled for this machine."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from glft_schema.cli.terminal import FAILED, echo, option_errors
 from glft_schema.kernels import BuiltKernel, installed
 from glft_schema.kernels import build as build_kernels
 from glft_schema.kernels import remove as remove_kernels
-from glft_schema.tensor_types.engine.decoders import CONVERTED
 from glft_schema.tensor_types.kernels.folder import kernel_folder
 
-kernels = typer.Typer(no_args_is_help=True, help="Compiles formulas for this machine.", **PLAIN)
+kernels = typer.Typer(no_args_is_help=True, help="Compiles encoders for this machine.", **PLAIN)
 Types = Annotated[list[str] | None, typer.Argument(metavar="[TYPE]...", help="Tensor types. Default: all quantized types.")]
 
 
 @kernels.command()
 def build(
     types: Types = None,
-    encoders: Annotated[bool, typer.Option("--encoders", help="Also for quantizing; takes several times as long.")] = False,
     jobs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. Default: one per two processors.")] = None,
 ) -> None:
-    """Compiles the formulas of tensor types, to dequantize several times as fast.
+    """Compiles steps of the encoders of tensor types, to quantize faster.
 
-    Takes 5 to 25 seconds per type, needs a C++ compiler, and is done once per machine and version
+    Takes 5 to 25 seconds per step, needs a C++ compiler, and is done once per machine and version
     of torch. All programs of this user then use the kernels unasked. A kernel is kept only if it
-    writes the same numbers as torch's operations one by one, in less time.
+    writes the same numbers as torch's operations one by one, in less time. Dequantizing needs no
+    kernels.
 
     The folder is GLFT_KERNELS_FOLDER, or glft_schema/kernels in the user's folder of caches. The
-    variable GLFT_KERNELS is "off" to use no kernels, "require" to fail without one, or "auto" to
-    build missing ones in the background.
+    variable GLFT_KERNELS is "off" to use no kernels, or "auto" to build missing ones in the
+    background.
     """
     with option_errors():
-        found = build_kernels(types or (), encoders=encoders, jobs=jobs, built=lambda kernel: echo(_line(kernel)))
-    if all(kernel.problem for kernel in found if kernel.name not in CONVERTED):
+        found = build_kernels(types or (), jobs=jobs, built=lambda kernel: echo(_line(kernel)))
+    if all(kernel.problem for kernel in found):
         raise typer.Exit(FAILED)
 
 
@@ -50,7 +49,7 @@ def list_() -> None:
 
 @kernels.command()
 def remove(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Types or dtypes. Default: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Steps. Default: all.")] = None,
     stale: Annotated[
         bool, typer.Option("--stale", help="Only damaged kernels, and those for another torch or machine.")
     ] = False,

@@ -81,6 +81,11 @@ class Number(construct.Construct):
         dtype: torch.dtype = getattr(torch, self._torch_name)
         return dtype
 
+    @property
+    def signed_dtype(self) -> torch.dtype:
+        """Its dtype in torch, signed for unsigned words, with which torch computes little."""
+        return getattr(torch, f"int{8 * self.itemsize}") if self.is_unsigned and self.itemsize > 1 else self.dtype
+
     def numpy_dtype(self, order: ByteOrder = LITTLE) -> np.dtype[Any]:
         """Returns the dtype of its arrays in numpy."""
         dtype: np.dtype[Any] = self._numpy.newbyteorder("<" if order == LITTLE else ">")
@@ -162,9 +167,10 @@ class TensorField(construct.Construct):
         parts = in_c_order(tensor).view(torch.uint8).reshape(-1, tensor.element_size())
         return parts.flip(1).reshape(-1).view(tensor.dtype).reshape(tensor.shape)
 
-    def columns(self, name: str, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Returns the tensors that formulas take of this field, by name: one unless it is split."""
-        return {name: numbers}
+    def columns(self, name: str, numbers: torch.Tensor, words: bool = False) -> dict[str, torch.Tensor]:
+        """Returns the tensors that formulas take of this field, by name: one unless it is split.
+        Unsigned words are returned as signed ones if `words`."""
+        return {name: numbers.view(self.number.signed_dtype) if words else numbers}
 
     def _parse(self, stream: Any, context: Context, path: str) -> torch.Tensor:
         nbytes = self._sizeof(context, path)

@@ -10,9 +10,8 @@ from glft_schema.formats.registry import format_named
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.tensor_types.encoders.symmetric import GROUP, Q4_MAX, Q8_MAX, scale_faults, symmetric_codes
 from glft_schema.tensor_types.engine.chunks import matrix, quantize_chunks
-from glft_schema.tensor_types.engine.decoding import dequantize_chunks
-from glft_schema.tensor_types.engine.scaled import Encoder
-from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL, symmetric_weights
+from glft_schema.tensor_types.engine.functions import Encoder
+from glft_schema.tensor_types.symmetric import Q8_PER_CHANNEL
 from glft_schema.tensor_types.tensor_type import is_float
 
 GLFT = format_named("GLFT")
@@ -100,10 +99,9 @@ def _formula(group: int, largest: int, scale_dtype: torch.dtype) -> Encoder:
 
 def dequantize_symmetric(codes: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Returns codes times scales in the codes' shape, as `dtype` (float32 by default)."""
-    rows = codes.shape[0]
-    out = torch.empty(rows, matrix(codes.shape)[1], dtype=dtype or torch.float32, device=codes.device)
-    dequantize_chunks(symmetric_weights, {"scales": scales.reshape(rows, -1), "codes": codes.reshape(rows, -1)}, out)
-    return out.reshape(codes.shape)
+    groups = codes.reshape(*scales.reshape(len(codes), -1).shape, -1)
+    weights = groups.to(torch.float32) * scales.reshape(groups.shape[:2]).to(torch.float32).unsqueeze(-1)
+    return weights.to(dtype or torch.float32).reshape(codes.shape)
 
 
 @outside_graphs

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
-from threading import get_ident
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +18,11 @@ from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.tensor_types.engine.chunks import slices
-from glft_schema.tensor_types.kernels.workers import in_order
+from glft_schema.tensor_types.engine.decoding import is_compiled
+from glft_schema.tensor_types.engine.workers import in_order
 
 FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
 HALF = (torch.float16, torch.bfloat16)
-CHUNK_OF_KERNEL = 1 << 21  # the same where kernels decode them
 CHUNK = 1 << 22  # weights decoded at a time: 16 MiB as float32; fewer have more overhead in Python
 DEVICES = ("cpu", "cuda")  # whose autocast is followed
 LIBRARY: Any = torch.library.Library("glft_schema", "DEF")  # type: ignore[no-untyped-call]
@@ -89,87 +88,53 @@ def _for_each_part(
 ) -> None:
     """Calls a function with some rows of the weights at a time, in memory that the next ones
     overwrite."""
-    threads, read_by = torch.get_num_threads(), _reader(packed, type, rows, columns)
-    if read_by is None or dtype not in (torch.float32, *HALF):
-        for part, weights in _decoded(packed, type, rows, columns, dtype):
-            function(part, weights)
-        return
-    size = max(min(CHUNK_OF_KERNEL // columns, -(-rows // (2 * threads))), 1)
-    readers: dict[int, Callable[[slice], torch.Tensor]] = {}
+    together = rows // max(len(packed), 1)  # rows in a row of bytes
+    numbers, threads = together * columns, torch.get_num_threads()
+    is_parallel = threads > 1 and packed.device.type == "cpu" and is_compiled(registered_type(type))
+    size = max(min(CHUNK // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
 
     def run(part: slice) -> None:
-        read = readers.get(get_ident()) or readers.setdefault(get_ident(), read_by(size))
-        weights = read(part)
-        if dtype != torch.float32:
-            weights = _memory(weights.numel(), dtype, weights.device)[: weights.numel()].view(weights.shape).copy_(weights)
-        function(part, weights)
+        weights = _memory((part.stop - part.start) * numbers, dtype, packed.device).view(-1, numbers)
+        _decode(packed[part], type, weights)
+        function(slice(part.start * together, part.stop * together), weights.view(-1, columns))
 
-    parts = slices(rows, size)
-    for _ in in_order(run, parts) if threads > 1 else map(run, parts):
+    parts = slices(len(packed), size)
+    for _ in in_order(run, parts) if is_parallel else map(run, parts):
         pass
 
 
 def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     """Returns ``grad @ weights`` [..., columns], the gradient of `linear`'s input."""
     flat = grad.reshape(math.prod(grad.shape[:-1]), rows)
-    out = grad.new_zeros(len(flat), columns)
-    for part, weights in _decoded(packed, type, rows, columns, grad.dtype):
-        out.addmm_(flat[:, part], weights)
+    out, lock = grad.new_zeros(len(flat), columns), threading.Lock()
+
+    def add(part: slice, weights: torch.Tensor) -> None:
+        with lock:
+            out.addmm_(flat[:, part], weights)
+
+    _for_each_part(add, packed, type, rows, columns, grad.dtype)
     return out.view(*grad.shape[:-1], columns)
 
 
 def _dequantize(packed: torch.Tensor, type: str, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    found, out = registered_type(type), packed.new_empty((len(packed), columns), dtype=dtype)
-    return found.decode(found.unpacked(packed, columns), columns, dtype=dtype, out=out)
+    return _decode(packed, type, packed.new_empty((len(packed), columns), dtype=dtype))
 
 
-def _reader(
-    packed: torch.Tensor, type: str, rows: int, columns: int
-) -> Callable[[int], Callable[[slice], torch.Tensor]] | None:
-    """Returns a function that makes readers of float32 weights, of some rows at most, one for each
-    thread; or None if no kernel decodes these weights."""
-    found = registered_type(type)
-    kernel, cell = found.decoding_kernel(columns, packed.device), found.kernel_cell(columns)
-    if kernel is None or len(packed) != rows or columns < 2 * cell:
-        return None
-    from glft_schema.tensor_types.engine.decoders import reader  # slow to import
-
-    given, cells = [*found.kernel_arguments(packed, columns).values()], columns // cell
-    if not reader(kernel, given, torch.empty(2, cell)):
-        return None
-
-    def make(most: int) -> Callable[[slice], torch.Tensor]:
-        read = reader(kernel, given, _memory(most * columns, torch.float32, packed.device)[: most * columns].view(-1, cell))
-        assert read
-        return lambda part: read(part.start * cells, part.stop * cells).view(-1, columns)
-
-    return make
-
-
-def _decoded(
-    packed: torch.Tensor, type: str, rows: int, columns: int, dtype: torch.dtype
-) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yields weights of some rows at a time, in memory that the next ones overwrite."""
-    found, together = registered_type(type), rows // max(len(packed), 1)  # rows in a row of bytes
-    numbers = together * columns
-    size = max(CHUNK // max(numbers, 1), 1)
-    memory = _memory(min(size, len(packed)) * numbers, dtype, packed.device)
-    for part in slices(len(packed), size):
-        count = part.stop - part.start
-        weights = memory[: count * numbers].view(count, numbers)
-        found.decode(found.unpacked(packed[part], numbers), numbers, dtype=dtype, out=weights)
-        yield slice(part.start * together, part.stop * together), weights.view(-1, columns)
+def _decode(packed: torch.Tensor, type: str, out: torch.Tensor) -> torch.Tensor:
+    found, columns = registered_type(type), out.shape[1]
+    return found.decode(found.unpacked(packed, columns), columns, dtype=out.dtype, out=out)
 
 
 def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns memory, on the CPU the same for each call of a thread; a GPU's allocator keeps it."""
+    """Returns memory for some numbers, on the CPU the same for each call of a thread; a GPU's
+    allocator keeps it."""
     if device.type != "cpu":
         return torch.empty(numbers, dtype=dtype, device=device)
     kept: dict[torch.dtype, torch.Tensor] = _KEPT.__dict__.setdefault("by_dtype", {})
     if dtype not in kept or kept[dtype].numel() < numbers:
         with torch.inference_mode(False):  # or later passes that train could not write into it
             kept[dtype] = torch.empty(numbers, dtype=dtype)
-    return kept[dtype]
+    return kept[dtype][:numbers]
 
 
 def _check_input(x: torch.Tensor, columns: int) -> None:

@@ -58,10 +58,10 @@ def printed(function: Function, *, compiled: bool = False) -> tuple[str, dict[st
     return head + "".join(f"    {line}\n" for line in _used(printer.lines)), printer.tables
 
 
-def decoder(function: Function, on: Any) -> Callable[..., Any]:
-    """Returns a function of arrays by keyword, as `printed`."""
+def decoder(function: Function, on: Any, *device: Any) -> Callable[..., Any]:
+    """Returns a function of arrays by keyword, as `printed`, for torch on a device."""
     text, tables = printed(function, compiled=on.__name__.endswith("compiled_arrays"))
-    scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers) for name, numbers in tables.items()}}
+    scope = {"inf": np.inf, "nan": np.nan, **{name: on.table(numbers, *device) for name, numbers in tables.items()}}
     exec(text, scope)
     return partial(scope[function.name], on)
 

@@ -43,7 +43,7 @@ __all__ = [
 
 
 def view(x: torch.Tensor, first: int, steps: Sizes, sizes: Sizes) -> torch.Tensor:
-    return x[:, _places(first, steps, sizes, x.device)]
+    return x[:, _places(first, steps, sizes, x.device)] if sizes else x[:, first]
 
 
 def linear(w: torch.Tensor, first: int, steps: Sizes, sizes: Sizes, kind: str) -> torch.Tensor:

@@ -15,8 +15,8 @@ Sizes: TypeAlias = tuple[int, ...]
 NAMES = {"u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "f16": "float16", "f32": "float32", "bool": "bool"}
 
 
-def table(numbers: np.ndarray[Any, Any]) -> torch.Tensor:
-    return torch.from_numpy(np.array(numbers))
+def table(numbers: np.ndarray[Any, Any], device: torch.device | str = "cpu") -> torch.Tensor:
+    return torch.from_numpy(np.array(numbers)).to(device)
 
 
 def view(x: torch.Tensor, first: int, steps: Sizes, sizes: Sizes) -> torch.Tensor:

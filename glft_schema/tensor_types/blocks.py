@@ -20,11 +20,12 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
+from glft_schema.scalar.language import ScalarError
 from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
-from glft_schema.tensor_types.engine.decoding import dequantize_chunks
-from glft_schema.tensor_types.engine.scaled import Encoder, Formula
+from glft_schema.tensor_types.engine.functions import Encoder, Formula
+from glft_schema.tensor_types.scalar_decoders import check_formula
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
 
@@ -120,17 +121,18 @@ class Blocks(TensorField):
 
         return encode
 
-    def columns(self, name: str, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    def columns(self, name: str, raw: torch.Tensor, words: bool = False) -> dict[str, torch.Tensor]:
         """Splits u8 of whole blocks, of any shape, into one tensor [blocks, numbers] per field, of
         the field's type.
 
-        Unsigned words are returned as their bytes, the lowest first: torch computes with neither
-        u16 nor u32.
+        Unsigned words are returned as signed ones if `words`, or else as their bytes, the lowest
+        first.
         """
         rows = raw.reshape(-1, self.size)
         return {
-            # torch.compile would put no guard on `number in (u8, u16, u32)`
-            name: rows[:, span] if number.is_unsigned else numbers_of_rows(rows, span, number.dtype, number.itemsize)
+            name: rows[:, span]
+            if number.is_unsigned and not words
+            else numbers_of_rows(rows, span, number.signed_dtype, number.itemsize)
             for name, span, number in self._spans
         }
 
@@ -141,19 +143,23 @@ class Blocks(TensorField):
 def fault_of(type_: TensorType, weights: int) -> str | None:
     """Returns how a function of a block type fails on one block, or None.
 
-    Nothing is tried before torch is imported: inspecting a file with the type does not need torch.
+    Functions of tensors are not tried before torch is imported: inspecting a file with the type
+    does not need torch.
     """
-    if "torch" not in sys.modules:
-        return None
     blocks, function = unwrapped(type_.payload.subcons[-1]), "formula"
     try:
-        zeros = torch.zeros(1, blocks.size, dtype=torch.uint8)
+        if type_.is_scalar:
+            check_formula(type_)
+        if "torch" not in sys.modules:
+            return None
         numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
         importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
-        dequantize_chunks(type_.formula, blocks.columns("blocks", zeros), torch.empty(1, weights))
+        type_.decode({"blocks": torch.zeros(1, blocks.size, dtype=torch.uint8)}, weights)
         function = "encoder"
         if type_.quantize:
             type_.quantize(numbers, **importance)
+    except ScalarError as error:
+        return str(error)
     except Exception as error:  # of a function of the caller: any class
         problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         return f"the {function} fails on one block: {one_line(problem)}"
@@ -198,12 +204,12 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: En
         return f"write the encoder as a function of (weights) or (weights, importance), found {shown(quantize)}"
     if not callable(dequantize):
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
+    parameters = signature(dequantize)
     try:
-        signature(dequantize).bind(**dict.fromkeys(names))
+        if "w" in names or "w" not in parameters.parameters:  # no scalar function
+            parameters.bind(**dict.fromkeys(names))
     except TypeError:
-        return (
-            f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {signature(dequantize)}"
-        )
+        return f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {parameters}"
     return None
 
 

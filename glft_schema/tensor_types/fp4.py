@@ -10,25 +10,18 @@ from __future__ import annotations
 
 from glft_schema.codec.numbers import f16, u8, u16
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.fp4 import to_iq4_nl, to_iq4_xs, to_mxfp4, to_nvfp4
-from glft_schema.tensor_types.engine.arithmetic import product
-from glft_schema.tensor_types.engine.bits import of_table, unpack
-from glft_schema.tensor_types.engine.packing import halves, less
-from glft_schema.tensor_types.engine.scaled import Scaled
 from glft_schema.tensor_types.small_floats import (
     E2M1_DOUBLED,
     IQ4_VALUES,
     e4m3_scale,
     e8m0,
     half_e4m3,
-    half_of_power,
     half_power,
-    ue4m3,
 )
-from glft_schema.tensor_types.tensor_type import Reserved, decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import Reserved, formula_of
 
 # fmt: off
 MXFP4 = block_type("MXFP4", 39, 32, Struct(
@@ -38,7 +31,7 @@ MXFP4 = block_type("MXFP4", 39, 32, Struct(
 # fmt: on
 
 
-@decoder_of(MXFP4)
+@formula_of(MXFP4)
 def decode_mxfp4(w, e, qs):
     """2^(e - 127) * value. No e is NaN: 255 is 2^128, too."""
     half = half_power(e[0])
@@ -56,7 +49,7 @@ NVFP4 = block_type("NVFP4", 40, 64, Struct(
 # fmt: on
 
 
-@decoder_of(NVFP4)
+@formula_of(NVFP4)
 def decode_nvfp4(w, d, qs):
     """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group, high
     ones the second."""
@@ -75,7 +68,7 @@ IQ4_NL = block_type("IQ4_NL", 20, 32, Struct(
 # fmt: on
 
 
-@decoder_of(IQ4_NL)
+@formula_of(IQ4_NL)
 def decode_iq4_nl(w, d, qs):
     """d * value."""
     for h in range(2):
@@ -93,7 +86,7 @@ IQ4_XS = block_type("IQ4_XS", 23, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ4_XS)
+@formula_of(IQ4_XS)
 def decode_iq4_xs(w, d, scales_h, scales_l, qs):
     """d * (scale - 32) * value, for groups of 32; the low four bits of a scale from scales_l, the
     high two from scales_h."""
@@ -103,34 +96,3 @@ def decode_iq4_xs(w, d, scales_h, scales_l, qs):
         for h in range(2):
             for i in range(16):
                 w[32 * g + 16 * h + i] = factor * float32(IQ4_VALUES[qs[16 * g + i] >> 4 * h & 15])
-
-
-@formula_of(MXFP4)
-def mxfp4(e: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """2^(e - 127) * value. No e is NaN: 255 is 2^128, too."""
-    return Scaled(of_table(halves(qs), E2M1_DOUBLED), half_of_power(e))
-
-
-@formula_of(NVFP4)
-def nvfp4(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * value, for groups of 16; low nibbles of each 8 bytes are the first half of a group,
-    high ones the second.
-    """
-    codes = unpack(qs.reshape(qs.shape[0], 4, 8), 4, 2)
-    return Scaled(of_table(codes, E2M1_DOUBLED), ue4m3(d))
-
-
-@formula_of(IQ4_NL)
-def iq4_nl(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * value."""
-    return Scaled(of_table(halves(qs), IQ4_VALUES), d)
-
-
-@formula_of(IQ4_XS)
-def iq4_xs(d: torch.Tensor, scales_h: torch.Tensor, scales_l: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * value, for groups of 32;
-    the low four bits of a scale from scales_l, the high two from scales_h.
-    """
-    low, high = unpack(scales_l, 4, 2).flatten(1), unpack(scales_h, 2, 2).flatten(1)
-    codes = unpack(qs.reshape(qs.shape[0], 8, 16), 4, 2)
-    return Scaled(of_table(codes, IQ4_VALUES), product(d, less(low | high << 4, 32)))

@@ -9,7 +9,7 @@ from glft_schema.codec.type_codes import TypeTable
 from glft_schema.plugins import TYPES, load
 from glft_schema.tensor_types import fp4, i_quants, k_quants, legacy, ternary, unquantized
 from glft_schema.tensor_types.blocks import block_type, fault_of
-from glft_schema.tensor_types.engine.scaled import Encoder, Formula
+from glft_schema.tensor_types.engine.functions import Encoder, Formula
 from glft_schema.tensor_types.tensor_type import Floats, OpaqueType, Reserved, TensorType, release_name
 
 FAMILIES = (unquantized, legacy, k_quants, i_quants, ternary, fp4)

@@ -9,7 +9,6 @@ Source: ggml-common.h of llama.cpp; checked against gguf-py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +40,7 @@ VALUES = {
 # fmt: on
 
 GRIDS = Path(__file__).with_name("ggml_grids.bin")
-NOT_IN_FINGERPRINTS = ("_CACHE", "Grids")  # of kernels; the file counts, which `Grids` only reads
-_CACHE: dict[tuple[str, str], torch.Tensor] = {}
-
-
-def cached_on_device(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Returns a tensor that `make` makes once per device.
-
-    torch.compile cannot trace `make`: call a formula once before compiling it.
-    """
-    key = name, str(device)
-    if key not in _CACHE:
-        _CACHE[key] = make()
-    return _CACHE[key]
-
-
-def grid(name: str, device: torch.device) -> torch.Tensor:
-    """Returns a grid as int8 [entries, values]."""
-
-    def make() -> torch.Tensor:
-        return torch.tensor(VALUES[name], dtype=torch.int8, device="cpu")[levels(name).to(torch.int32)].to(device)
-
-    return cached_on_device(name, device, make)
+NOT_IN_FINGERPRINTS = ("Grids",)  # of kernels; the file counts, which `Grids` only reads
 
 
 def levels(name: str) -> torch.Tensor:

@@ -14,8 +14,7 @@ from glft_schema.lazy import torch
 from glft_schema.scalar.language import as_float16, float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.i_quants import to_iq1_m, to_iq1_s, to_iq2_s, to_iq2_xs, to_iq2_xxs, to_iq3_s, to_iq3_xxs
-from glft_schema.tensor_types.engine.bits import fields, from_fields, looked_up, looked_up_pairs, once, signed, unpack, words
-from glft_schema.tensor_types.engine.scaled import Scaled
+from glft_schema.tensor_types.engine.bits import from_fields
 from glft_schema.tensor_types.grids import (
     IQ1_GRID,
     IQ2_S_GRID,
@@ -23,10 +22,8 @@ from glft_schema.tensor_types.grids import (
     IQ2_XXS_GRID,
     IQ3_S_GRID,
     IQ3_XXS_GRID,
-    cached_on_device,
-    grid,
 )
-from glft_schema.tensor_types.tensor_type import decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(
@@ -36,7 +33,7 @@ IQ2_XXS = block_type("IQ2_XXS", 16, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ2_XXS)
+@formula_of(IQ2_XXS)
 def decode_iq2_xxs(w, d, qs):
     """d * (scale + 1/2) / 4 * entry, signed: per 32 weights four indices of a byte, then 4 x 7 sign
     bits and a 4-bit scale."""
@@ -70,7 +67,7 @@ IQ2_XS = block_type("IQ2_XS", 17, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ2_XS)
+@formula_of(IQ2_XS)
 def decode_iq2_xs(w, d, qs, scales):
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 9-bit index and 7 sign bits, per 16
     weights a 4-bit scale."""
@@ -91,7 +88,7 @@ IQ3_XXS = block_type("IQ3_XXS", 18, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ3_XXS)
+@formula_of(IQ3_XXS)
 def decode_iq3_xxs(w, d, qs, scales_and_signs):
     """d * (scale + 1/2) / 2 * entry, signed: per 4 weights an index, per 32 weights 4 x 7 sign bits
     and a 4-bit scale."""
@@ -113,7 +110,7 @@ IQ1_S = block_type("IQ1_S", 19, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ1_S)
+@formula_of(IQ1_S)
 def decode_iq1_s(w, d, qs, qh):
     """d * (2 scale + 1) * (entry +- 1/8): per 32 weights a word of 4 x 3 high index bits, a 3-bit
     scale, the shift's sign."""
@@ -137,7 +134,7 @@ IQ3_S = block_type("IQ3_S", 21, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ3_S)
+@formula_of(IQ3_S)
 def decode_iq3_s(w, d, qs, qh, sign_bits, scales):
     """d * (1 + 2 scale) * entry, signed: per 4 weights a 9-bit index, one bit of it in qh, per 64
     weights two 4-bit scales."""
@@ -161,7 +158,7 @@ IQ2_S = block_type("IQ2_S", 22, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ2_S)
+@formula_of(IQ2_S)
 def decode_iq2_s(w, d, qs, sign_bits, qh, scales):
     """d * (scale + 1/2) / 4 * entry, signed: per 8 weights a 10-bit index, two bits of it in qh,
     and a sign byte."""
@@ -183,7 +180,7 @@ IQ1_M = block_type("IQ1_M", 29, 256, Struct(
 # fmt: on
 
 
-@decoder_of(IQ1_M)
+@formula_of(IQ1_M)
 def decode_iq1_m(w, qs, qh, scales):
     """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the
     shift's sign.
@@ -201,129 +198,7 @@ def decode_iq1_m(w, qs, qh, scales):
                 w[16 * g + 8 * v + j] = factor * (float32(IQ1_GRID[entry + j]) + shift)
 
 
-@formula_of(IQ2_XXS)
-def iq2_xxs(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed:
-    per 32 weights four indices of a byte, then 4 x 7 sign bits and a 4-bit scale.
-    """
-    pairs = qs.reshape(qs.shape[0], 8, 8)
-    index, word = pairs[:, :, :4].flatten(1), words(pairs[:, :, 4:].flatten(1), 4)
-    factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.25
-    return Scaled(entries("iq2_xxs", index) * signs(sevens(word)), factor)
-
-
-@formula_of(IQ2_XS)
-def iq2_xs(d: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed:
-    per 8 weights a 9-bit index and 7 sign bits, per 16 weights a 4-bit scale.
-    """
-    word = words(qs, 2)
-    factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
-    return Scaled(entries("iq2_xs", word & 511) * signs(even_signs(word >> 9)), factor)
-
-
-@formula_of(IQ2_S)
-def iq2_s(d: torch.Tensor, qs: torch.Tensor, sign_bits: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 4 * entry, signed:
-    per 8 weights a 10-bit index, two bits of it in qh, and a sign byte.
-    """
-    high = unpack(qh, 2, 2).flatten(1).to(torch.int32)
-    factor = d.to(torch.float32) * (0.5 + nibbles(scales).to(torch.float32)) * 0.25
-    return Scaled(entries("iq2_s", qs | high << 8) * signs(sign_bits), factor)
-
-
-@formula_of(IQ3_XXS)
-def iq3_xxs(d: torch.Tensor, qs: torch.Tensor, scales_and_signs: torch.Tensor) -> Scaled:
-    """d * (scale + 1/2) / 2 * entry, signed:
-    per 4 weights an index, per 32 weights 4 x 7 sign bits and a 4-bit scale.
-    """
-    word = words(scales_and_signs, 4)
-    factor = d.to(torch.float32) * (0.5 + (word >> 28).to(torch.float32)) * 0.5
-    return Scaled(pairs_of_entries("iq3_xxs", qs) * signs(sevens(word)), factor)
-
-
-@formula_of(IQ3_S)
-def iq3_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor, sign_bits: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (1 + 2 scale) * entry, signed:
-    per 4 weights a 9-bit index, one bit of it in qh, per 64 weights two 4-bit scales.
-    """
-    high = unpack(qh, 1, 2).flatten(1).to(torch.int32)
-    factor = d.to(torch.float32) * (1 + 2 * nibbles(scales).to(torch.float32))
-    return Scaled(pairs_of_entries("iq3_s", qs | high << 8) * signs(sign_bits), factor)
-
-
-@formula_of(IQ1_S)
-def iq1_s(d: torch.Tensor, qs: torch.Tensor, qh: torch.Tensor) -> Scaled:
-    """d * (2 scale + 1) * (entry +- 1/8):
-    per 32 weights a word of 4 x 3 high index bits, a 3-bit scale, the shift's sign.
-    """
-    word = words(qh, 2)
-    high = (fields(word, 3, 4, 2) | (word >> 12 & 8).unsqueeze(2)).flatten(1)
-    factor = d.to(torch.float32) * (2 * (word >> 12 & 7).to(torch.float32) + 1)
-    return Scaled(shifted_entries(qs | high << 8), factor * 0.125)
-
-
-@formula_of(IQ1_M)
-def iq1_m(qs: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    """d * (2 scale + 1) * (entry +- 1/8): per 8 weights a nibble of three high index bits and the
-    shift's sign.
-
-    Four words hold sixteen 3-bit scales in their low 12 bits, and in their top nibbles, lowest
-    first, the float16 d.
-    """
-    word, d = words(scales, 2), top_nibbles(scales).to(torch.float32)
-    factor = once(d) * (2 * fields(word, 3, 4, 2).flatten(1).to(torch.float32) + 1)
-    return Scaled(shifted_entries(once(qs | nibbles(qh).to(torch.int16) << 8)), factor * 0.125)
-
-
-def entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns a grid's entries for indices [blocks, vectors] as int8 [blocks, vectors, values]."""
-    return looked_up(grid(name, index.device), index)
-
-
-def pairs_of_entries(name: str, index: torch.Tensor) -> torch.Tensor:
-    """Returns pairs of entries of four values: indices [blocks, 2 k] -> integers [blocks, k, 8]."""
-    table = grid(name, index.device)
-    words_ = cached_on_device(f"{name} as words", index.device, lambda: table.view(torch.int32).squeeze(1))
-    return looked_up_pairs(table, words_, index)
-
-
-def shifted_entries(index: torch.Tensor) -> torch.Tensor:
-    """Returns the entries of an i1-quant, shifted by 1/8, as int8 [blocks, vectors, 8] in eighths.
-
-    Bit 11 of an index [blocks, vectors] is set for a downward shift.
-    """
-
-    def make() -> torch.Tensor:
-        eighths = grid("iq1_s", index.device) << 3
-        return torch.cat((eighths + 1, eighths - 1))
-
-    return looked_up(cached_on_device("iq1_s in eighths", index.device, make), index)
-
-
-def signs(bits: torch.Tensor) -> torch.Tensor:
-    """Returns -1 for set bits, else 1: sign bytes [blocks, vectors] -> int8 [blocks, 8 vectors]."""
-    return 1 - signed(unpack(once(bits.to(torch.uint8)), 1, 2) << 1)
-
-
-def even_signs(seven: torch.Tensor) -> torch.Tensor:
-    """Adds to seven sign bits the eighth, which makes the number of set bits even."""
-    parity = seven ^ seven >> 4
-    parity = parity ^ parity >> 2
-    return seven | ((parity ^ parity >> 1) & 1) << 7
-
-
-def sevens(word: torch.Tensor) -> torch.Tensor:
-    """Returns four sign bytes from the low 28 bits of each word: [blocks, k] -> [blocks, 4 k]."""
-    return even_signs(fields(word, 7, 4, 2).flatten(1))
-
-
-def nibbles(scales: torch.Tensor) -> torch.Tensor:
-    """u8 [blocks, k] -> [blocks, 2 k], the low nibble of each byte first."""
-    return unpack(scales, 4, 2).flatten(1)
-
-
 def top_nibbles(scales: torch.Tensor) -> torch.Tensor:
     """Returns the float16 in the top nibbles of four words: u8 [blocks, 8] -> [blocks, 1]."""
-    bits = from_fields(words(scales, 2) >> 12, 4, 1)
-    return bits.to(torch.int32).to(torch.int16).view(torch.float16).unsqueeze(1)
+    bits = from_fields((scales[:, 1::2] >> 4).to(torch.int32), 4, 1)
+    return bits.to(torch.int16).view(torch.float16).unsqueeze(1)

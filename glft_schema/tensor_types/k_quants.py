@@ -2,23 +2,17 @@
 float16 scales.
 
 Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
-checked bit by bit against both. The encoders are in `encoders.k_quants`, the layouts of codes in
-bytes in `engine.packing`.
+checked bit by bit against both. The encoders are in `encoders.k_quants`.
 """
 
 from __future__ import annotations
 
 from glft_schema.codec.numbers import f16, f32, i8, i16, u8
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.k_quants import to_q2_k, to_q3_k, to_q4_k, to_q5_k, to_q6_k, to_q8_k
-from glft_schema.tensor_types.engine.arithmetic import product
-from glft_schema.tensor_types.engine.bits import stack, unpack
-from glft_schema.tensor_types.engine.packing import less, planes
-from glft_schema.tensor_types.engine.scaled import Scaled
-from glft_schema.tensor_types.tensor_type import decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 Q2_K = block_type("Q2_K", 10, 256, Struct(
@@ -30,7 +24,7 @@ Q2_K = block_type("Q2_K", 10, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q2_K)
+@formula_of(Q2_K)
 def decode_q2_k(w, scales, qs, d, dmin):
     """d * scale * code - dmin * minimum, for groups of 16; code k of byte l is weight 32 k + l."""
     for g in range(16):
@@ -50,7 +44,7 @@ Q3_K = block_type("Q3_K", 11, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q3_K)
+@formula_of(Q3_K)
 def decode_q3_k(w, hmask, qs, scales, d):
     """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of
     hmask[l]. Scales have four low bits in bytes 0..7, and two high bits in bytes 8..11."""
@@ -73,7 +67,7 @@ Q4_K = block_type("Q4_K", 12, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q4_K)
+@formula_of(Q4_K)
 def decode_q4_k(w, d, dmin, scales, qs):
     """d * scale * code - dmin * minimum, for groups of 32."""
     for g in range(8):
@@ -111,7 +105,7 @@ Q5_K = block_type("Q5_K", 13, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q5_K)
+@formula_of(Q5_K)
 def decode_q5_k(w, d, dmin, scales, qh, qs):
     """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K; the fifth bit of weight
     32 g + i is bit g of qh[i]."""
@@ -133,7 +127,7 @@ Q6_K = block_type("Q6_K", 14, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q6_K)
+@formula_of(Q6_K)
 def decode_q6_k(w, ql, qh, scales, d):
     """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two
     from qh.
@@ -159,86 +153,8 @@ Q8_K = block_type("Q8_K", 15, 256, Struct(
 # fmt: on
 
 
-@decoder_of(Q8_K)
+@formula_of(Q8_K)
 def decode_q8_k(w, d, qs):
     """d * code; bsums are for dot products."""
     for i in range(256):
         w[i] = d[0] * float32(qs[i])
-
-
-@formula_of(Q2_K)
-def q2_k(scales: torch.Tensor, qs: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 16;
-    low nibbles of scales are scales, high ones minima.
-    """
-    return Scaled(planes(qs, 2), product(d, scales & 15), -product(dmin, scales >> 4))
-
-
-@formula_of(Q3_K)
-def q3_k(hmask: torch.Tensor, qs: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * (scale - 32) * (code - 4), for groups of 16; the third bit of weight 32 k + l is bit k of
-    hmask[l].
-
-    The 12 bytes hold sixteen 6-bit scales: low nibbles of bytes 0..7 begin scales 0..7, high
-    nibbles scales 8..15, and bytes 8..11 hold their two high bits: of scale g, bits 2 (g // 4) of
-    byte 8 + g % 4.
-    """
-    low, high = unpack(scales[:, :8], 4, 1).flatten(1), unpack(scales[:, 8:], 2, 1).flatten(1)
-    codes = planes(qs, 2)
-    codes = codes | planes(hmask, 1).view(codes.shape) << 2
-    return Scaled(less(codes, 4), product(d, less(low | high << 4, 32)))
-
-
-@formula_of(Q4_K)
-def q4_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 32."""
-    return _with_minimum(planes(qs, 4), d, dmin, scales)
-
-
-@formula_of(Q5_K)
-def q5_k(d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * scale * code - dmin * minimum, for groups of 32, as in Q4_K;
-    the fifth bit of weight 32 k + l is bit k of qh[l].
-    """
-    codes = planes(qs, 4)
-    return _with_minimum(codes | planes(qh, 1).view(codes.shape) << 4, d, dmin, scales)
-
-
-@formula_of(Q6_K)
-def q6_k(ql: torch.Tensor, qh: torch.Tensor, scales: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * scale * (code - 32), for groups of 16; the low four bits of a code from ql, the high two
-    from qh.
-
-    In each half of 128 weights, byte l of 64 in ql is weight l low and weight 64 + l high, and the
-    2-bit fields of byte l of 32 in qh are weights l, 32 + l, 64 + l and 96 + l.
-    """
-    high = planes(qh, 2)
-    low = unpack(ql.reshape(ql.shape[0], 2, 2, 32), 4, 2).view(high.shape)
-    return Scaled(less(low | high << 4, 32), product(d, scales))
-
-
-@formula_of(Q8_K)
-def q8_k(d: torch.Tensor, qs: torch.Tensor, bsums: torch.Tensor) -> Scaled:
-    """d * code; bsums are for dot products."""
-    return Scaled(qs, d)
-
-
-def _with_minimum(codes: torch.Tensor, d: torch.Tensor, dmin: torch.Tensor, scales: torch.Tensor) -> Scaled:
-    scale, minimum = six_bits(scales)
-    return Scaled(codes, product(d, scale), -product(dmin, minimum))
-
-
-def six_bits(scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unpacks the 12 bytes of Q4_K and Q5_K into eight 6-bit scales and eight 6-bit minima, each u8
-    [blocks, 8].
-
-    With s and m for the bits of a scale and a minimum, g for one of the first four groups::
-
-        byte g      ssSSSSSS  SSSSSS is scale g,   ss the high bits of scale g + 4
-        byte g + 4  mmMMMMMM  MMMMMM is minimum g, mm the high bits of minimum g + 4
-        byte g + 8  mmmmssss  the low bits of scale and minimum g + 4
-    """
-    low, middle, high = scales.view(-1, 3, 4).unbind(1)
-    scale = stack((low & 63, high & 15 | low >> 6 << 4), 1)
-    minimum = stack((middle & 63, high >> 4 | middle >> 6 << 4), 1)
-    return scale.flatten(1), minimum.flatten(1)

@@ -1,21 +1,17 @@
 """ggml's first quantized types: one or two float16 scales per block.
 
 Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
-checked bit by bit against both. The encoders are in `encoders.legacy`, the layouts of codes in
-bytes in `engine.packing`.
+checked bit by bit against both. The encoders are in `encoders.legacy`.
 """
 
 from __future__ import annotations
 
 from glft_schema.codec.numbers import f16, i8, u8, u32
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.legacy import to_q1_0, to_q2_0, to_q4_0, to_q4_1, to_q5_0, to_q5_1, to_q8_0, to_q8_1
-from glft_schema.tensor_types.engine.packing import bits, crumbs, halves, less
-from glft_schema.tensor_types.engine.scaled import Scaled
-from glft_schema.tensor_types.tensor_type import decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import formula_of
 
 # fmt: off
 Q1_0 = block_type("Q1_0", 41, 128, Struct(
@@ -25,7 +21,7 @@ Q1_0 = block_type("Q1_0", 41, 128, Struct(
 # fmt: on
 
 
-@decoder_of(Q1_0)
+@formula_of(Q1_0)
 def decode_q1_0(w, d, qs):
     """d if the bit is set, else -d."""
     for b in range(16):
@@ -41,7 +37,7 @@ Q2_0 = block_type("Q2_0", 42, 64, Struct(
 # fmt: on
 
 
-@decoder_of(Q2_0)
+@formula_of(Q2_0)
 def decode_q2_0(w, d, qs):
     """d * (code - 1)."""
     for b in range(16):
@@ -57,7 +53,7 @@ Q4_0 = block_type("Q4_0", 2, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q4_0)
+@formula_of(Q4_0)
 def decode_q4_0(w, d, qs):
     """d * (code - 8)."""
     for h in range(2):
@@ -74,7 +70,7 @@ Q4_1 = block_type("Q4_1", 3, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q4_1)
+@formula_of(Q4_1)
 def decode_q4_1(w, d, m, qs):
     """d * code + m."""
     for h in range(2):
@@ -91,7 +87,7 @@ Q5_0 = block_type("Q5_0", 6, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q5_0)
+@formula_of(Q5_0)
 def decode_q5_0(w, d, qh, qs):
     """d * (code - 16), the fifth bit of each code from qh."""
     for h in range(2):
@@ -109,7 +105,7 @@ Q5_1 = block_type("Q5_1", 7, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q5_1)
+@formula_of(Q5_1)
 def decode_q5_1(w, d, m, qh, qs):
     """d * code + m, the fifth bit of each code from qh."""
     for h in range(2):
@@ -125,7 +121,7 @@ Q8_0 = block_type("Q8_0", 8, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q8_0)
+@formula_of(Q8_0)
 def decode_q8_0(w, d, qs):
     """d * code."""
     for i in range(32):
@@ -141,56 +137,8 @@ Q8_1 = block_type("Q8_1", 9, 32, Struct(
 # fmt: on
 
 
-@decoder_of(Q8_1)
+@formula_of(Q8_1)
 def decode_q8_1(w, d, qs):
     """d * code; s, which is d times the sum of the codes, is for dot products."""
     for i in range(32):
         w[i] = d[0] * float32(qs[i])
-
-
-@formula_of(Q1_0)
-def q1_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d if the bit is set, else -d."""
-    return Scaled(less(bits(qs) << 1, 1), d)
-
-
-@formula_of(Q2_0)
-def q2_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 1)."""
-    return Scaled(less(crumbs(qs), 1), d)
-
-
-@formula_of(Q4_0)
-def q4_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 8)."""
-    return Scaled(less(halves(qs), 8), d)
-
-
-@formula_of(Q4_1)
-def q4_1(d: torch.Tensor, m: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code + m."""
-    return Scaled(halves(qs), d, m)
-
-
-@formula_of(Q5_0)
-def q5_0(d: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * (code - 16), the fifth bit of each code from qh."""
-    return Scaled(less(halves(qs) | bits(qh).view(-1, 2, 16) << 4, 16), d)
-
-
-@formula_of(Q5_1)
-def q5_1(d: torch.Tensor, m: torch.Tensor, qh: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code + m, the fifth bit of each code from qh."""
-    return Scaled(halves(qs) | bits(qh).view(-1, 2, 16) << 4, d, m)
-
-
-@formula_of(Q8_0)
-def q8_0(d: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code."""
-    return Scaled(qs, d)
-
-
-@formula_of(Q8_1)
-def q8_1(d: torch.Tensor, s: torch.Tensor, qs: torch.Tensor) -> Scaled:
-    """d * code; s, which is d times the sum of the codes, is for dot products."""
-    return Scaled(qs, d)

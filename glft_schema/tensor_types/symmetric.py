@@ -16,12 +16,9 @@ from glft_schema.codec.numbers import f16, i8, u8
 from glft_schema.codec.predicates import meets
 from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct
-from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.encoders.symmetric import GROUP, quantize_q4, quantize_q8, scale_faults
-from glft_schema.tensor_types.engine.bits import signed, unpack
-from glft_schema.tensor_types.engine.scaled import Scaled
-from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, TensorType, formula_of
 
 matrices = Predicate("at least 2 dims [out, in], none of them 0", FuncPath(lambda dims: len(dims) >= 2 and 0 not in dims))
 AT_LEAST_2_DIMS = Rule("quantized-dims", DIMS, matrices)
@@ -35,7 +32,7 @@ Q8_PER_CHANNEL = TensorType("Q8_per_channel", 2, Struct(
 # fmt: on
 
 
-@decoder_of(Q8_PER_CHANNEL)
+@formula_of(Q8_PER_CHANNEL)
 def decode_q8_per_channel(w, scales, codes):
     """code * scale of the row."""
     for i in range(len(w)):
@@ -52,7 +49,7 @@ Q4_PER_GROUP_64 = TensorType("Q4_per_group_64", 3, Struct(
 # fmt: on
 
 
-@decoder_of(Q4_PER_GROUP_64)
+@formula_of(Q4_PER_GROUP_64)
 def decode_q4_per_group_64(w, scales, nibbles):
     """code * scale of its group, four bits in two's complement."""
     for g in range(len(scales)):
@@ -60,20 +57,3 @@ def decode_q4_per_group_64(w, scales, nibbles):
             for h in range(2):
                 code = (nibbles[32 * g + i] >> 4 * h & 15 ^ 8) - 8
                 w[64 * g + 2 * i + h] = scales[g] * float32(code)
-
-
-@formula_of(Q8_PER_CHANNEL)
-def symmetric_weights(scales: torch.Tensor, codes: torch.Tensor) -> Scaled:
-    """code * scale of its group: codes [rows, in], scales [rows, groups]."""
-    return Scaled(codes, scales)
-
-
-@formula_of(Q4_PER_GROUP_64)
-def dequantize_q4(scales: torch.Tensor, nibbles: torch.Tensor) -> Scaled:
-    """code * scale of its group: scales f16 [rows, in / 64], nibbles u8 [rows, in / 2]."""
-    return Scaled(unpack_nibbles(nibbles), scales)
-
-
-def unpack_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
-    """u8 [rows, in / 2] -> [rows, in / 2, 2] of [-8, 7], two's complement, the low nibble first."""
-    return (signed(unpack(nibbles, 4, 2)) ^ 8) - 8

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from construct import this
 
@@ -24,12 +24,8 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.engine.chunks import Fault, Rows, matrix, quantize_chunks, spread_importance
-from glft_schema.tensor_types.engine.decoding import dequantize_chunks
+from glft_schema.tensor_types.engine.functions import Encoder, Formula
 from glft_schema.tensor_types.engine.memory import new_memory
-from glft_schema.tensor_types.engine.scaled import Encoder, Formula
-
-if TYPE_CHECKING:
-    from glft_schema.tensor_types.kernels.in_use import Kernel
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
 # the matrix.
@@ -44,7 +40,7 @@ FLOATS = (
 )
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
-CELL = 64  # numbers in a row of a kernel's arguments, for types with a number per row
+PACKAGE = f"{__name__.partition('.')[0]}."
 _NAMES: set[str] = set()  # of all types: types with equal names are equal
 
 
@@ -99,8 +95,8 @@ class TensorType:
         code: the number on disk, or its name in formats that store names. The table of a format may
             give the type another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
-        formula: the payload's fields as keywords -> numbers [rows, in], or `Scaled`. A type may be
-            declared without, and `formula_of` adds the formula.
+        formula: a scalar function of one block or row, or a function of tensors, see `formula_of`.
+            That of an exact type returns the numbers as they are stored.
         quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
             payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
             is optional if it has a default. None if the type has no encoder.
@@ -110,7 +106,6 @@ class TensorType:
         block: the fields of a block, if the payload is a sequence of blocks.
         scales: for each field of integers that encodes floats, the conversion to them.
         reserved: bit patterns that no encoder writes.
-        decoder: the formula as a scalar function of one block or row, see `decoder_of`.
         takes_importance: whether the encoder uses an importance.
         needs_importance: whether the encoder requires an importance.
     """
@@ -126,7 +121,6 @@ class TensorType:
     block: Struct | None = None
     scales: Mapping[str, Floats] | None = None
     reserved: tuple[Reserved, ...] = ()
-    decoder: Callable[..., None] | None = None
     takes_importance: bool = field(init=False, default=False)
     needs_importance: bool = field(init=False, default=False)
 
@@ -316,78 +310,44 @@ class TensorType:
                 default.
         """
         if self.exact and out is None:
-            numbers, dtype = self.dequantize(**fields), dtype or self.dtype
+            numbers: torch.Tensor = self.formula(**fields)
+            dtype = dtype or self.dtype
             return numbers if numbers.dtype == dtype else numbers.to(dtype)
         if out is None:
             first = next(iter(fields.values()))
             out = new_memory([first.shape[0], columns], dtype or self.dtype, first.device)
         if self.exact:
-            out.copy_(self.dequantize(**fields))
-        elif out.numel() and not self._decode_by_kernel(fields, out):
-            cell = columns if self._has_numbers_of_rows else self.unit([1, columns])
-            dequantize_chunks(self.formula, self.columns(self._cells(fields, columns, cell)), out.view(-1, cell))
+            out.copy_(self.formula(**fields))
+        else:
+            from glft_schema.tensor_types.engine.decoding import decode  # slow to import
+
+            decode(self, fields, out)
         return out
 
-    def _decode_by_kernel(self, fields: Mapping[str, torch.Tensor], out: torch.Tensor) -> bool:
-        """Writes numbers into `out` [rows, columns] by a kernel; returns False if none can be
-        used."""
-        from glft_schema.tensor_types.engine.decoders import decode_by_kernel  # slow to import
-
-        columns = out.shape[1]
-        kernel, cell = self.decoding_kernel(columns, out.device), self.kernel_cell(columns)
-        if kernel is None:
-            return False
-        return decode_by_kernel(kernel, self.columns(self._cells(fields, columns, cell)), out.view(-1, cell))
-
-    def kernel_arguments(self, packed: torch.Tensor, columns: int) -> dict[str, torch.Tensor]:
-        """Returns a kernel's arguments for rows of bytes, see `packed`: the formula's, by cells."""
-        return self.columns(self._cells(self.unpacked(packed, columns), columns, self.kernel_cell(columns)))
-
-    def decoding_kernel(self, columns: int, device: torch.device) -> Kernel | None:
-        """Returns the kernel that decodes rows of `columns` numbers, or None if there is none."""
-        from glft_schema.tensor_types.engine.decoders import decoder  # slow to import
-        from glft_schema.tensor_types.kernels.in_use import find
-
-        cell = self.kernel_cell(columns)
-        return None if device.type != "cpu" or columns % cell else find(decoder(self.scheme, self.formula, cell))
-
-    def kernel_cell(self, columns: int) -> int:
-        """Returns the numbers in a row of a kernel's arguments: a block, a group, or some of a
-        row."""
-        unit = self.unit([1, columns])
-        return math.lcm(unit, CELL) if self._has_numbers_of_rows else unit
-
     @property
-    def _has_numbers_of_rows(self) -> bool:
-        return any(_per_row(part) for _, part in self.fields())
+    def is_scalar(self) -> bool:
+        """Whether the formula is a scalar function, of one block or row."""
+        return _is_scalar(self, self.formula)
 
-    def _cells(self, fields: Mapping[str, torch.Tensor], columns: int, cell: int) -> dict[str, torch.Tensor]:
-        """Returns fields of rows split into cells; the numbers of a whole row are repeated."""
-        cells = {}
-        for name, part in self.fields():
-            numbers, per_row = fields[name], _per_row(part)
-            if not per_row:
-                cells[name] = numbers.reshape(-1, numbers.shape[1] * cell // columns)
-            else:
-                cells[name] = numbers.repeat_interleave(columns // cell, 0) if cell < columns else numbers
-        return cells
+    def cell(self, columns: int) -> int:
+        """Returns the numbers that are decoded together: a block, a group, or a whole row of
+        `columns`."""
+        return columns if any(_per_row(part) for _, part in self.fields()) else self.unit([1, columns])
 
-    def dequantize(self, **fields: torch.Tensor) -> torch.Tensor:
-        """Returns the numbers [rows, in] of fields [rows, numbers per row], in plain torch."""
-        result = self.formula(**self.columns(fields))
-        weights, rows = result if isinstance(result, torch.Tensor) else result.weights(), len(next(iter(fields.values())))
-        return weights.flatten(1) if len(weights) == rows else weights.reshape(rows, -1)  # flatten also handles zero rows
+    def cells(self, fields: Mapping[str, torch.Tensor], columns: int, cell: int) -> dict[str, torch.Tensor]:
+        """Returns fields of rows of `columns` numbers, split into cells, see `cell`."""
+        return {name: fields[name].reshape(-1, fields[name].shape[1] * cell // columns) for name, _ in self.fields()}
 
-    def columns(self, fields: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def columns(self, fields: Mapping[str, torch.Tensor], *, words: bool = False) -> dict[str, torch.Tensor]:
         """Returns the formula's arguments: the payload's fields, or the fields of a block, each
         [blocks, numbers].
 
-        Unsigned words of blocks are returned as their bytes, the lowest first: torch computes with
-        neither u16 nor u32.
+        torch computes with neither u16 nor u32. So unsigned words are returned as signed ones if
+        `words`, or else, those of blocks, as their bytes, the lowest first.
         """
         columns: dict[str, torch.Tensor] = {}
         for name, part in self.fields():
-            columns.update(part.columns(name, fields[name]))  # torch 2.6 does not trace |=
+            columns |= part.columns(name, fields[name], words)
         return columns
 
     def round_trip(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -461,29 +421,28 @@ def release_name(type_: TensorType) -> None:
 
 
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
-    """Adds the decorated formula to a type declared without one, so that a page can list its blocks
-    before its formulas.
+    """Adds the decorated formula to a type declared without one, so that a page can show it below
+    the block.
+
+    A formula is a scalar function of one block or row: it writes `w`, and reads fields by their
+    names; see docs/scalar-functions.md. Or it is a function of tensors: the payload's or block's
+    fields as keywords, each [rows, numbers] -> float32 [rows, n].
 
     Raises:
-        ValueError: if the type has a formula.
+        ValueError: if the type has a formula, or if a scalar function does not follow the language;
+            the text names the function and the line. Those of this package are checked when the
+            library is built.
     """
 
     def add(formula: Declared) -> Declared:
         if type_.formula is not no_formula:
             raise ValueError(f"expected a type without a formula, found {type_}")
         object.__setattr__(type_, "formula", formula)
+        if type_.is_scalar and not formula.__module__.startswith(PACKAGE):
+            from glft_schema.tensor_types.scalar_decoders import check_formula  # slow to import
+
+            check_formula(type_)
         return formula
-
-    return add
-
-
-def decoder_of(type_: TensorType) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the decorated scalar function to a type, see docs/scalar-functions.md. It writes `w`,
-    and reads the fields of a block or of a row by their names."""
-
-    def add(decoder: Callable[..., None]) -> Callable[..., None]:
-        object.__setattr__(type_, "decoder", decoder)
-        return decoder
 
     return add
 
@@ -499,6 +458,14 @@ def _importance(encoder: Encoder) -> Parameter | None:
     except TypeError:
         raise ValueError(f"expected an encoder of (weights) or (weights, importance), found {declared}") from None
     return parameter
+
+
+@lru_cache(maxsize=1 << 8)
+def _is_scalar(type_: TensorType, formula: Formula) -> bool:
+    if type_.exact or formula is no_formula:
+        return False
+    fields = [part.name for part in type_.block.subcons] if type_.block else [name for name, _ in type_.fields()]
+    return "w" not in fields and "w" in signature(formula).parameters
 
 
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes

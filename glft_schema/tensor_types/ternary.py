@@ -1,8 +1,7 @@
 """ggml's ternary types: weights of -1, 0 and 1 times a float16 scale.
 
 Sources: the block structs of ggml-common.h and the formulas of ggml-quants.c, both of llama.cpp;
-checked bit by bit against both. The encoders are in `encoders.ternary`, the layouts of codes in
-bytes in `engine.packing`.
+checked bit by bit against both. The encoders are in `encoders.ternary`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from glft_schema.lazy import torch
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.ternary import to_tq1_0, to_tq2_0
-from glft_schema.tensor_types.engine.packing import less, planes, trits
-from glft_schema.tensor_types.engine.scaled import Scaled
-from glft_schema.tensor_types.tensor_type import Reserved, decoder_of, formula_of
+from glft_schema.tensor_types.tensor_type import Reserved, formula_of
 
 POWERS_OF_3 = (1, 3, 9, 27, 81)
 
@@ -31,7 +28,7 @@ TQ1_0 = block_type("TQ1_0", 34, 256, Struct(
 # fmt: on
 
 
-@decoder_of(TQ1_0)
+@formula_of(TQ1_0)
 def decode_tq1_0(w, qs, qh, d):
     """d * (digit - 1): five digits a byte in qs, in runs of 32 and of 16 bytes, and four in qh."""
     for n in range(5):
@@ -58,27 +55,13 @@ TQ2_0 = block_type("TQ2_0", 35, 256, Struct(
 # fmt: on
 
 
-@decoder_of(TQ2_0)
+@formula_of(TQ2_0)
 def decode_tq2_0(w, qs, d):
     """d * (code - 1)."""
     for h in range(2):
         for k in range(4):
             for i in range(32):
                 w[128 * h + 32 * k + i] = d[0] * float32((qs[32 * h + i] >> 2 * k & 3) - 1)
-
-
-@formula_of(TQ1_0)
-def tq1_0(qs: torch.Tensor, qh: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * (digit - 1): five digits a byte in qs, in runs of 32 and of 16 bytes, and four in qh."""
-    digits = trits(qs, 5)
-    parts = digits[:, :, :32], digits[:, :, 32:], trits(qh, 4)
-    return Scaled(less(torch.cat([part.flatten(1) for part in parts], 1), 1), d)
-
-
-@formula_of(TQ2_0)
-def tq2_0(qs: torch.Tensor, d: torch.Tensor) -> Scaled:
-    """d * (code - 1)."""
-    return Scaled(less(planes(qs, 2), 1), d)
 
 
 def not_packed(packed: torch.Tensor, count: int) -> torch.Tensor:

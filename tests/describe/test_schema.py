@@ -206,7 +206,7 @@ def test_bits_of_indices_against_all_values_of_their_byte(name: str, byte: int) 
         block = torch.randint(0, 256, (type_.nbytes([1, type_.least_row]),), generator=generator)
         blocks = block.to(torch.uint8).repeat(256, 1)
         blocks[:, byte] = torch.arange(256).to(torch.uint8)
-        weights = type_.dequantize(blocks=blocks)
+        weights = type_.decode({"blocks": blocks}, type_.least_row)
         for bit in range(8):
             changed = (weights != weights[torch.arange(256) ^ 1 << bit]) & ~weights.isnan()
             found[bit] |= set(changed.any(0).nonzero().flatten().tolist())

@@ -17,8 +17,7 @@ from glft_schema.lab.quantizing import quantize_symmetric_per_group
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine import chunks, compiled, decoding
 from glft_schema.tensor_types.engine.chunks import encode
-from glft_schema.tensor_types.engine.decoding import decode
-from glft_schema.tensor_types.engine.scaled import Scaled
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.tensors.upload import PIECE, to_device
@@ -53,6 +52,11 @@ def fields_of(type_: TensorType, rows: int, columns: int) -> dict[str, torch.Ten
     return type_.encode(torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)), "w")
 
 
+def multiply(formula: float, given: Fields, out: Fields) -> None:
+    """A step: multiplies weights."""
+    out["weights"].copy_(given["weights"] * formula)
+
+
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Keeps the graphs that a code generator would get, and runs them as they are."""
@@ -82,7 +86,6 @@ def test_decodes_in_a_graph_for_each_size(
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
 def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two weights can be written as one word only where words may begin."""
     fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
     expected = Q4_PER_GROUP_64.decode(fields, 256)
     monkeypatch.setattr(decoding, "compiles", lambda out: True)
@@ -90,18 +93,6 @@ def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pyt
     assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
     assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
     assert len(backend) == 2
-
-
-@pytest.mark.parametrize(
-    ("shape", "groups", "is_paired"),
-    [((3, 8), 1, False), ((12, 2), 1, True), ((3, 4, 2), 8, False), ((3, 4, 2), 4, True), ((3, 4, 2), 1, True)],
-)
-def test_pairs_are_neighbours_with_one_scale(shape: tuple[int, ...], groups: int, is_paired: bool) -> None:
-    codes, scales = torch.arange(24, dtype=torch.int8).view(shape), torch.rand(shape[0], groups, dtype=torch.float16)
-    scaled = Scaled(codes, scales, torch.rand(shape[0], groups, dtype=torch.float16))
-    assert scaled.is_paired == is_paired
-    if is_paired:
-        assert torch.equal(scaled.pairs().view(torch.float32).flatten(), scaled.weights().flatten())
 
 
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +135,9 @@ def test_encoders_that_search_are_not_compiled(backend: list[object], monkeypatc
 
 def test_more_shapes_than_torch_compiles_of_one_function(backend: list[object]) -> None:
     for rows in range(1, 13):
-        fields, out = fields_of(Q4_PER_GROUP_64, rows, 64), torch.empty(rows, 64)
-        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
-        assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+        weights, out = torch.randn(rows, 64), torch.empty(rows, 64)
+        compiled.run_compiled(multiply, 3.0, {"weights": weights}, {"weights": out})
+        assert torch.equal(out, 3 * weights)
     assert len(backend) == 12
 
 
@@ -157,15 +148,14 @@ def test_without_a_compiler_a_warning_says_so_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(compiled, "BACKEND", missing)
     monkeypatch.setattr(compiled, "_COMPILED", {})
     monkeypatch.setattr(compiled, "_FAILED", {})
-    fields, out = fields_of(Q4_PER_GROUP_64, 4, 64), torch.empty(4, 64)
+    weights, out = torch.randn(5, 64), torch.empty(5, 64)
     with pytest.warns(
         RuntimeWarning, match="torch.compile failed, so formulas run uncompiled and slower: .* Cannot find a working triton"
     ):
-        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})
-    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
-    fields, out = fields_of(Q4_PER_GROUP_64, 5, 64), torch.empty(5, 64)
-    compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": out})  # warnings are errors
-    assert torch.equal(out, Q4_PER_GROUP_64.decode(fields, 64))
+        compiled.run_compiled(multiply, 3.0, {"weights": weights[:4]}, {"weights": out[:4]})
+    assert torch.equal(out[:4], 3 * weights[:4])
+    compiled.run_compiled(multiply, 3.0, {"weights": weights}, {"weights": out})  # warnings are errors
+    assert torch.equal(out, 3 * weights)
 
 
 def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +164,8 @@ def test_memory_that_runs_out_is_no_missing_compiler(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: full)
     monkeypatch.setattr(compiled, "_COMPILED", {})
-    fields = fields_of(Q4_PER_GROUP_64, 4, 64)
     with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        compiled.run_compiled(decode, Q4_PER_GROUP_64.formula, fields, {"weights": torch.empty(4, 64)})
+        compiled.run_compiled(multiply, 3.0, {"weights": torch.empty(4, 64)}, {"weights": torch.empty(4, 64)})
 
 
 @on_gpu
@@ -215,6 +204,6 @@ def test_large_payloads_arrive_whole_on_a_gpu(tmp_path: Path) -> None:
 
 def test_what_is_not_compiled_stays_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK", 1 << 10)
-    fields, out = {"scales": torch.ones(64, 1), "codes": torch.ones(64, 64, dtype=torch.int8)}, torch.empty(64, 64)
-    parts = list(chunks.in_chunks(decode, Q8_PER_CHANNEL.formula, fields, {"weights": out}, 64, 64, compiled=True))
-    assert [len(made["weights"]) for _, _, made in parts] == [16] * 4
+    weights, out = torch.ones(64, 64), torch.empty(64, 64)
+    steps = chunks.in_chunks(multiply, 3.0, {"weights": weights}, {"weights": out}, 64, 64, compiled=True)
+    assert [len(made["weights"]) for _, _, made in steps] == [16] * 4

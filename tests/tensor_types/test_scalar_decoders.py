@@ -21,7 +21,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.scalar_decoders import layout_of, printed
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
-from glft_schema.tensor_types.tensor_type import decoder_of
+from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.scalar.sources import compiled, pointer, same_bits
 from tests.scalar.test_as_arrays import columns
@@ -55,8 +55,8 @@ def by_plain_python(type_: TensorType, blocks: np.ndarray[Any, Any]) -> np.ndarr
         for field in type_.block.subcons:
             end = start + field.sizeof()
             numpy[field.name], start = np.frombuffer(block[start:end].tobytes(), field.subcon.number.numpy_dtype()), end
-        names = type_.decoder.__code__.co_varnames[: type_.decoder.__code__.co_argcount]
-        run(type_.decoder, **{name: w if name == "w" else numpy[name] for name in names})
+        names = type_.formula.__code__.co_varnames[: type_.formula.__code__.co_argcount]
+        run(type_.formula, **{name: w if name == "w" else numpy[name] for name in names})
     return weights
 
 
@@ -80,7 +80,7 @@ def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
 def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
     blocks = np.concatenate((random_blocks(type_)[:2000], edge_blocks(type_)))
     layout, expected = layout_of(type_), by_llama_cpp(type_, blocks)
-    fields, function = columns(layout, blocks, True), check(type_.decoder, layout.arrays())
+    fields, function = columns(layout, blocks, True), check(type_.formula, layout.arrays())
     with np.errstate(all="ignore"):
         found = np.zeros_like(expected)
         decoder(function, numpy_arrays)(w=found, **{name: fields[name] for name in function.parameters if name != "w"})
@@ -101,18 +101,18 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
     codes = random.integers(0, 256, (512, 192 if type_ is Q8_PER_CHANNEL else 96), np.uint8)
     names = [name for name, _ in type_.fields()]
     arrays = dict(zip(names, (scales, codes.view(np.int8 if type_ is Q8_PER_CHANNEL else np.uint8)), strict=True))
-    expected = type_.dequantize(**{name: torch.from_numpy(array) for name, array in arrays.items()})
+    expected = type_.decode({name: torch.from_numpy(array) for name, array in arrays.items()}, 192)
     library = compiled(printed([type_]), tmp_path, "-O1")
     for suffix, dtype in SUFFIXES.items():
         found = torch.zeros(512, 192, dtype=dtype)
         arguments = *map(pointer, arrays.values()), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(512), ctypes.c_int64(192)
         library[type_.scheme + suffix](*arguments)
         assert same_bits(found.float().numpy(), expected.to(dtype).float().numpy())
-    function, weights = check(type_.decoder, layout_of(type_).arrays(columns=192)), torch.zeros(512, 192)
+    function, weights = check(type_.formula, layout_of(type_).arrays(columns=192)), torch.zeros(512, 192)
     decoder(function, torch_arrays)(w=weights, **{name: torch.from_numpy(array) for name, array in arrays.items()})
     assert same_bits(weights.numpy(), expected.numpy())
     row = np.zeros(192, np.float32)
-    run(type_.decoder, w=row, **{name: array[7] for name, array in arrays.items()})
+    run(type_.formula, w=row, **{name: array[7] for name, array in arrays.items()})
     assert same_bits(row, expected[7].numpy())
 
 
@@ -120,7 +120,7 @@ def test_into_halves(tmp_path: Path) -> None:
     """Weights of blocks are rounded as torch rounds them."""
     type_ = next(type_ for type_ in BLOCK_TYPES if type_.name == "Q6_K")
     library, blocks = compiled(printed([type_]), tmp_path, "-O1"), random_blocks(type_)[:2000]
-    expected = type_.dequantize(blocks=torch.from_numpy(blocks))
+    expected = type_.decode({"blocks": torch.from_numpy(blocks)}, 256)
     for suffix, dtype in SUFFIXES.items():
         found = torch.zeros(expected.shape, dtype=dtype)
         library[f"q6_k{suffix}"](pointer(blocks), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(len(blocks)))
@@ -139,7 +139,7 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False True 1 False\n", done.stderr
-    assert all(type_.decoder for type_ in (*BLOCK_TYPES, *ROW_TYPES))
+    assert all(type_.formula for type_ in (*BLOCK_TYPES, *ROW_TYPES))
 
 
 @pytest.mark.full
@@ -157,7 +157,7 @@ def test_one_unit_of_all_types(tmp_path: Path) -> None:
 OWN = block_type("Q4_OWN", 4242, 32, Struct("d" / f16[2] * "scales", "qs" / u8[16] * "codes"))
 
 
-@decoder_of(OWN)
+@formula_of(OWN)
 def q4_own(w, d, qs):
     """d * (code - 8), for groups of 16."""
     for h in range(2):
@@ -175,10 +175,9 @@ def test_a_type_of_a_user(tmp_path: Path) -> None:
     assert [field.sentence for field in layout_of(OWN).fields] == ["scales", "codes"]
 
 
-def test_a_decoder_that_is_refused() -> None:
+def test_a_formula_that_is_refused_at_its_declaration() -> None:
     type_ = block_type("Q4_REFUSED", 4243, 32, Struct("d" / f16[1], "qs" / u8[16]))
 
-    @decoder_of(type_)
     def decode(w, d, qs):
         for i in range(32):
             w[i] = d[0] * qs[i // 2]
@@ -186,4 +185,4 @@ def test_a_decoder_that_is_refused() -> None:
     with pytest.raises(
         ScalarError, match=r"^decode, line \d+: expected one kind, found float32 and int32 in 'd\[0\] \* qs\[i // 2\]'$"
     ):
-        printed([type_])
+        formula_of(type_)(decode)

@@ -12,9 +12,8 @@ from itertools import pairwise
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import by_block, by_importance, columns, scale_of_table
 from glft_schema.tensor_types.engine.arithmetic import farthest, float16, nearest, reciprocal
-from glft_schema.tensor_types.engine.bits import once, ones, pack
-from glft_schema.tensor_types.engine.packing import pack_halves
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.bits import once, ones, pack, pack_halves
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.steps import row_step
 from glft_schema.tensor_types.small_floats import IQ4_VALUES, half_of_power, to_ue4m3, ue4m3
 

@@ -19,9 +19,8 @@ from glft_schema.tensor_types.encoders.grid_searches import (
 from glft_schema.tensor_types.encoders.iq1_searches import SplitSearch, shifted, sums_by_group, sums_by_half, ternary
 from glft_schema.tensor_types.encoders.scale_searches import mean_square
 from glft_schema.tensor_types.engine.arithmetic import total
-from glft_schema.tensor_types.engine.bits import as_bytes, fields, from_fields
-from glft_schema.tensor_types.engine.packing import pack_neighbours
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.bits import as_bytes, fields, from_fields, pack_neighbours
+from glft_schema.tensor_types.engine.functions import Fields
 
 
 def squares(blocks: torch.Tensor) -> torch.Tensor:

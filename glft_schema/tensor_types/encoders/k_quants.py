@@ -37,9 +37,8 @@ from glft_schema.tensor_types.engine.arithmetic import (
     root,
     total,
 )
-from glft_schema.tensor_types.engine.bits import once, pack
-from glft_schema.tensor_types.engine.packing import pack_planes
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.bits import once, pack, pack_planes
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.steps import row_step, step
 
 

@@ -17,9 +17,8 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.encoders.scale_searches import by_importance, columns, of_columns, scale_alone, scale_and_minimum
 from glft_schema.tensor_types.encoders.trials import tries
 from glft_schema.tensor_types.engine.arithmetic import away_from_zero, farthest, first_of_zeros, reciprocal, total, truncated
-from glft_schema.tensor_types.engine.bits import once
-from glft_schema.tensor_types.engine.packing import pack_halves, pack_neighbours
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.bits import once, pack_halves, pack_neighbours
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.steps import row_step
 
 

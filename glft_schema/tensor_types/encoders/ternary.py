@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import away_from_zero, reciprocal
-from glft_schema.tensor_types.engine.bits import once, pack
-from glft_schema.tensor_types.engine.packing import pack_trits
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.bits import once, pack, pack_trits
+from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.engine.steps import row_step
 
 

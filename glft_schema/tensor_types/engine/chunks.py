@@ -16,8 +16,8 @@ from typing import Any
 from glft_schema.errors import QuantizationWarning, TensorError, shown
 from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.compiled import Step, compiles, fixed_chunks, run_compiled
+from glft_schema.tensor_types.engine.functions import Encoder, Fields
 from glft_schema.tensor_types.engine.memory import keep_freed_memory
-from glft_schema.tensor_types.engine.scaled import Encoder, Fields
 from glft_schema.tensor_types.engine.steps import watched
 
 # A loss of information: whether it is fatal, a description, and a mask of the affected elements of
@@ -174,7 +174,7 @@ def _on_cpu(
         done = size
     left = rows - done
     if threads > 1 and left * columns > LEAST_CHUNK and id(formula) in _BY_KERNELS:
-        from glft_schema.tensor_types.kernels.workers import in_order  # slow to import
+        from glft_schema.tensor_types.engine.workers import in_order  # slow to import
 
         rounds = -(-left // (threads * size))
         yield from in_order(run, chunks(done, max(-(-left // (threads * rounds)), LEAST_CHUNK // columns)))

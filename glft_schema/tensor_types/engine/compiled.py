@@ -29,7 +29,7 @@ from types import FunctionType
 from typing import Any
 
 from glft_schema.lazy import torch
-from glft_schema.tensor_types.engine.scaled import Fields
+from glft_schema.tensor_types.engine.functions import Fields
 
 Step = Callable[[Any, Fields, Fields], None]  # formula, arguments, destinations
 

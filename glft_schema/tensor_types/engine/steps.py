@@ -130,7 +130,7 @@ def _with_kernels(function: Declared, last: bool) -> Declared:
         if by_words(tensors[0]):
             from glft_schema.tensor_types.kernels.in_use import find  # slow to import
 
-            kernel = find(step.identity(variant_of(last, tensors, constants)), is_required=False)
+            kernel = find(step.identity(variant_of(last, tensors, constants)))
         for listener in tuple(_LISTENERS):
             listener(Call(step, tensors, constants), kernel is not None)
         made = kernel.run(tensors) if kernel else None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 from glft_schema.errors import one_line
 from glft_schema.lazy import torch
@@ -21,47 +20,6 @@ from glft_schema.tensor_types.kernels.machine import OPTIONS
 
 RUNS = 15  # of which the best counts
 LENGTH = 8209  # of most tensors of a step's example: a prime, so that it equals no fixed size
-MARGIN = 64  # numbers before and after the output that must stay unchanged
-
-
-class Example(NamedTuple):
-    """Arguments of a kernel of rows, and what it should do.
-
-    Attributes:
-        arguments: the kernel writes the last one.
-        written: the last argument as numbers.
-        by_operations: writes them operation by operation.
-    """
-
-    arguments: list[torch.Tensor]
-    written: torch.Tensor
-    by_operations: Callable[[], None]
-
-
-def build_kernel(
-    folder: Path, identity: Identity, function: Function, examples: Sequence[Example], *, only_if_faster: bool = True
-) -> Manifest:
-    """Compiles a function of rows into the folder of kernels.
-
-    Args:
-        folder: see `folder`.
-        identity: of the kernel.
-        function: has run before, so that its tables exist.
-        examples: of one layout, with any numbers of rows. The kernel must write the same numbers as
-            the operations; the last example is timed.
-        only_if_faster: keep the kernel only if it is faster than the operations.
-
-    Returns:
-        The kernel's manifest, without a library if the kernel could not be compiled, wrote other
-        bits, or was not faster; `about` says why.
-
-    Raises:
-        ValueError: as `fingerprint`.
-    """
-    arguments, rows = examples[-1].arguments, torch.export.Dim("rows", min=2)
-    layout = [_layout(tensor, list(tensor.shape[1:]), list(tensor.stride())) for tensor in arguments]
-    dynamic = [{0: rows} for _ in arguments]
-    return _built(folder, identity, function, arguments, layout, dynamic, partial(_compared, examples), only_if_faster)
 
 
 def build_step(
@@ -83,7 +41,11 @@ def build_step(
         constants: its keywords.
 
     Returns:
-        The manifest, as `build_kernel`.
+        The kernel's manifest, without a library if the kernel could not be compiled, wrote other
+        bits, or was not faster than the operations; `about` says why.
+
+    Raises:
+        ValueError: as `fingerprint`.
     """
     axes = [(tensor, (tensor.dim() - 1 if last else 0) if tensor.dim() else None) for tensor in tensors]
     lengths = [tensor.shape[axis] for tensor, axis in axes if axis is not None]
@@ -105,7 +67,7 @@ def build_step(
     dims = [torch.export.Dim(f"n{number}", min=2) for number in range(len(found))]
     dynamic = [{dim: dims[number] for dim, number in named.items()} for named in names]
     layout = [
-        _layout(tensor, [-1 - named[dim] if dim in named else size for dim, size in enumerate(tensor.shape)], [])
+        _layout(tensor, [-1 - named[dim] if dim in named else size for dim, size in enumerate(tensor.shape)])
         for tensor, named in zip(arguments, names, strict=True)
     ]
 
@@ -127,7 +89,7 @@ def build_step(
             lambda: kernel.run(arguments), lambda: step(*arguments, **constants), sum(map(torch.Tensor.numel, tensors))
         )
 
-    return _built(folder, identity, function, arguments, layout, dynamic, compared, True)
+    return _built(folder, identity, function, arguments, layout, dynamic, compared)
 
 
 def _stretched(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
@@ -136,8 +98,8 @@ def _stretched(tensor: torch.Tensor, axis: int, length: int) -> torch.Tensor:
     return tensor.repeat(repeats).narrow(axis, 0, length).contiguous()
 
 
-def _layout(tensor: torch.Tensor, sizes: list[int], strides: list[int]) -> dict[str, Any]:
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "sizes": sizes, "strides": strides}
+def _layout(tensor: torch.Tensor, sizes: list[int]) -> dict[str, Any]:
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "sizes": sizes}
 
 
 def _built(
@@ -148,7 +110,6 @@ def _built(
     layout: list[dict[str, Any]],
     dynamic: list[dict[int, Any]],
     compared: Callable[[Kernel], dict[str, Any]],
-    only_if_faster: bool,
 ) -> Manifest:
     """Compiles, compares and writes a kernel."""
     key, about, library = identity.key(), dict[str, Any](), None
@@ -160,7 +121,7 @@ def _built(
             about = compared(Kernel(layout, Library(Path(file.name), Shim())))
     except Exception as error:  # from torch, the code generator, or the compilers that it starts
         about = {"problem": one_line(f"{type(error).__name__}: {error}"), "retry": True}
-    if only_if_faster and about.get("times_as_fast", 1) < 1:
+    if about.get("times_as_fast", 1) < 1:
         about["problem"] = f"it takes {1 / about['times_as_fast']:.2f} times as long as the operations"
     if "problem" in about:
         library = None
@@ -191,23 +152,6 @@ def _compiled(
         path = os.path.join(temporary, "kernel.so")
         aot_compile(program.module(), (arguments,), options={**OPTIONS, **options, "aot_inductor.output_path": path})
         return Path(path).read_bytes()
-
-
-def _compared(examples: Iterable[Example], kernel: Kernel) -> dict[str, Any]:
-    """Times a kernel of rows against the operations, or returns why it cannot be used."""
-    for arguments, written, by_operations in examples:
-        by_operations()
-        memory = torch.ones(written.numel() + 2 * MARGIN, dtype=written.dtype)
-        found = memory[MARGIN:-MARGIN].view(written.shape)
-        run = kernel.bound([*arguments[:-1], found])
-        if run is None:
-            return {"problem": "it was compiled for another layout"}
-        run(0, len(found))
-        outside = torch.cat((memory[:MARGIN], memory[-MARGIN:]))
-        if not _equal(written, found) or bool((outside != 1).any()):
-            return {"problem": f"it writes other numbers, for {len(found)} rows"}
-        timed = partial(_timed, partial(run, 0, len(found)), by_operations, written.numel())
-    return timed()
 
 
 def _timed(ours: Callable[[], object], theirs: Callable[[], object], numbers: int) -> dict[str, Any]:

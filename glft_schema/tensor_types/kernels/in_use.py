@@ -1,19 +1,17 @@
 """The kernels that this process uses: found in the folder, checked and loaded once.
 
 The environment variable ``GLFT_KERNELS`` says how: unset, kernels are used if they are there;
-``auto`` builds all in the background if one is missing, for later processes; ``off`` uses none;
-``require`` raises an error if one is missing.
+``auto`` builds all in the background if one is missing, for later processes; ``off`` uses none.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from multiprocessing import parent_process
@@ -41,7 +39,7 @@ from glft_schema.tensor_types.kernels.machine import OPTIONS, machine
 Function = Callable[[Sequence["torch.Tensor"]], None]  # what a kernel computes: it writes the last argument
 
 MODE = "GLFT_KERNELS"  # the environment variable
-MODES = ("", "auto", "off", "require")
+MODES = ("", "auto", "off")
 LOG = logging.getLogger("glft_schema")
 
 _LOADED: dict[Identity, Kernel | str] = {}  # or why there is none
@@ -53,7 +51,7 @@ class Identity(NamedTuple):
     """The name of a kernel, and what it is compiled from.
 
     Attributes:
-        name: of a tensor type, as in schemes, of a dtype, or of a step of encoders.
+        name: of a step of encoders.
         functions: what the kernel computes. It is valid only while their code is the same.
         variant: anything else that distinguishes it.
         options: of inductor, besides `machine.OPTIONS`: names and values.
@@ -73,52 +71,21 @@ class Identity(NamedTuple):
 class Kernel:
     """A loaded kernel, for tensors of one layout.
 
-    The layout lists dtype, sizes and strides of each argument. For a kernel of rows (`bound`), the
-    sizes are those of a row, and there are two rows or more. For a step of encoders (`run`), a
-    negative size is a length of two or more, equal wherever it stands, and there are no strides:
-    the tensors are contiguous.
+    The layout lists dtype and sizes of each argument. A negative size is a length of two or more,
+    equal wherever it stands. The tensors are contiguous.
     """
 
     def __init__(self, layout: Sequence[Mapping[str, Any]], library: Library) -> None:
-        self._layout = [
-            (getattr(torch, argument["dtype"]), tuple(argument["sizes"]), tuple(argument["strides"])) for argument in layout
-        ]
+        self._layout = [(getattr(torch, argument["dtype"]), tuple(argument["sizes"])) for argument in layout]
         self._library = library
 
-    def bound(self, tensors: Sequence[torch.Tensor], fixed: Collection[int] = ()) -> Callable[[int, int], None] | None:
-        """Returns a function that runs the kernel on the rows from one index to another.
-
-        Returns None unless the tensors have exactly the layout that the kernel was compiled for.
-        The last one, which the kernel writes, may be seen in another shape or dtype.
-
-        Args:
-            tensors: the arguments, of equally many rows.
-            fixed: indices of those whose first rows are always used; they may have fewer.
-        """
-        (dtype, sizes, _), out = self._layout[-1], tensors[-1]
-        rows = [len(tensor) for tensor in tensors]
-        if len(tensors) != len(self._layout) or min(rows) < 2 or not _can_be_seen(out, dtype, rows[-1] * math.prod(sizes)):
-            return None
-        if len({count for number, count in enumerate(rows) if number not in fixed}) > 1:
-            return None
-        arguments = [*tensors[:-1], out.view(-1).view(dtype).view(rows[-1], *sizes)]
-        fits = all(
-            _is_plain(tensor)
-            and tensor.dtype == dtype
-            and tensor.shape[1:] == sizes
-            and tensor.stride() == strides
-            and tensor.data_ptr() % tensor.itemsize == 0
-            for tensor, (dtype, sizes, strides) in zip(arguments, self._layout, strict=True)
-        )
-        return self._library.bound(arguments, fixed) if fits else None
-
     def run(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
-        """Runs the kernel of a step, and returns the tensors that it makes.
+        """Runs the kernel, and returns the tensors that it makes.
 
         Returns None unless the tensors have the layout that the kernel was compiled for.
         """
         lengths: dict[int, int] = {}
-        for tensor, (dtype, sizes, _) in zip(tensors, self._layout, strict=False):
+        for tensor, (dtype, sizes) in zip(tensors, self._layout, strict=False):
             if not _is_plain(tensor) or not tensor.is_contiguous() or tensor.dtype != dtype or tensor.dim() != len(sizes):
                 return None
             for found, size in zip(tensor.shape, sizes, strict=True):
@@ -128,17 +95,10 @@ class Kernel:
             return None  # it was compiled for tensors that share no memory
         made = tuple(
             torch.empty([lengths.get(size, size) for size in sizes], dtype=dtype)
-            for dtype, sizes, _ in self._layout[len(tensors) :]
+            for dtype, sizes in self._layout[len(tensors) :]
         )
-        self._library.bound([*tensors, *made])()
+        self._library.run([*tensors, *made])
         return made
-
-
-def _can_be_seen(tensor: torch.Tensor, dtype: torch.dtype, count: int) -> bool:
-    """Tells whether a tensor can be written as `count` numbers of another dtype."""
-    if not _is_plain(tensor) or not tensor.is_contiguous():
-        return False
-    return tensor.storage_offset() * tensor.itemsize % dtype.itemsize == 0 and tensor.nbytes == count * dtype.itemsize
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -151,11 +111,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def find(identity: Identity, *, is_required: bool = True) -> Kernel | None:
+def find(identity: Identity) -> Kernel | None:
     """Returns a kernel, or None if there is none that can be used.
 
-    Raises OptionError if ``GLFT_KERNELS`` is invalid, or if it is ``require`` and there is no
-    kernel, unless it is not `is_required`.
+    Raises OptionError if ``GLFT_KERNELS`` is invalid.
     """
     mode = os.environ.get(MODE, "")
     if mode == "off":
@@ -165,11 +124,7 @@ def find(identity: Identity, *, is_required: bool = True) -> Kernel | None:
             raise OptionError(f"expected {MODE} as {alternatives(MODES[1:])}, found {shown(mode)}")
         _LOADED[identity] = _load(identity, mode == "auto")
     found = _LOADED[identity]
-    if isinstance(found, Kernel):
-        return found
-    if mode == "require" and is_required:
-        raise OptionError(f"{MODE} is require, but the kernel {identity.name} cannot be used: {found}")
-    return None
+    return found if isinstance(found, Kernel) else None
 
 
 def forget_kernels() -> None:
@@ -190,7 +145,7 @@ def _load(identity: Identity, builds: bool) -> Kernel | str:
     """Returns a kernel, or why there is none. Nothing that is wrong with the folder is an error."""
     interface = shim()
     if interface is None:
-        return _say_once(f"torch {torch.__version__} has no interface for kernels: formulas run operation by operation")
+        return _say_once(f"torch {torch.__version__} has no interface for kernels: encoders run operation by operation")
     try:
         key = identity.key()
     except Exception as error:  # of any object that the function refers to
@@ -219,7 +174,7 @@ def _folder_to_use() -> Path | str:
     """Returns the folder, or why none can be used."""
     folder = kernel_folder()
     if not os.path.lexists(folder):
-        return _say_once(f"no kernels in {folder}: `glft kernels build` makes dequantizing several times as fast")
+        return _say_once(f"no kernels in {folder}: `glft kernels build` makes quantizing up to twice as fast")
     try:
         check_folder(folder)
         return folder.resolve()
@@ -240,7 +195,7 @@ def _why_stale(folder: Path, name: str, key: Mapping[str, str]) -> str | None:
 def difference(found: Mapping[str, str], expected: Mapping[str, str]) -> str:
     """Returns what another kernel was built for."""
     changed = [f"{part} {found.get(part)}" for part in (*machine(), "options") if found.get(part) != expected[part]]
-    return ", ".join(changed) or "other code of the formula"
+    return ", ".join(changed) or "other code of the step"
 
 
 def _build_in_background() -> None:

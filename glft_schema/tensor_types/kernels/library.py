@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -64,36 +64,13 @@ class Library:
         if create(ctypes.byref(self._container), SIZE(min(os.cpu_count() or 1, 64)), b"cpu", None):
             raise OSError("AOTInductor cannot create the model")
 
-    def bound(self, tensors: Sequence[torch.Tensor], fixed: Collection[int] = ()) -> Callable[..., None]:
-        """Returns a function that runs the library on tensors, which it keeps alive.
-
-        The function takes the first and last row to run on, if the first dims are equally many
-        rows. It raises RuntimeError if the library fails.
-
-        Args:
-            tensors: the arguments.
-            fixed: indices of those whose first rows are always used.
-        """
-        make, cpu, kept = self._interface.tensor, self._interface.cpu, tuple(tensors)
-        sizes = (INT64 * sum(tensor.dim() for tensor in kept))(*(size for tensor in kept for size in tensor.shape))
-        strides = (INT64 * len(sizes))(*(stride for tensor in kept for stride in tensor.stride()))
-        arguments, index = [], 0  # of the tensor's first size and stride
-        for number, tensor in enumerate(kept):
-            pitch = tensor.stride(0) * tensor.itemsize if tensor.dim() and number not in fixed else 0
-            arguments.append((tensor.data_ptr(), pitch, tensor.dim(), index, self._interface.dtypes[tensor.dtype]))
-            index += tensor.dim()
-
-        def call(first: int = 0, last: int | None = None) -> None:
-            own = type(sizes).from_buffer_copy(sizes)  # other threads run at the same time
-            handles = (POINTER * len(kept))()
-            size, stride, handle = ctypes.addressof(own), ctypes.addressof(strides), ctypes.addressof(handles)
-            for number, (start, pitch, dims, index, dtype) in enumerate(arguments):
-                if last is not None:
-                    own[index] = last - first
-                at = start + first * pitch
-                if make(at, dims, size + 8 * index, stride + 8 * index, 0, dtype, cpu, 0, handle + 8 * number):
-                    raise RuntimeError("torch cannot make a tensor of a kernel's argument")
-            if self._run(self._container, handles, len(kept), None, 0, None, None):  # which frees the handles
-                raise RuntimeError("a kernel failed; torch has printed why")
-
-        return call
+    def run(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Runs the library on its arguments. Raises RuntimeError if it fails."""
+        handles, interface = (POINTER * len(tensors))(), self._interface
+        for number, tensor in enumerate(tensors):
+            sizes, strides = (INT64 * tensor.dim())(*tensor.shape), (INT64 * tensor.dim())(*tensor.stride())
+            place, dtype = ctypes.addressof(handles) + 8 * number, interface.dtypes[tensor.dtype]
+            if interface.tensor(tensor.data_ptr(), tensor.dim(), sizes, strides, 0, dtype, interface.cpu, 0, place):
+                raise RuntimeError("torch cannot make a tensor of a kernel's argument")
+        if self._run(self._container, handles, len(tensors), None, 0, None, None):  # which frees the handles
+            raise RuntimeError("a kernel failed; torch has printed why")

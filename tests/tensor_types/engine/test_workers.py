@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from glft_schema.errors import TensorError
-from glft_schema.tensor_types.engine import chunks
+from glft_schema.tensor_types.engine import chunks, workers
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.kernels import workers
 
 
 @pytest.fixture(autouse=True)

@@ -80,7 +80,7 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
         function: may run in several threads at once. It must not hold Python's global lock.
         count: the end of the range.
         least: the smallest part that is worth a call.
-        most: the largest part; the actual ones may be somewhat larger, see `part_size`.
+        most: the largest part.
 
     Raises:
         Exception: of the function, after all threads have stopped.
@@ -101,10 +101,7 @@ def run_parts(function: Callable[[int, int], None], count: int, least: int, most
 def part_size(count: int, least: int, most: int) -> int:
     """Returns the size of the largest part that `run_parts` makes."""
     threads = _threads(count, least)
-    size = min(max(-(-count // (4 * threads)), least), most) if threads > 1 else most
-    while 1 < size < count and count % size == 1:  # the last part would be one element, which kernels do not take
-        size += 1
-    return size
+    return min(max(-(-count // (4 * threads)), least), most) if threads > 1 else most
 
 
 def _threads(count: int, least: int) -> int:

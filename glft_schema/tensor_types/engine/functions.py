@@ -1,0 +1,18 @@
+"""Formulas and encoders: the kinds of functions that a tensor type is declared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from glft_schema.lazy import torch
+
+# A scalar function of one block or row, which writes `w`; see docs/scalar-functions.md. Or a
+# function of tensors: the fields of a payload or block as keywords, each [rows, numbers] -> weights
+# [rows, n].
+Formula = Callable[..., Any]
+# Numbers [rows, n], and by keyword their importance if the encoder has such a parameter -> the
+# fields of a payload or block by name, each [rows, numbers].
+Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
+
+Fields = Mapping[str, "torch.Tensor"]
