@@ -1,0 +1,187 @@
+"""Compiles decoders to shared libraries, for this machine or another.
+
+Compilers are those of the machine, or that of the package ziglang, which compiles for all machines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256, shake_128
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from glft_schema.errors import one_line
+from glft_schema.scalar.as_c import FLAGS, Unit
+from glft_schema.scalar.language import run
+from glft_schema.scalar.layout import Field, Layout
+from glft_schema.tensor_types.library.loading import DTYPES, MANIFEST, digest, digest_of_sources, this_machine
+
+# fmt: off
+V3 = ("-mavx2", "-mbmi", "-mbmi2", "-mf16c", "-mfma", "-mlzcnt", "-mmovbe")  # known also to compilers without names of levels
+V4 = ("-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
+LEVELS = {"x86_64": {"1": (), "3": V3, "4": (*V3, *V4)}}
+ALONE = ("-std=c11", "-ffreestanding", "-g0", "-shared")
+NUMPY = {"f16": "<f2", "f32": "<f4", "u8": "u1", "i8": "i1", "u16": "<u2", "i16": "<i2", "u32": "<u4", "i32": "<i4"}
+
+
+class Target(NamedTuple):
+    """A machine to compile for.
+
+    Attributes:
+        triple: the machine's name for zig.
+        tag: the platform in the names of wheels.
+    """
+
+    triple: str
+    tag: str
+
+
+TARGETS = {
+    "x86_64-linux":   Target("x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64.manylinux2014_x86_64.musllinux_1_1_x86_64"),
+    "aarch64-linux":  Target("aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64.manylinux2014_aarch64.musllinux_1_1_aarch64"),
+    "x86_64-macos":   Target("x86_64-macos.10.13", "macosx_10_13_x86_64"),
+    "aarch64-macos":  Target("aarch64-macos.11.0", "macosx_11_0_arm64"),
+    "x86_64-windows": Target("x86_64-windows-gnu", "win_amd64"),
+}
+# Flags of the linker, and the ending. A library of Linux or Windows refers to no other library.
+LINKED = {
+    "macos":   (("-fPIC", "-Wl,-install_name,@rpath/decoders.dylib"), ".dylib"),
+    "windows": (("-nostdlib", "-s", "-Wl,-e,DllMain"), ".dll"),
+}
+ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-z,defs", "-Wl,-Bsymbolic"), ".so"
+# fmt: on
+
+
+class BuildError(Exception):
+    """Decoders that cannot be compiled; the text says why."""
+
+
+def compiler(*, portable: bool = False) -> list[str] | None:
+    """Returns the command of a C compiler: ``$CC``, the system's, or that of the package ziglang.
+
+    Returns None if there is none.
+
+    Args:
+        portable: only ziglang, which compiles for all targets.
+    """
+    if not portable:
+        if given := os.environ.get("CC"):
+            return shlex.split(given)
+        for name in ("clang", "cc", "gcc") if os.name == "posix" else ():
+            if path := shutil.which(name):
+                return [path]
+    return [sys.executable, "-m", "ziglang", "cc"] if find_spec("ziglang") else None
+
+
+def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, target: str = "") -> None:
+    """Compiles decoders into a folder, in place of what is there. Equal sources and compilers give
+    equal bytes.
+
+    Args:
+        decoders: layouts and scalar functions.
+        folder: created if it is missing.
+        target: a key of TARGETS, compiled for by ziglang; by default this machine.
+
+    Raises:
+        BuildError: if there is no compiler, or it fails.
+        ScalarError: if a function does not follow the language.
+    """
+    machine = target or this_machine()
+    command = compiler(portable=bool(target))
+    if command is None:
+        raise BuildError("no C compiler: install clang or gcc, or `pip install ziglang`")
+    if "ziglang" in command:
+        if machine not in TARGETS:
+            raise BuildError(f"expected a target of ziglang, one of {', '.join(TARGETS)}, found {machine}")
+        command = [*command, "-target", TARGETS[machine].triple]  # by default zig uses all that this processor has
+    unit, functions = Unit(), {}
+    for layout, source in decoders:
+        unit.decoder(layout, source)
+        functions[layout.name] = _self_test(layout, source)
+    architecture, _, system = machine.partition("-")
+    linked, ending = LINKED.get(system, ELSEWHERE)
+    levels = LEVELS.get(architecture, {"1": ()})
+    with tempfile.TemporaryDirectory() as temporary:
+        (Path(temporary) / "decoders.c").write_text(f"{unit}\n{Path(__file__).with_name('machine.c').read_text()}", "utf-8")
+
+        def compiled(level: str) -> Path:
+            path = Path(temporary) / f"{level}{ending}"
+            _run([*command, *ALONE, *FLAGS, *levels[level], *linked, "-o", path.name, "decoders.c"], temporary)
+            return path
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            paths = dict(zip(levels, pool.map(compiled, levels), strict=True))
+        names = {level: f"{architecture}-{level}-{digest(path)}{ending}" for level, path in paths.items()}
+        manifest = {"machine": machine, "sources": digest_of_sources(), "levels": names, "functions": functions}
+        (Path(temporary) / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, name in (*((paths[level], name) for level, name in names.items()), (Path(temporary) / MANIFEST, MANIFEST)):
+            shutil.copyfile(path, folder / f".{name}")
+            os.replace(folder / f".{name}", folder / name)  # other processes find a whole file, and keep the old one
+    for path in folder.iterdir():
+        if path.name not in (*names.values(), MANIFEST):
+            with suppress(OSError):  # a loaded library cannot be removed on Windows
+                path.unlink()
+
+
+def _run(command: list[str], folder: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot run: {error.strerror}") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
+        raise BuildError(f"{shlex.join(command[:4])} failed: {one_line(lines[0])}")
+
+
+def _self_test(layout: Layout, source: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the bytes of a block, or of the fields of a row, and digests of its weights in each
+    dtype, computed by plain Python.
+
+    The bytes are pseudorandom. None of the weights is NaN, whose bits C does not define, and the
+    largest is a normal float16, if one of the first blocks is like this.
+    """
+    columns, kept = layout.weights or 2 * math.lcm(*(field.weights for field in layout.fields if not field.count)), None
+    names = source.__code__.co_varnames[: source.__code__.co_argcount]
+    for trial in range(100):
+        w, fields = np.zeros(columns, "<f4"), {field.name: _random(layout, field, columns, trial) for field in layout.fields}
+        run(source, **{name: {"w": w, **fields}[name] for name in names})
+        if not np.isnan(w).any():
+            kept = w, fields
+            if 2**-10 < np.abs(w).max() < 2**15:
+                break
+    if kept is None:
+        raise BuildError(f"{layout.name}: expected a decoder of numbers, found NaN in each of 100 random blocks")
+    w, inputs = kept[0], [field.tobytes() for field in kept[1].values()]
+    bits = w.view("<u4")
+    bfloat16 = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("<u2")
+    with np.errstate(over="ignore"):
+        made = {"float32": w, "float16": w.astype("<f2"), "bfloat16": bfloat16}
+    return {
+        "fields": [b"".join(inputs).hex()] if layout.weights else [field.hex() for field in inputs],
+        "counts": [1] if layout.weights else [1, columns],
+        "weights": columns,
+        "expected": {dtype: sha256(made[dtype].tobytes()).hexdigest() for dtype in DTYPES},
+    }
+
+
+def _random(layout: Layout, field: Field, columns: int, trial: int) -> np.ndarray[Any, Any]:
+    """Returns random numbers of a field, equal on all machines. Floats are from -2 to 2."""
+    numbers, kind = field.count or columns // field.weights, np.dtype(NUMPY[field.number])
+    content = shake_128(f"{layout.name} {field.name} {trial}".encode()).digest(numbers * kind.itemsize)
+    if kind.kind == "f":
+        return (np.frombuffer(content[: 2 * numbers], "<i2") / 2**14).astype(kind)
+    return np.frombuffer(content, kind)

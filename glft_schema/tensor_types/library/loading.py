@@ -1,0 +1,191 @@
+"""Finds the compiled decoders of this installation, and loads the library for this processor.
+
+The environment variable ``GLFT_LIBRARY=off`` makes a process use none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from glft_schema.errors import OptionError, one_line, shown
+
+MODE = "GLFT_LIBRARY"  # the environment variable
+LOG = logging.getLogger("glft_schema")
+PACKAGE = Path(__file__).parents[2]
+FOLDER = Path(__file__).with_name("compiled")
+MANIFEST = "manifest.json"
+SOURCES = (  # files that the decoders' bits depend on
+    "scalar/*.py",
+    "scalar/prelude.h",
+    "tensor_types/library/building.py",
+    "tensor_types/library/machine.c",
+    *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "i_quants", "k_quants", "legacy")),
+    *(f"tensor_types/{name}.py" for name in ("scalar_decoders", "small_floats", "symmetric", "ternary")),
+    "tensor_types/ggml_grids.bin",
+)
+DTYPES = {"float32": ("", 4), "float16": ("_f16", 2), "bfloat16": ("_bf16", 2)}  # the suffix in C, bytes per number
+ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+SYSTEMS = {"darwin": "macos", "win32": "windows"}
+
+Decode = Callable[..., None]
+_FUNCTIONS: dict[tuple[str, str], Decode | None] = {}
+_UNSAID = [True]  # one message per process
+
+
+class LibraryError(Exception):
+    """Libraries that cannot be used; the text says why."""
+
+
+def function_of(scheme: str, dtype: str) -> Decode | None:
+    """Returns the compiled decoder of a type, or None if there is none that can be used.
+
+    The function takes addresses and counts: ``(blocks, w, n)``, or for types of rows ``(FIELD, ...,
+    w, rows, columns)``, see `as_c.Unit.decoder`. It checks nothing, may run in several threads, and
+    releases the GIL.
+
+    Args:
+        scheme: the type's name in schemes.
+        dtype: of the weights: float32, float16 or bfloat16.
+
+    Raises:
+        OptionError: if ``GLFT_LIBRARY`` is invalid.
+    """
+    if mode := os.environ.get(MODE):
+        if mode != "off":
+            raise OptionError(f"expected {MODE} as off, found {shown(mode)}")
+        return None
+    key = scheme, dtype
+    if key not in _FUNCTIONS:  # without a lock, which a forked child could inherit locked
+        library = _of_package()
+        try:
+            _FUNCTIONS[key] = None if library is None else library.function(scheme, dtype)
+        except LibraryError as error:
+            _FUNCTIONS[key] = None
+            _say(logging.WARNING, f"{error}: some types are decoded by slower formulas; {_command()} compiles them again")
+    return _FUNCTIONS[key]
+
+
+def add(library: Library) -> None:
+    """Makes `function_of` return the functions of another library. Raises LibraryError if one
+    fails its self-test."""
+    _FUNCTIONS.update({(scheme, dtype): library.function(scheme, dtype) for scheme in library.schemes for dtype in DTYPES})
+
+
+def forget() -> None:
+    """Makes this process look for compiled decoders again."""
+    _FUNCTIONS.clear()
+    _of_package.cache_clear()
+    _UNSAID[:] = [True]
+
+
+@lru_cache
+def _of_package() -> Library | None:
+    if not (FOLDER / MANIFEST).exists():
+        _say(logging.INFO, f"no compiled decoders: types are decoded by slower formulas; {_command()} compiles them")
+        return None
+    try:
+        return Library(FOLDER)
+    except LibraryError as error:
+        _say(logging.WARNING, f"{error}: types are decoded by slower formulas; {_command()} compiles them again")
+    return None
+
+
+def _say(level: int, message: str) -> None:
+    try:
+        _UNSAID.pop()  # also the first of two threads only
+    except IndexError:
+        return
+    LOG.log(level, message)
+
+
+def _command() -> str:
+    if (PACKAGE.parent / "pyproject.toml").exists():
+        return f"`pip install -e {PACKAGE.parent}`"
+    return "`pip install --force-reinstall --no-deps --no-binary glft_schema glft_schema`"
+
+
+class Library:
+    """Loaded libraries of a folder, see `building.build`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Loads the library for this processor. Raises LibraryError if it cannot be used."""
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+            if manifest["machine"] != this_machine():
+                raise LibraryError(f"the decoders are compiled for {shown(manifest['machine'])}, not for {this_machine()}")
+            if manifest["sources"] != digest_of_sources():
+                raise LibraryError("the decoders are compiled from other sources")
+            self._functions: dict[str, dict[str, Any]] = manifest["functions"]
+            levels: dict[str, str] = manifest["levels"]
+            self._dll = _opened(folder, levels["1"])
+            if len(levels) > 1 and (level := str(self._dll.x86_64_level())) != "1":
+                self._dll = _opened(folder, levels[level])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LibraryError(f"the compiled decoders are damaged: {one_line(str(error))}") from None
+
+    @property
+    def schemes(self) -> list[str]:
+        """The names of the types that it decodes."""
+        return list(self._functions)
+
+    def function(self, scheme: str, dtype: str) -> Decode | None:
+        """Returns a function after its self-test, or None for other types.
+
+        The self-test decodes one block or row, and compares with plain Python.
+
+        Raises:
+            LibraryError: if the weights are others.
+        """
+        if scheme not in self._functions:
+            return None
+        try:
+            (suffix, size), test = DTYPES[dtype], self._functions[scheme]
+            function = getattr(self._dll, scheme + suffix)
+            inputs, counts = [bytes.fromhex(field) for field in test["fields"]], test["counts"]
+            function.argtypes = [ctypes.c_void_p] * (len(inputs) + 1) + [ctypes.c_int64] * len(counts)
+            function.restype = None
+            found = ctypes.create_string_buffer(test["weights"] * size)
+            function(*inputs, found, *counts)
+            if sha256(found.raw).hexdigest() != test["expected"][dtype]:
+                raise LibraryError(f"the compiled decoder of {scheme} to {dtype} fails its self-test")
+        except (ValueError, KeyError, TypeError, AttributeError, ctypes.ArgumentError) as error:
+            raise LibraryError(f"the compiled decoders are damaged: {one_line(str(error))}") from None
+        decode: Decode = function
+        return decode
+
+
+def _opened(folder: Path, name: str) -> ctypes.CDLL:
+    """Loads a library whose name ends with the digest of its content."""
+    if digest(folder / name) != name.partition(".")[0].rpartition("-")[2]:
+        raise ValueError(f"{name} has another content")
+    return ctypes.CDLL(str(folder / name))
+
+
+def digest(*paths: Path) -> str:
+    """Returns a digest of the contents of files."""
+    contents = sha256()
+    for path in paths:
+        content = path.read_bytes()
+        contents.update(b"%d\n" % len(content) + content)
+    return contents.hexdigest()[:32]
+
+
+def digest_of_sources() -> str:
+    """Returns a digest of the files that decoders are compiled from."""
+    return digest(*(path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern))))
+
+
+def this_machine() -> str:
+    """Returns the architecture and the system, such as ``x86_64-linux``."""
+    machine = platform.machine().lower()
+    return f"{ARCHITECTURES.get(machine, machine)}-{SYSTEMS.get(sys.platform, sys.platform)}"

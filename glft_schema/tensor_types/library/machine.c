@@ -1,0 +1,32 @@
+// What a library has beside decoders: the level of the processor, and an entry point for Windows.
+
+#ifdef __x86_64__
+static void cpuid(uint32_t leaf, uint32_t *b, uint32_t *c) {
+    uint32_t a = leaf, d;
+    *c = 0;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(*b), "+c"(*c), "=d"(d));
+    if (leaf == 0 || leaf == 0x80000000) *b = a;  // the last leaf
+}
+
+// The level of x86-64 that the processor and the system support, of the levels that are compiled.
+int32_t x86_64_level(void) {
+    uint32_t last, extended, b, c, saved, high;
+    cpuid(0, &last, &c);
+    cpuid(0x80000000, &extended, &c);
+    if (last < 7 || extended < 0x80000001) return 1;
+    cpuid(1, &b, &c);  // SSE3, SSSE3, FMA, CX16, SSE4.1, SSE4.2, MOVBE, POPCNT, OSXSAVE, AVX, F16C
+    if ((c & 0x38D83201) != 0x38D83201) return 1;
+    cpuid(0x80000001, &b, &c);  // LAHF, LZCNT
+    if ((c & 0x21) != 0x21) return 1;
+    __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));  // the registers that the system saves
+    cpuid(7, &b, &c);  // BMI1, AVX2, BMI2; AVX-512 F, DQ, CD, BW, VL
+    if ((saved & 0x6) != 0x6 || (b & 0x128) != 0x128) return 1;
+    return (saved & 0xE6) == 0xE6 && (b & 0xD0030000) == 0xD0030000 ? 4 : 3;
+}
+#endif
+
+#ifdef _WIN32
+int32_t DllMain(void *module, uint32_t reason, void *reserved) {
+    return (void)module, (void)reason, (void)reserved, 1;
+}
+#endif
