@@ -21,21 +21,20 @@ DECLARED = (*ggml.DECLARED, *(value for value in vars(symmetric).values() if isi
 
 def build_library(folder: Path = loading.FOLDER, target: str = "") -> None:
     """Compiles the decoders of the types that the package declares, see `building.build`."""
-    building.build([(layout_of(type_), type_.decoder) for type_ in DECLARED if type_.decoder], folder, target)
+    building.build([(layout_of(type_), type_.formula) for type_ in DECLARED if type_.is_scalar], folder, target)
 
 
 def compile(type_: TensorType) -> None:
-    """Compiles the decoder of your own type by this machine's compiler, for this process.
+    """Compiles the scalar formula of your own type by this machine's compiler, for this process.
 
     Raises:
-        OptionError: if the type has no decoder, or there is no compiler, or it fails.
-        ScalarError: if the decoder does not follow the language of scalar functions.
+        OptionError: if the type has no scalar formula, or there is no compiler, or it fails.
     """
-    if type_.decoder is None:
-        raise OptionError(f"{type_} has no decoder to compile: declare it with decoder_of")
+    if not type_.is_scalar:
+        raise OptionError(f"{type_} has no scalar formula to compile: see formula_of")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
-            building.build([(layout_of(type_), type_.decoder)], Path(folder))
+            building.build([(layout_of(type_), type_.formula)], Path(folder))
             loading.add(loading.Library(Path(folder)))
     except (building.BuildError, loading.LibraryError) as error:
         raise OptionError(f"{type_} cannot be compiled: {error}") from None
