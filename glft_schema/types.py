@@ -1,7 +1,10 @@
 """Tensor types: those of ggml, and tools to declare your own; see `tensor_types`."""
 
+import tempfile
+from pathlib import Path
+
+from glft_schema.errors import OptionError
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.compiling import compile
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Reserved, TensorType, formula_of
@@ -20,3 +23,21 @@ __all__ = [
     "register_type",
     "unpack",
 ]
+
+
+def compile(type_: TensorType) -> None:
+    """Compiles the scalar formula of your own type by this machine's compiler, for this process.
+
+    Raises:
+        OptionError: if the type has no scalar formula, or there is no compiler, or it fails.
+    """
+    from glft_schema.tensor_types.library import building, loading  # slow to import
+
+    if type_.layout is None:
+        raise OptionError(f"{type_} has no scalar formula to compile: see formula_of")
+    try:
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
+            building.build([(type_.layout, type_.formula)], Path(folder))
+            loading.add(loading.Library(Path(folder)))
+    except (building.BuildError, loading.LibraryError) as error:
+        raise OptionError(f"{type_} cannot be compiled: {error}") from None

@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 
 from glft_schema.formats.registry import registered_type
 from glft_schema.tensor_types.engine.chunks import slices
-from glft_schema.tensor_types.engine.decoding import is_compiled
 from glft_schema.tensor_types.engine.workers import in_order
+from glft_schema.tensor_types.library.loading import function_of
 
 FEW = 4  # rows of an input, for which converting weights to its dtype would take longer
 HALF = (torch.float16, torch.bfloat16)
@@ -90,7 +90,7 @@ def _for_each_part(
     overwrite."""
     together = rows // max(len(packed), 1)  # rows in a row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
-    is_parallel = threads > 1 and packed.device.type == "cpu" and is_compiled(registered_type(type))
+    is_parallel = threads > 1 and packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
     size = max(min(CHUNK // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
 
     def run(part: slice) -> None:

@@ -25,7 +25,6 @@ from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
 from glft_schema.tensor_types.engine.functions import Encoder, Formula
-from glft_schema.tensor_types.scalar_decoders import check_formula
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
 
@@ -148,8 +147,10 @@ def fault_of(type_: TensorType, weights: int) -> str | None:
     """
     blocks, function = unwrapped(type_.payload.subcons[-1]), "formula"
     try:
-        if type_.is_scalar:
-            check_formula(type_)
+        if type_.layout:
+            from glft_schema.scalar.checking import check  # slow to import
+
+            check(type_.formula, type_.layout.arrays())
         if "torch" not in sys.modules:
             return None
         numbers = torch.linspace(-1, 1, weights).reshape(1, -1)

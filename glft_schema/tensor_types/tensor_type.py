@@ -20,6 +20,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import by_table
 from glft_schema.errors import FormatError, TensorError
 from glft_schema.lazy import outside_graphs, torch
+from glft_schema.scalar.layout import Field, Layout
 from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
@@ -40,6 +41,7 @@ FLOATS = (
 )
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
+ROW = 1 << 20  # the length of a row, which tells the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
 _NAMES: set[str] = set()  # of all types: types with equal names are equal
 
@@ -318,16 +320,25 @@ class TensorType:
             out = new_memory([first.shape[0], columns], dtype or self.dtype, first.device)
         if self.exact:
             out.copy_(self.formula(**fields))
-        else:
-            from glft_schema.tensor_types.engine.decoding import decode  # slow to import
+        elif out.numel():
+            from glft_schema.tensor_types.engine.decoding import by_arrays, by_library  # slow to import
 
-            decode(self, fields, out)
+            layout = self.layout
+            if layout is None or not by_library(layout, [fields[name] for name, _ in self.fields()], out):
+                cell = self.cell(columns)
+                given = self.columns(self.cells(fields, columns, cell), words=layout is not None)
+                by_arrays(self.formula, layout, given, out.view(-1, cell))
         return out
 
     @property
     def is_scalar(self) -> bool:
         """Whether the formula is a scalar function, of one block or row."""
-        return _is_scalar(self, self.formula)
+        return self.layout is not None
+
+    @property
+    def layout(self) -> Layout | None:
+        """What the formula reads, the fields of a block or of a row, if it is a scalar function."""
+        return _formula_layout(self, self.formula)
 
     def cell(self, columns: int) -> int:
         """Returns the numbers that are decoded together: a block, a group, or a whole row of
@@ -438,10 +449,10 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
         if type_.formula is not no_formula:
             raise ValueError(f"expected a type without a formula, found {type_}")
         object.__setattr__(type_, "formula", formula)
-        if type_.is_scalar and not formula.__module__.startswith(PACKAGE):
-            from glft_schema.tensor_types.scalar_decoders import check_formula  # slow to import
+        if type_.layout and not formula.__module__.startswith(PACKAGE):
+            from glft_schema.scalar.checking import check  # slow to import
 
-            check_formula(type_)
+            check(formula, type_.layout.arrays())
         return formula
 
     return add
@@ -461,11 +472,20 @@ def _importance(encoder: Encoder) -> Parameter | None:
 
 
 @lru_cache(maxsize=1 << 8)
-def _is_scalar(type_: TensorType, formula: Formula) -> bool:
-    if type_.exact or formula is no_formula:
-        return False
-    fields = [part.name for part in type_.block.subcons] if type_.block else [name for name, _ in type_.fields()]
-    return "w" not in fields and "w" in signature(formula).parameters
+def _formula_layout(type_: TensorType, formula: Formula) -> Layout | None:
+    if type_.exact or "w" not in signature(formula).parameters:
+        return None
+    if type_.block is not None:
+        parts = [(field, field.subcon.number) for field in type_.block.subcons]
+        fields = [Field(field.name, str(number), field.sizeof() // number.itemsize, field.docs) for field, number in parts]
+    else:
+        fields, spans = [], type_.field_spans([1, ROW])
+        for name, part in type_.fields():
+            count = spans[name][1] // part.number.itemsize
+            fields.append(Field(name, str(part.number), 1 if count == 1 else None, weights=ROW // count))
+    if "w" in (field.name for field in fields):  # a function of tensors
+        return None
+    return Layout(type_.scheme, tuple(fields), type_.unit([1, ROW]) if type_.block else None)
 
 
 @lru_cache(maxsize=1 << 12)  # a model has many tensors of few shapes

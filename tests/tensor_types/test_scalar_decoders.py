@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import torch
 from glft_schema.codec import Struct, f16, u8
 from glft_schema.scalar import compiled_arrays, numpy_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
+from glft_schema.scalar.as_c import Unit
 from glft_schema.scalar.checking import check
 from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.scalar_decoders import layout_of, printed
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
@@ -29,6 +30,16 @@ from tests.tensor_types.test_ggml_types import BLOCK_TYPES, by_type, random_bloc
 from tests.tools.depth import some
 
 ROW_TYPES = (Q8_PER_CHANNEL, Q4_PER_GROUP_64)
+
+
+def printed(types: Iterable[TensorType]) -> str:
+    """Returns the formulas of types as C."""
+    unit = Unit()
+    for type_ in types:
+        unit.decoder(type_.layout, type_.formula)
+    return str(unit)
+
+
 SUFFIXES = {"": torch.float32, "_f16": torch.float16, "_bf16": torch.bfloat16}
 
 
@@ -79,7 +90,7 @@ def test_plain_python_equals_llama_cpp(type_: TensorType) -> None:
 @by_type
 def test_arrays_equal_llama_cpp(type_: TensorType) -> None:
     blocks = np.concatenate((random_blocks(type_)[:2000], edge_blocks(type_)))
-    layout, expected = layout_of(type_), by_llama_cpp(type_, blocks)
+    layout, expected = type_.layout, by_llama_cpp(type_, blocks)
     fields, function = columns(layout, blocks, True), check(type_.formula, layout.arrays())
     with np.errstate(all="ignore"):
         found = np.zeros_like(expected)
@@ -108,7 +119,7 @@ def test_types_of_rows(type_: TensorType, tmp_path: Path) -> None:
         arguments = *map(pointer, arrays.values()), ctypes.c_void_p(found.data_ptr()), ctypes.c_int64(512), ctypes.c_int64(192)
         library[type_.scheme + suffix](*arguments)
         assert same_bits(found.float().numpy(), expected.to(dtype).float().numpy())
-    function, weights = check(type_.formula, layout_of(type_).arrays(columns=192)), torch.zeros(512, 192)
+    function, weights = check(type_.formula, type_.layout.arrays(columns=192)), torch.zeros(512, 192)
     decoder(function, torch_arrays)(w=weights, **{name: torch.from_numpy(array) for name, array in arrays.items()})
     assert same_bits(weights.numpy(), expected.numpy())
     row = np.zeros(192, np.float32)
@@ -133,8 +144,11 @@ def test_all_types_have_a_decoder_and_print_without_torch() -> None:
         "import sys\n"
         "from glft_schema.tensor_types.ggml import GGML_TYPES\n"
         "from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL\n"
-        "from glft_schema.tensor_types.scalar_decoders import printed\n"
-        "text = printed([*GGML_TYPES, Q8_PER_CHANNEL, Q4_PER_GROUP_64])\n"
+        "from glft_schema.scalar.as_c import Unit\n"
+        "unit = Unit()\n"
+        "for type_ in (*GGML_TYPES, Q8_PER_CHANNEL, Q4_PER_GROUP_64):\n"
+        "    if type_.layout: unit.decoder(type_.layout, type_.formula)\n"
+        "text = str(unit)\n"
         "print('torch' in sys.modules, len(text) <= 200_000, text.count('#include'), '<math.h>' in text)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -172,7 +186,7 @@ def test_a_type_of_a_user(tmp_path: Path) -> None:
     d, codes = blocks[:, :4].copy().view(np.float16).astype(np.float32), blocks[:, None, 4:] >> np.array([[[0], [4]]]) & 15
     with np.errstate(all="ignore"):
         assert same_bits(found, (codes.astype(np.float32) - 8) * d[:, :, None])
-    assert [field.sentence for field in layout_of(OWN).fields] == ["scales", "codes"]
+    assert [field.sentence for field in OWN.layout.fields] == ["scales", "codes"]
 
 
 def test_a_formula_that_is_refused_at_its_declaration() -> None:

@@ -30,7 +30,7 @@ SOURCES = (  # files that the decoders' bits depend on
     "tensor_types/library/building.py",
     "tensor_types/library/machine.c",
     *(f"tensor_types/{name}.py" for name in ("blocks", "fp4", "grids", "i_quants", "k_quants", "legacy")),
-    *(f"tensor_types/{name}.py" for name in ("scalar_decoders", "small_floats", "symmetric", "ternary")),
+    *(f"tensor_types/{name}.py" for name in ("small_floats", "symmetric", "tensor_type", "ternary")),
     "tensor_types/ggml_grids.bin",
 )
 DTYPES = {"float32": ("", 4), "float16": ("_f16", 2), "bfloat16": ("_bf16", 2)}  # the suffix in C, bytes per number
