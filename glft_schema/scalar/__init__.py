@@ -4,3 +4,35 @@ and printed as C or as operations on arrays.
 The package needs numpy only, and knows nothing of tensor types. docs/scalar-functions.md describes
 the language.
 """
+
+from glft_schema.scalar.language import (
+    ScalarError,
+    Table,
+    as_bits,
+    as_float,
+    as_float16,
+    float16,
+    float32,
+    floats,
+    int32,
+    integers,
+    nearest,
+    root,
+    run,
+)
+
+__all__ = [
+    "ScalarError",
+    "Table",
+    "as_bits",
+    "as_float",
+    "as_float16",
+    "float16",
+    "float32",
+    "floats",
+    "int32",
+    "integers",
+    "nearest",
+    "root",
+    "run",
+]

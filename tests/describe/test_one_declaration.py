@@ -27,16 +27,22 @@ HEADER_FIELD = """    "flags" / Default(u16, 7) * "made-up bits about the whole 
 """
 ROW_FIELD = '    "checksum" / Default(u32, 0xC0FFEE) * "made-up sum of the payload",\n'
 GLFT_TYPE = """
+def qx_per_row(w, pivots, deltas):
+    for i in range(len(w)):
+        w[i] = float32(deltas[i]) + pivots[0]
+
+
 QX_PER_ROW = TensorType("QX_per_row", 77, Struct(
     AT_LEAST_2_DIMS,
     "pivots" / f16[OUT]     * "made-up pivot of a row",
     "deltas" / i8[OUT, IN]  * "made-up distances from the pivot",
-), lambda pivots, deltas: deltas.to(torch.float32) + pivots.to(torch.float32).reshape(-1, 1), None)
+), qx_per_row, None)
 """
 GGML_TYPE = '''
-def qx_32(d: torch.Tensor, deltas: torch.Tensor) -> torch.Tensor:
+def qx_32(w, d, deltas):
     """d * made-up delta."""
-    return deltas.to(torch.float32) * d.to(torch.float32)
+    for i in range(32):
+        w[i] = d[0] * float32(deltas[i])
 
 
 QX_32 = block_type("QX_32", 177, 32, Struct(
@@ -45,9 +51,10 @@ QX_32 = block_type("QX_32", 177, 32, Struct(
 ), dequantize=qx_32)
 '''
 TOY_TYPE = '''
-def qx_16(d, deltas):
+def qx_16(w, d, deltas):
     """d * made-up delta."""
-    return deltas.to(torch.float32) * d.to(torch.float32)
+    for i in range(16):
+        w[i] = d[0] * float32(deltas[i])
 
 
 TYPES.add(glft.types.block_type("QX_16", 77, 16, Struct(
@@ -75,7 +82,7 @@ EDITS = [
     (
         "../toy.py",
         "import glft_schema as glft",
-        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\n",
+        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\nfrom glft_schema.scalar import float32\n",
     ),
     ("../toy.py", '    "magic"     / Const', HEADER_FIELD),
     ("../toy.py", '    "offset" / u64', ROW_FIELD),
