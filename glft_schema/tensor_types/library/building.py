@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from glft_schema.errors import one_line
+from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.scalar.as_c import FLAGS, Unit
 from glft_schema.scalar.language import run
 from glft_schema.scalar.layout import Field, Layout
@@ -99,13 +99,12 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
         BuildError: if there is no compiler, or it fails.
         ScalarError: if a function does not follow the language.
     """
-    machine = target or this_machine()
-    command = compiler(portable=bool(target))
+    if target and target not in TARGETS:
+        raise BuildError(f"expected a target {alternatives(TARGETS)}, found {shown(target)}")
+    machine, command = target or this_machine(), compiler(portable=bool(target))
     if command is None:
-        raise BuildError("no C compiler: install clang or gcc, or `pip install ziglang`")
-    if "ziglang" in command:
-        if machine not in TARGETS:
-            raise BuildError(f"expected a target of ziglang, one of {', '.join(TARGETS)}, found {machine}")
+        raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
+    if "ziglang" in command and machine in TARGETS:
         command = [*command, "-target", TARGETS[machine].triple]  # by default zig uses all that this processor has
     unit, functions = Unit(), {}
     for layout, source in decoders:
@@ -119,7 +118,7 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
 
         def compiled(level: str) -> Path:
             path = Path(temporary) / f"{level}{ending}"
-            _run([*command, *ALONE, *FLAGS, *levels[level], *linked, "-o", path.name, "decoders.c"], temporary)
+            _run(command, [*ALONE, *FLAGS, *levels[level], *linked, "-o", path.name, "decoders.c"], temporary)
             return path
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -137,14 +136,16 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
                 path.unlink()
 
 
-def _run(command: list[str], folder: str) -> None:
+def _run(command: list[str], arguments: list[str], folder: str) -> None:
     try:
-        done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            [*command, *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
     except OSError as error:
-        raise BuildError(f"{command[0]} cannot run: {error.strerror}") from None
+        raise BuildError(f"the compiler {command[0]} cannot run: {error.strerror}") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["no message"]
-        raise BuildError(f"{shlex.join(command[:4])} failed: {one_line(lines[0])}")
+        raise BuildError(f"the compiler {shlex.join(command)} failed: {one_line(lines[0])}")
 
 
 def _self_test(layout: Layout, source: Callable[..., Any]) -> dict[str, Any]:
