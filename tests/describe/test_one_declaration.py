@@ -145,7 +145,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     """The process; its folder has a small file of each format."""
     folder = tmp_path_factory.mktemp("copy")
     package = folder / "glft_schema"
-    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
     page = (ROOT / "docs" / "adding-a-format.md").read_text("utf-8")
     (folder / "toy.py").write_text(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0], "utf-8")
     (folder / "toy-1.0.dist-info").mkdir()

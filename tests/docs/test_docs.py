@@ -90,7 +90,7 @@ def test_a_type_is_one_edit(tmp_path: Path) -> None:
     page = ROOT / "docs" / "adding-a-type.md"
     (program,), (diff,) = blocks(page, "python"), blocks(page, "diff")
     package = tmp_path / "glft_schema"
-    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
     edited = package / "tensor_types" / "legacy.py"
     added = [line[1:] for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
     built_in = """

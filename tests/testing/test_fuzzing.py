@@ -404,7 +404,7 @@ def test_a_planted_bug_is_found_and_shrunk(tmp_path: Path, monkeypatch: pytest.M
 def test_a_bug_planted_in_a_copy_of_the_package(tmp_path: Path) -> None:
     """A copy of the package crashes for empty texts."""
     package = tmp_path / "copy" / "glft_schema"
-    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "glft_schema", package, ignore=shutil.ignore_patterns("__pycache__", "compiled"))
     module, line = package / "codec" / "text.py", "        if nbytes > (left := bytes_left(stream)):"
     text = module.read_text("utf-8")
     assert text.count(line) == 1

@@ -44,7 +44,7 @@ from hypothesis import Phase, settings
 ROOT = Path(__file__).parents[2]
 PACKAGE = "glft_schema"
 KERNELS = f"{PACKAGE}/tensor_types/kernels/"  # a cache of compiled kernels, which `pytest -m kernels` tests
-NOT_COPIED = (".git", ".ci", "__pycache__", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage*", "_site")
+NOT_COPIED = (".git", ".ci", "__pycache__", "compiled", ".hypothesis", ".mypy_cache", ".ruff_cache", ".coverage*", "_site")
 TIERS = {"default": [], "full": ["--full"]}  # pytest's options
 REPORTS, SELECTION = "MUTANTS_REPORTS", "MUTANTS_SELECTION"  # environment variables: files of the hooks below
 SELECTED = json.loads(Path(os.environ[SELECTION]).read_text()) if SELECTION in os.environ else {}
