@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file as load_safetensors
 from safetensors.torch import save_file as save_safetensors
 
-from glft_schema import kernels, save_file
-from glft_schema.tensor_types.kernels.in_use import MODE
+from glft_schema import save_file
+from glft_schema.tensor_types.library.loading import MODE
 from tests.bench import files
 from tests.bench.measure import Row
 
@@ -73,7 +73,7 @@ def touched(tensors):
 """
 
 
-def seconds(before: str, timed: str, path: Path | None = None, with_kernels: bool = True) -> float:
+def seconds(before: str, timed: str, path: Path | None = None, with_library: bool = True) -> float:
     """Returns the seconds that a statement takes in a fresh process."""
     code = f"""
 import sys, time
@@ -86,7 +86,7 @@ start = time.perf_counter()
 {timed}
 print(time.perf_counter() - start)
 """
-    environment = {**os.environ, MODE: "" if with_kernels else "off"}
+    environment = {**os.environ, MODE: "" if with_library else "off"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 
@@ -147,13 +147,13 @@ def on_a_busy_machine() -> Iterator[Row]:
     quiet = min(run() for _ in range(REPEATS))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(torch.get_num_threads())]
     try:
-        times = best({"with kernels": run, "without kernels": partial(run, with_kernels=False)})
+        times = best({"with the library": run, "without": partial(run, with_library=False)})
     finally:
         for process in busy:
             process.kill()
             process.wait()
     for how, found in times.items():
-        yield Row(f"load SmolLM2 beside {len(busy)} busy processes, {how}", found, "alone, with kernels", quiet, "s")
+        yield Row(f"load SmolLM2 beside {len(busy)} busy processes, {how}", found, "alone, with the library", quiet, "s")
 
 
 def as_stored(folder: Path) -> Iterator[Row]:
@@ -180,7 +180,6 @@ def as_stored(folder: Path) -> Iterator[Row]:
 
 
 def rows() -> Iterator[Row]:
-    kernels.build()
     with tempfile.TemporaryDirectory() as name:
         yield from loading(Path(name))
         yield from first_row()

@@ -39,7 +39,7 @@ def deeper(source: str, path: str, times: int) -> None:
 
 
 def rows() -> Iterator[Row]:
-    kernels.build(encoders=True)
+    kernels.build()
     package = llama_quantize.package(CACHE / f"llama-quantize-{llama_quantize.VERSION}")
     oracle, threads = [sys.executable, llama_quantize.__file__, str(package)], torch.get_num_threads()
 

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from glft_schema import kernels
 from glft_schema.nn import Linear
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.bench.measure import Row, in_turn
@@ -36,7 +35,6 @@ def by_diffusers(packed: torch.Tensor, name: str) -> nn.Module | None:
 
 
 def rows() -> Iterator[Row]:
-    kernels.build()
     dense = {dtype: nn.Linear(SIZE, SIZE, bias=False, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
     weights = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)) / 64
     ratios = []

@@ -14,7 +14,8 @@ from glft_schema import kernels
 from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from tests.bench.dequantizing import without_kernels
+from glft_schema.tensor_types.kernels.in_use import MODE
+from tests.bench.dequantizing import without
 from tests.bench.measure import Row, in_turn
 from tests.oracles import llama_cpp
 
@@ -55,7 +56,7 @@ def peers(type_: TensorType, weights: np.ndarray, importance: np.ndarray | None)
 
 
 def rows() -> Iterator[Row]:
-    kernels.build(encoders=True)
+    kernels.build()
     all_weights = torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0))
     legacy = [GGML_TYPES[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1")]  # which search only by importance
     columns, memory, threads = torch.rand(COLUMNS), torch.empty_like(all_weights), torch.get_num_threads()
@@ -67,7 +68,7 @@ def rows() -> Iterator[Row]:
             weights = all_weights[:SEARCHED_ROWS] if searches else all_weights
             size = weights.nbytes * 1e-9
             encode = partial(type_.encode, weights, "w", importance=importance)
-            ours: dict[str, Callable[[], object]] = {"ours": encode, "operations": without_kernels(encode)}
+            ours: dict[str, Callable[[], object]] = {"ours": encode, "operations": without(MODE, encode)}
             what = f"quantize {type_}, {threads} threads" + ", by importance" * (importance is not None)
             if type_.block:
                 theirs = peers(type_, weights.numpy(), None if importance is None else importance.numpy())
