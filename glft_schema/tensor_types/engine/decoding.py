@@ -14,7 +14,7 @@ from glft_schema.scalar.layout import Layout
 from glft_schema.tensor_types.engine.chunks import in_chunks
 from glft_schema.tensor_types.engine.compiled import compiles
 from glft_schema.tensor_types.engine.functions import Fields, Formula
-from glft_schema.tensor_types.engine.workers import run_parts
+from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
 from glft_schema.tensor_types.library.loading import function_of
 
 WRITTEN = ("float32", "float16", "bfloat16")  # dtypes that the library writes
@@ -67,8 +67,12 @@ def by_arrays(formula: Formula, layout: Layout | None, fields: Fields, out: torc
         formula = _as_arrays(formula, layout, weights, out.device, is_fused)
         step = _by_compiler if is_fused else _by_operations
         out = out.view(rows, *_dims(formula, fields, out)) if is_fused else out
-    for _ in in_chunks(step, formula, fields, {"weights": out}, rows, weights, is_fused):
-        pass
+
+    def run() -> None:
+        for _ in in_chunks(step, formula, fields, {"weights": out}, rows, weights, is_fused):
+            pass
+
+    run() if out.is_cuda else in_one_thread(run)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -34,6 +34,30 @@ def forget_threads() -> None:
 os.register_at_fork(after_in_child=forget_threads)
 
 
+def in_one_thread(function: Callable[[], None]) -> None:
+    """Calls a function where torch uses one thread.
+
+    Operations on chunks gain little from more: on an idle machine a half, while on a busy one each
+    waits for all threads, and takes up to twenty times as long. A forked child would wait for ever.
+    """
+    future = _submitted(_with_modes(function)) if torch.get_num_threads() > 1 else None
+    if future is None:
+        function()
+    else:
+        future.result()
+
+
+def _with_modes(function: Callable[..., object]) -> Callable[..., None]:
+    """Returns a function for other threads, where it has this thread's inference mode."""
+    inference = torch.is_inference_mode_enabled()
+
+    def call(*arguments: object) -> None:
+        with torch.inference_mode() if inference else torch.no_grad():
+            function(*arguments)
+
+    return call
+
+
 def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Iterator[Item]:
     """Calls a function with each item, several at once, and yields the items in order.
 
@@ -46,12 +70,7 @@ def in_order(function: Callable[[Item], object], items: Iterable[Item]) -> Itera
         Exception: of the function for the first item that it fails for, after all threads have
             stopped.
     """
-    inference = torch.is_inference_mode_enabled()
-
-    def call(item: Item) -> None:
-        with torch.inference_mode() if inference else torch.no_grad():
-            function(item)
-
+    call = _with_modes(function)
     running: deque[tuple[Future[None] | None, Item]] = deque()
     try:
         for item in items:
