@@ -61,5 +61,4 @@ class BuildHook(BuildHookInterface):
 
     def _import_package(self) -> None:
         """Makes `glft_schema` the package in the source tree."""
-        if self.root not in sys.path:
-            sys.path.insert(0, self.root)
+        sys.path.insert(0, self.root)

@@ -61,7 +61,7 @@ LINKED = {
     "macos":   (("-fPIC", "-Wl,-install_name,@rpath/decoders.dylib"), ".dylib"),
     "windows": (("-nostdlib", "-s", "-Wl,-e,DllMain"), ".dll"),
 }
-ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-z,defs", "-Wl,-Bsymbolic"), ".so"
+ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-Bsymbolic"), ".so"
 # fmt: on
 
 

@@ -1,0 +1,50 @@
+"""Libraries of three types, compiled once; each test has a copy of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.library import building, loading
+from glft_schema.tensor_types.scalar_decoders import layout_of
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
+
+TYPES = (*(type_ for type_ in GGML_TYPES if type_.name in ("Q4_K", "IQ2_XXS")), Q4_PER_GROUP_64)
+DECODERS = [(layout_of(type_), type_.decoder) for type_ in TYPES]
+
+
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Skips the test if there is no C compiler."""
+    if building.compiler() is None:
+        pytest.skip("no C compiler")
+    folder = tmp_path_factory.mktemp("compiled")
+    building.build(DECODERS, folder)
+    return folder
+
+
+@pytest.fixture
+def folder(compiled_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which this process finds compiled decoders."""
+    shutil.copytree(compiled_once, tmp_path / "compiled")
+    monkeypatch.setattr(loading, "FOLDER", tmp_path / "compiled")
+    monkeypatch.delenv("GLFT_LIBRARY", raising=False)
+    loading.forget()
+    yield tmp_path / "compiled"
+    loading.forget()
+
+
+@pytest.fixture
+def change_manifest(folder: Path) -> Callable[[Callable[[Any], object]], None]:
+    def change(changed: Callable[[Any], object]) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        changed(manifest)
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
