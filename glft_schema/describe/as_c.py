@@ -1,4 +1,5 @@
-"""A schema as a C99 header: packed structs with checked layouts, constants, tables, payload sizes.
+"""A schema as a C99 header: packed structs with checked layouts, constants, tables, payload sizes,
+and functions that compute weights.
 
 A Struct of constant size becomes one packed C struct. In any other Struct, each run of fields of
 constant size becomes a packed C struct, such as ``glft_descriptor_after_dims``; a comment lists the
@@ -12,7 +13,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import glft_schema.describe.nodes as s
@@ -30,25 +31,16 @@ from glft_schema.describe.sentences import (
     rule_text,
     rules_of_no_field,
 )
+from glft_schema.scalar.as_c import KEYWORDS as RESERVED
+from glft_schema.scalar.as_c import TYPES, Unit, with_prelude
+from glft_schema.tensor_types.scalar_decoders import layout_of
 
 WIDTH = 100  # of a comment
 
-# fmt: off
-KEYWORDS = """
-    auto break case char const continue default do double else enum extern float for goto if inline int long register restrict
-    return short signed sizeof static struct switch typedef union unsigned void volatile while
-    alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept bitand bitor bool catch char8_t char16_t char32_t
-    class compl concept consteval constexpr constinit const_cast co_await co_return co_yield decltype delete dynamic_cast
-    explicit export false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
-    reflexpr reinterpret_cast requires static_assert static_cast synchronized template this thread_local throw true try typeid
-    typename typeof typeof_unqual using virtual wchar_t xor xor_eq
-    linux unix i386 errno offsetof NULL near far interface small
-"""  # of C and C++, and macros of common compilers and systems
-# fmt: on
-RESERVED = frozenset(KEYWORDS.split())
 C_TYPES = {f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)} | {f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)}
 C_TYPES |= {"f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double"}
 SIGNS = {sign: sign for sign in ("==", "!=", "<", "<=", ">", ">=", "%")} | {"&": "&&", "|": "||"}  # in C, by Python's sign
+READ = {"f16": "of_half", "bf16": "of_bfloat"}  # functions to float
 FUNCTIONS = {"+": "plus", "*": "times", "//": "over"}  # that report overflow
 
 
@@ -57,6 +49,7 @@ def as_c(schema: s.Schema) -> str:
 
     Raises:
         NotImplementedError: if a payload size or a condition has an expression that C does not get.
+        ScalarError: if a scalar function is not of the language.
     """
     return _Header(schema).text()
 
@@ -102,6 +95,7 @@ class _Header(NodeWords):
         if self.schema.types:
             self.list_of_types()
             self.payload_sizes()
+            self.weights()
         self.put(f"#undef {self.macro}_ASSERT", "", f"#endif /* GLFT_SCHEMA_{self.macro}_H */")
         return "\n".join(self.lines) + "\n"
 
@@ -115,7 +109,8 @@ class _Header(NodeWords):
             safe = one_line_of(paragraph).replace("*/", "* /").replace("/*", "/ *").replace("??", "? ?")
             inner = " " * (len(paragraph) - len(paragraph.lstrip(" ")))
             after, width = inner + "  " * bool(inner), WIDTH - len(indent)
-            wrapped += textwrap.wrap(safe, width, initial_indent=inner, subsequent_indent=after, break_long_words=False)
+            wrap = textwrap.TextWrapper(width, inner, after, break_long_words=False, break_on_hyphens=False)
+            wrapped += wrap.wrap(safe)
         if len(wrapped) == 1:
             self.put(f"{indent}/* {wrapped[0]} */")
         elif wrapped:
@@ -331,7 +326,7 @@ class _Header(NodeWords):
             f"{type_.type.name}, code {self.number_of(type_)}. A payload of [out, in] weights, in order:",
             *(f"    {part.name}: {self.words(part.node)}. {part.doc}" for part in fields),
             *(f"    {rule_text(rule)}" for rule in type_.rules),
-            f"A weight is {type_.formula}",
+            *([] if type_.function else [f"A weight is {type_.formula}"]),
         )
         if type_.block:
             self.write_struct(self.schema.structs[type_.block])
@@ -371,7 +366,7 @@ class _Header(NodeWords):
         )
         body = ["(void)out;", "(void)in;", "switch (type) {"]
         for type_ in self.schema.types:
-            body.append(f"case {self.number_of(type_)}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */")
+            body.append(self.case(type_))
             body += [f"    if (!{condition}) return {self.macro}_NO_SIZE;" for condition in self.conditions(type_)]
             body += [f"    in /= {type_.packed}; /* as torch counts */"] if type_.packed > 1 else []
             body.append(f"    return {self.total(self.schema.structs[type_.payload].fields)};")
@@ -381,8 +376,61 @@ class _Header(NodeWords):
             fields = self.schema.structs[type_.payload].fields
             for i, part in enumerate(fields[1:], 1):
                 self.comment(f"Returns the offset in bytes of {part.name} in a payload of {type_.type.name}.")
-                signature = f"uint64_t {self.name(f'{type_.type.scheme}_{part.name}_at')}(uint64_t out, uint64_t in)"
+                signature = f"uint64_t {self.field_offset(type_, part)}(uint64_t out, uint64_t in)"
                 self.function(signature, "(void)out;", "(void)in;", f"return {self.total(fields[:i])};")
+
+    def case(self, type_: s.TypeOf) -> str:
+        return f"case {self.number_of(type_)}: /* {one_line_of(type_.type.name).replace('*/', '* /')} */"
+
+    def field_offset(self, type_: s.TypeOf, field: s.Field) -> str:
+        """Returns the name of the function that computes the offset of a field in a payload."""
+        return self.name(f"{type_.type.scheme}_{field.name}_at")
+
+    def weights(self) -> None:
+        """Puts the functions that compute weights: of each type, and of a payload by its type."""
+        function, size, no_size = self.name("dequantize"), self.name("payload_size"), f"{self.macro}_NO_SIZE"
+        unit = Unit(f"{self.prefix}_", {function, *re.findall(r"\w+", "\n".join(self.lines))})
+        names, cases = Identifiers(), list[str]()
+        for type_ in self.schema.types:
+            if calls := self.decoding(type_, unit, names):
+                cases += [self.case(type_), *(f"    {call}" for call in calls), "    return 1;"]
+        start = len(self.lines)
+        self.put(unit.text)
+        self.comment(
+            "Writes the out * in weights of a payload as float32, and returns 1. Returns 0 if there is no function for the"
+            f" type, if it cannot hold rows of `in` weights, or if their size overflows. The payload has {size} bytes, at any"
+            " address, in the byte order of this machine."
+        )
+        self.function(
+            f"int {function}(uint64_t type, uint64_t out, uint64_t in, const void *payload, float *w)",
+            "const uint8_t *bytes = (const uint8_t *)payload;",
+            f"uint64_t i, n = {self.prefix}_times(out, in);",
+            "(void)bytes, (void)w, (void)i;",
+            f"if ({self.prefix}_times(n, sizeof *w) == {no_size} || {size}(type, out, in) == {no_size}) return 0;",
+            *("switch (type) {", *cases, "default: return 0;", "}"),
+        )
+        section = with_prelude("\n".join(self.lines[start:]), f"{self.prefix}_")
+        del self.lines[start:]
+        self.comment(
+            "Functions that compute weights, for gcc, clang and other compilers with their builtins. Weights are float32,"
+            " rounded after each operation: if the compiler fuses operations, compile with -ffp-contract=off."
+        )
+        self.put("#if defined(__GNUC__)", section, "#endif", "")
+
+    def decoding(self, type_: s.TypeOf, unit: Unit, names: Identifiers) -> list[str]:
+        """Returns statements that write n weights `w` of the payload `bytes`, after adding what
+        they call. Returns no statements for a type without a function that is not a number of C."""
+        fields = self.schema.structs[type_.payload].fields
+        if type_.function:
+            layout = layout_of(type_.type)
+            decoder = unit.decoder(replace(layout, name=names.new(f"dequantize_{type_.type.scheme}")), type_.function)
+            if layout.weights:
+                return [f"{decoder}(bytes, w, n / {layout.weights});"]
+            arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]
+            return ["if (in > 0x7FFFFFFF) return 0;", f"{decoder}({', '.join(arrays)}, w, out, in);"]
+        if not isinstance(fields[0].node, s.Numbers) or (kind := fields[0].node.number.kind) not in TYPES:
+            return []
+        return [f"for (i = 0; i < n; i++) w[i] = {READ.get(kind, '')}(((const {TYPES[kind]} *)bytes)[i]);"]
 
     def conditions(self, type_: s.TypeOf) -> Iterator[str]:
         if type_.packed > 1:

@@ -376,6 +376,11 @@ class TypeOf:
         return f"{self.weights} weights in {_bytes(self.nbytes)}, {8 * each:g} bits or {each:g} bytes each{row}"
 
     @property
+    def function(self) -> Callable[..., None] | None:
+        """The formula as a scalar function of a block or row; None if there is none."""
+        return self.type.decoder
+
+    @property
     def formula(self) -> str:
         """A weight in words: the first paragraph of the formula's docstring."""
         return " ".join((inspect.getdoc(self.type.formula) or "").partition("\n\n")[0].split())

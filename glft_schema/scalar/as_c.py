@@ -6,8 +6,10 @@ Compile it with FLAGS. Fields may begin at any byte. Numbers are in the machine'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -19,46 +21,79 @@ from glft_schema.scalar.layout import Layout
 from glft_schema.scalar.tree import Array, Constant, Expression, Function, Reference, Statement, Variable, walk
 
 FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fno-strict-aliasing")
-PRELUDE = Path(__file__).with_name("prelude.h")
+WIDTH = 120  # of a line
 # fmt: off
-TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "u16", "i16": "i16", "u32": "u32", "i32": "i32", "f16": "u16", "bf16": "u16",
-         "f32": "f32"}
+TYPES = {"u8": "uint8_t", "i8": "int8_t", "u16": "u16", "i16": "i16", "u32": "u32", "i32": "i32", "u64": "u64", "i64": "i64",
+         "f16": "u16", "bf16": "u16", "f32": "f32", "f64": "f64"}
 KINDS = {"float32": "float", "int32": "int32_t", "bool": "int32_t"}
 SIGNS = {"//": "/", "and": "&&", "or": "||", "not": "!"}
+OUTPUTS = {"": "f32", "_f16": "f16", "_bf16": "bf16"}  # of the decoders in a unit, by the ends of their names
 ROUNDED = {"f16": "to_half", "bf16": "to_bfloat"}
 # The operations that need no parentheses as the left and as the right operand of another.
 COMPARED = ("<", "<=", ">", ">=", "==", "!=")
 LEFT = {"+": "+-*/", "-": "+-*/", "*": "*/", "/": "*/", "&": "&", "|": "|", "^": "^",
         "&&": ("&&", *COMPARED), "||": ("||", *COMPARED)}
 RIGHT = {"+": "*/", "-": "*/", "&&": COMPARED, "||": COMPARED}
-# Names of C, C++ and the prelude, to which an underscore is added.
 WORDS = """
-alignas asm auto bool break case catch char class const constexpr continue default delete do double else enum explicit export
-extern false float for friend goto if inline int long main mutable namespace new nullptr operator private protected public
-register restrict return short signed sizeof static struct switch template this throw true try typedef typename typeof union
-unsigned using virtual void volatile while xor f32 i16 i32 u16 u32 as_float as_bits of_half to_half to_bfloat nearest root
-HELPER TO_HALVES NAME abs_float32 min_float32 max_float32 abs_int32 min_int32 max_int32
-"""
-RESERVED = frozenset(WORDS.split())
+    auto break case char const continue default do double else enum extern float for goto if inline int long register restrict
+    return short signed sizeof static struct switch typedef union unsigned void volatile while
+    alignas alignof and and_eq asm atomic_cancel atomic_commit atomic_noexcept bitand bitor bool catch char8_t char16_t char32_t
+    class compl concept consteval constexpr constinit const_cast co_await co_return co_yield decltype delete dynamic_cast
+    explicit export false friend mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public
+    reflexpr reinterpret_cast requires static_assert static_cast synchronized template this thread_local throw true try typeid
+    typename typeof typeof_unqual using virtual wchar_t xor xor_eq
+    linux unix i386 errno offsetof NULL near far interface small
+"""  # of C and C++, and macros of common compilers and systems
 # fmt: on
+KEYWORDS = frozenset(WORDS.split())
+# Definitions by name, each after those that it uses.
+PRELUDE = {
+    re.search(r"\w+(?= __attribute|\()", definition)[0]: definition  # type: ignore[index]
+    for definition in re.split(r"\n(?=[a-z#])", Path(__file__).with_name("prelude.h").read_text("utf-8").rstrip())
+}
+RESERVED = KEYWORDS | PRELUDE.keys() | {"main", "NAME"}  # names to which an underscore is added
+
+
+def with_prelude(text: str, prefix: str = "") -> str:
+    """Returns code after the definitions of the prelude that it uses, renamed with a prefix."""
+    used, words = [text], set(re.findall(r"\w+", re.sub("//.*", "", text)))
+    for name, definition in reversed(PRELUDE.items()):
+        if name in words:
+            used.insert(0, definition)
+            words.update(re.findall(r"\w+", definition))
+    in_code = re.compile(rf"(//.*)|\b({'|'.join(PRELUDE)})\b")
+    return in_code.sub(lambda found: found[1] or prefix + found[2], "\n".join(used))
 
 
 class Unit:
     """A translation unit. Functions and tables are printed when they are first used; equal texts
-    once."""
+    once.
 
-    def __init__(self) -> None:
+    Args:
+        prefix: of all names, for a unit that is part of a header: decoders are static, and only to
+            float32.
+        taken: other names that are in use.
+    """
+
+    def __init__(self, prefix: str = "", taken: Collection[str] = ()) -> None:
+        self._prefix, self._outputs = prefix, {"": "f32"} if prefix else OUTPUTS
+        self._static = "static inline " if prefix else ""
         self._tables: dict[str, str] = {}
         self._functions: dict[str, str] = {}
-        self._taken = set(RESERVED)  # names of C, and of decoders
+        self._taken = {*RESERVED, *taken}  # names of C, and of decoders
         self._names: dict[int, tuple[Any, str]] = {}  # of the tables and functions, which are kept alive
 
     def __str__(self) -> str:
-        return "\n".join([PRELUDE.read_text(), *self._tables.values(), "", *self._functions.values()])
+        return f"#include <stdint.h>\n\n{with_prelude(self.text)}"
+
+    @property
+    def text(self) -> str:
+        """The tables and functions."""
+        return "\n".join([*self._tables.values(), "", *(map(_wrapped, self._functions.values()))])
 
     def _add(self, thing: Any, name: str, text: str, printed: dict[str, str]) -> str:
         """Adds a text in which NAME stands for the name; returns the name in C."""
-        names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 1000))))
+        names = (f"{self._prefix}{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 1000))))
         chosen = next(one for one in names if printed.get(one) in (None, text.replace("NAME", one)) and one not in self._taken)
         printed[chosen] = text.replace("NAME", chosen)
         self._names[id(thing)] = thing, chosen
@@ -82,8 +117,9 @@ class Unit:
             self._add(function, function.name, text, self._functions)
         return self._names[id(function)][1]
 
-    def decoder(self, layout: Layout, source: Callable[..., Any]) -> None:
+    def decoder(self, layout: Layout, source: Callable[..., Any]) -> str:
         """Adds decoders to float32, to float16 and to bfloat16: NAME, NAME_f16 and NAME_bf16.
+        Returns NAME.
 
         The parameters are ``(blocks, w, n)`` for n blocks, or for rows ``(FIELD, ..., w, rows,
         columns)``.
@@ -91,15 +127,15 @@ class Unit:
         Raises:
             ScalarError: if the function does not follow the language, or the name is in use.
         """
-        name, places, at = layout.name, {"w": "w"}, 0
-        names = {name, f"{name}_f16", f"{name}_bf16"}
+        name, places, at = f"{self._prefix}{layout.name}", {"w": "w"}, 0
+        names = {name + suffix for suffix in self._outputs}
         if names & (self._taken | self._functions.keys() | self._tables.keys()):
             raise ScalarError(f"{name}: expected another name in C")
         self._taken |= names
         if layout.weights is None:
-            for suffix, output in (("", "f32"), ("_f16", "f16"), ("_bf16", "bf16")):
+            for suffix, output in self._outputs.items():
                 self._rows(layout, check(source, layout.arrays(output)), name + suffix, TYPES[output])
-            return
+            return name
         for field in layout.fields:
             places[field.name] = f"(const {TYPES[field.number]} *)(blocks + {at})"
             at += int(field.size())
@@ -107,13 +143,15 @@ class Unit:
         lines = [f"  {field.name}: {field.number}[{field.count}], {field.sentence}" for field in layout.fields]
         sentence = "\n".join([f"{name}: {layout.weights} weights in {at} bytes", *lines, function.sentence])
         given = ", ".join(places[parameter] for parameter in function.parameters)
-        call = f"{self.function(function, sentence, 'restrict ')}({given})"
+        call = f"{self.function(function, sentence, '__restrict ')}({given})"
         self._functions[name] = (
-            f"void {name}(const uint8_t *blocks, float *w, int64_t n) {{\n"
-            f"    for (int64_t b = 0; b < n; b++, blocks += {at}, w += {layout.weights}) {call};\n}}\n"
-            f"TO_HALVES({name}, _f16, to_half, {at}, {layout.weights})\n"
-            f"TO_HALVES({name}, _bf16, to_bfloat, {at}, {layout.weights})\n"
+            f"{self._static}void {name}(const uint8_t *blocks, float *w, int64_t n) {{\n"
+            f"    for (int64_t b = 0; b < n; b++, blocks += {at}, w += {layout.weights})\n        {call};\n}}\n"
         )
+        for suffix, output in self._outputs.items():
+            if output in ROUNDED:
+                self._functions[name] += f"TO_HALVES({name}, {suffix}, {ROUNDED[output]}, {at}, {layout.weights})\n"
+        return name
 
     def _rows(self, layout: Layout, function: Function, name: str, output: str) -> None:
         places, lengths = {"w": "w + r * columns"}, {"w": "(int32_t)columns"}
@@ -121,12 +159,12 @@ class Unit:
             places[field.name] = f"(const {TYPES[field.number]} *)({_name(field.name)} + r * ({field.size('columns')}))"
             lengths[field.name] = f"(int32_t)(columns / {field.weights})"
         given = [*(places[parameter] for parameter in function.parameters), *(lengths[array] for array in _lengths(function))]
-        call = f"{self.function(function, '', 'restrict ')}({', '.join(given)})"
+        call = f"{self.function(function, '', '__restrict ')}({', '.join(given)})"
         fields = "".join(f"const uint8_t *{_name(field.name)}, " for field in layout.fields)
         unused = [f"    (void){_name(field.name)};\n" for field in layout.fields if field.name not in function.parameters]
         self._functions[name] = (
-            f"void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
-            f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++) {call};\n}}\n"
+            f"{self._static}void {name}({fields}{output} *w, int64_t rows, int64_t columns) {{\n"
+            f"{''.join(unused)}    for (int64_t r = 0; r < rows; r++)\n        {call};\n}}\n"
         )
 
 
@@ -143,7 +181,8 @@ class _Printer:
         kind = KINDS[results[0].kind] if len(results) == 1 else "void"
         if kind == "void":
             parameters += [f"{KINDS[result.kind]} *result_{number}" for number, result in enumerate(results)]
-        comment = "".join(f"// {line}".rstrip() + "\n" for line in sentence.splitlines())
+        lines = (line.rstrip(" \\/?") for line in sentence.splitlines())  # no comment continues on the next line
+        comment = "".join(f"// {line}".rstrip() + "\n" for line in lines)
         used = {part.name for part in walk(function.body) if isinstance(part, (Reference, Variable))}
         unused = [f"    (void){_name(name)};" for name in function.parameters if name not in used]
         body = "\n".join([*unused, *self._block(function.body, set(function.parameters), "    ")])
@@ -286,6 +325,17 @@ class _Printer:
 
     def _base(self, array: Reference) -> str:
         return _name(array.name) if array.table is None else self._unit.table(array)
+
+
+def _wrapped(function: str) -> str:
+    """Returns a function with long lines broken after commas, except comments."""
+    lines = []
+    for line in function.split("\n"):
+        indent, words = " " * (8 + len(line) - len(line.lstrip())), re.sub("(?<!,) ", "\0", line)
+        lines += (
+            [line] if line.startswith("//") else wrap(words, WIDTH, subsequent_indent=indent, break_long_words=False) or [""]
+        )
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _lengths(function: Function) -> list[str]:

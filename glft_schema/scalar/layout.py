@@ -28,7 +28,9 @@ class Field:
     def size(self, columns: str = "") -> str:
         """Bytes in a block, or in a row of `columns` weights, in C."""
         width = STORED[self.number].size
-        return str(width * self.count) if self.count else f"{columns} / {self.weights} * {width}"
+        if self.count:
+            return str(width * self.count)
+        return columns + (f" / {self.weights}" if self.weights > 1 else "") + (f" * {width}" if width > 1 else "")
 
 
 @dataclass(frozen=True)

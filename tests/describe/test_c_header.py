@@ -27,12 +27,18 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT, Header
 from glft_schema.formats.safetensors import SAFETENSORS
+from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.tensor_types.tensor_type import TensorType, decoder_of
 from tests.oracles import gguf_reference
 
-COMPILERS = {"C99": ["cc", "-std=c99"], "C11": ["cc", "-std=c11"], "C++11": ["g++", "-std=c++11", "-x", "c++"]}
+COMPILERS = {
+    "C99": ["cc", "-std=c99"],
+    "C11": ["cc", "-std=c11"],
+    "C++11": ["g++", "-std=c++11", "-x", "c++"],
+    "clang": ["clang", "-std=c11"],
+}
 STRICT = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
 NO_SIZE = 2**64 - 1
 DESCRIBED: dict[str, Format | TensorType] = {
@@ -44,6 +50,11 @@ DESCRIBED: dict[str, Format | TensorType] = {
 DESCRIBED |= {name: GGML_TYPES[name] for name in ("q4_k", "iq1_m", "bf16")}
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
+
+
+@cache
+def header_of(described: Format | TensorType) -> str:
+    return as_c(schema_of(described))
 
 
 def run(folder: Path, header: str, body: str, compiler: str = "C99", *arguments: str) -> list[list[str]]:
@@ -91,7 +102,7 @@ def layout_of(struct: Any) -> tuple[int, dict[str, int]]:
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_the_header_compiles_without_a_warning(tmp_path: Path, name: str, compiler: str) -> None:
-    assert run(tmp_path, as_c(schema_of(DESCRIBED[name])), "return 0;", compiler) == []
+    assert run(tmp_path, header_of(DESCRIBED[name]), "return 0;", compiler) == []
 
 
 BLOCKS = {f"gguf_{type_.scheme}": layout_of(type_.block) for type_ in GGML_TYPES if type_.block}
@@ -131,7 +142,7 @@ LAYOUTS |= {name: (GGML_TYPES[name], {name: layout_of(GGML_TYPES[name].block)}) 
 def test_layouts(tmp_path: Path, name: str) -> None:
     described, expected = LAYOUTS[name]
     assert len(BLOCKS) > 20
-    assert layouts(tmp_path, as_c(schema_of(described))) == expected
+    assert layouts(tmp_path, header_of(described)) == expected
 
 
 def test_a_file_is_read_through_the_structs(tmp_path: Path) -> None:
@@ -145,7 +156,7 @@ def test_a_file_is_read_through_the_structs(tmp_path: Path) -> None:
         if (!stream || !fread(&header, sizeof header, 1, stream)) return 1;
         printf("%d\\t%d\\t%d\\n", memcmp(header.magic, GGUF_HEADER_MAGIC, 4), (int)header.n_tensors, (int)header.n_kv);
         return 0;"""
-        assert run(tmp_path, as_c(schema_of(GGUF)), body, "C99", str(file)) == [["0", "0", "2"]]
+        assert run(tmp_path, header_of(GGUF), body, "C99", str(file)) == [["0", "0", "2"]]
 
 
 def test_a_file_with_json_is_read_through_the_struct(tmp_path: Path) -> None:
@@ -163,7 +174,7 @@ def test_a_file_with_json_is_read_through_the_struct(tmp_path: Path) -> None:
     if (safetensors_payload_size(type, 2, 3) != sizeof weights || !fread(weights, sizeof weights, 1, stream)) return 1;
     printf("%s\\t%d\\t%d\\n", text, weights[5], fgetc(stream) == EOF);
     return 0;"""
-    header = as_c(schema_of(SAFETENSORS))
+    header = header_of(SAFETENSORS)
     ((text, last, is_end),) = run(tmp_path, header, body.replace("\\\\", "\\"), "C99", str(path))
     assert json.loads(text)["w"] == {"dtype": "I16", "shape": [2, 3], "data_offsets": [0, 12]}
     assert (last, is_end) == ("5", "1")
@@ -189,7 +200,7 @@ def test_table_of_tensor_types(tmp_path: Path, format: Format) -> None:
     body = f"""
     #define ROW(identifier, code, name, weights, bytes) printf("%d\\t%s\\t%d\\t%d\\n", code, name, weights, bytes);
     {format.name.upper()}_TENSOR_TYPES(ROW)"""
-    rows = run(tmp_path, as_c(schema_of(format)), body)
+    rows = run(tmp_path, header_of(format), body)
     assert [row[1] for row in rows] == [type_.name for _, type_ in format.types.by_code()]
     found = {int(code): (int(weights), int(nbytes)) for code, _, weights, nbytes in rows}
     if format is GGUF:
@@ -236,8 +247,20 @@ def test_bytes_of_payloads(tmp_path: Path, described: Format | TensorType) -> No
         expected.append(NO_SIZE)
     body.append(f'printf("%" PRIu64 "\\n", {prefix}_payload_size(1000, 1, 1));')
     body.append(f'printf("%d\\n", {prefix.upper()}_NO_SIZE == UINT64_MAX);')
-    assert [int(line) for (line,) in run(tmp_path, as_c(schema_of(described)), "\n".join(body))] == [*expected, NO_SIZE, 1]
+    assert [int(line) for (line,) in run(tmp_path, header_of(described), "\n".join(body))] == [*expected, NO_SIZE, 1]
     assert {NO_SIZE} < set(expected)
+
+
+def times(unix, f32):
+    """Has names of the header, of macros and of types, and ends as a line that goes on \\ ??/"""
+    return 2 * unix + f32
+
+
+def decode_made_up(w, qs):
+    """the sum of two codes; */"""
+    for i in range(16):
+        root = times(qs[i % 8], i)
+        w[i] = float32(root)
 
 
 @cache
@@ -246,6 +269,7 @@ def made_up() -> Format:
     point = Struct("x" / u8[2, 3] * "*/ int no; /* ??/", "new" / i64 * "signed", title="point")
     block = Struct("class" / f16[1] * "scale", "qs" / u8[4, 2] * "codes")
     type_ = block_type('made "up" \\ %d', 77, 16, block, dequantize=lambda **fields: fields["qs"])
+    decoder_of(type_)(decode_made_up)
     header = Struct(
         "magic" / Default(u64, 1 << 40) * "a large number",
         "raw" / Default(u32, 7) * "two\nlines",
@@ -261,7 +285,7 @@ def made_up() -> Format:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
-    header = as_c(schema_of(made_up()))
+    header = header_of(made_up())
     names = [f"made_up_struct_{a}_magic_is_1_{b}_raw_is_above_3" for a in ("if", "unless") for b in ("if", "unless")]
     structs = structs_of(header)
     assert list(structs) == ["made_up_point", *names, "made_up_made__up_____d"]
@@ -271,15 +295,62 @@ def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
     body += 'printf("%d\\t%d\\n", MADE_UP_STRUCT_MAGIC == UINT64_MAX / (1 << 24) + 1, (int)MADE_UP_STRUCT_RAW);\n'
     body += '#define ROW(identifier, code, name, weights, bytes) printf("%s\\t%d\\t%d\\n", name, weights, bytes);\n'
     body += "MADE_UP_TENSOR_TYPES(ROW)\n"
+    body += "float w[16]; uint8_t block[10] = {0, 0, 7, 250};\n"
+    body += "int written = made_up_dequantize(77, 1, 16, block, w);\n"
+    body += 'printf("%d\\t%d\\t%d\\n", written, (int)w[0], (int)w[9]);\n'
     sizes = [8 + 4 + 14 + a + b + 4 for a in (1, 8) for b in (1, 4)]
-    expected = [["14"], *([str(size)] for size in sizes), ["10"], ["1", "7"], ['made "up" \\ %d', "16", "10"]]
+    expected = [
+        ["14"],
+        *([str(size)] for size in sizes),
+        ["10"],
+        ["1", "7"],
+        ['made "up" \\ %d', "16", "10"],
+        ["1", "14", "509"],
+    ]
     assert run(tmp_path, header, body, compiler) == expected
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_two_headers_in_two_translation_units(tmp_path: Path, compiler: str) -> None:
+    """They link, and what a unit does not call is no warning."""
+    if shutil.which(COMPILERS[compiler][0]) is None:
+        pytest.skip(f"needs {COMPILERS[compiler][0]}")
+    for format in (GGUF, GLFT):
+        (tmp_path / f"{format.name.lower()}.h").write_text(header_of(format), "utf-8")
+    include = '#include "gguf.h"\n#include "glft.h"\n'
+    (tmp_path / "one.c").write_text(f"{include}int one(void);\nint one(void) {{ return gguf_dequantize(99, 1, 1, 0, 0); }}\n")
+    (tmp_path / "two.c").write_text(
+        f"{include}int one(void);\nint main(void) {{ return one() + glft_dequantize(9, 1, 1, 0, 0); }}\n"
+    )
+    command = [*COMPILERS[compiler], *STRICT, "-o", tmp_path / "program", tmp_path / "one.c", tmp_path / "two.c"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    subprocess.run([tmp_path / "program"], check=True)
+
+
+def test_weights_that_are_refused(tmp_path: Path) -> None:
+    """Without a write: the destination is NULL."""
+    calls = ["gguf_dequantize(99, 1, 32, block, 0)", "gguf_dequantize(GGUF_GGML_TYPE_Q4_0, 1, 33, block, 0)"]
+    calls += [f"gguf_dequantize(GGUF_GGML_TYPE_Q1_0, 1ull << 55, {128 << 3}, block, 0)"]
+    calls += ["gguf_dequantize(GGUF_GGML_TYPE_I8, 1ull << 31, 1ull << 31, block, 0)"]
+    body = "".join(f'printf("%d\\n", {call});\n' for call in [*calls, "gguf_dequantize(GGUF_GGML_TYPE_Q4_0, 0, 32, block, 0)"])
+    assert run(tmp_path, header_of(GGUF), f"uint8_t block[99] = {{0}};\n{body}") == [["0"]] * 4 + [["1"]]
+    rows = "uint8_t block[99] = {0};\n" + 'printf("%d\\n", glft_dequantize(GLFT_TYPE_Q8_PER_CHANNEL, 1, 1ull << 31, block, 0));'
+    assert run(tmp_path, header_of(GLFT), rows) == [["0"]]
+
+
+def test_a_header_has_the_decoders_of_all_types() -> None:
+    assert len(header_of(GGUF)) <= 200_000
+    for format in (GGUF, GLFT):
+        assert len(re.findall(r"^    case \d+: ", header_of(format).partition("_dequantize(uint64_t")[2], re.MULTILINE)) == len(
+            list(format.types)
+        )
 
 
 def test_the_pages_example_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "formats" / "other-languages.md"
     (program,) = re.findall(r"^```c\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    (tmp_path / "gguf.h").write_text(as_c(schema_of(GGUF)), "utf-8")
+    (tmp_path / "gguf.h").write_text(header_of(GGUF), "utf-8")
     (tmp_path / "example.c").write_text(program, "utf-8")
     subprocess.run(["cc", "-std=c99", *STRICT, "-o", tmp_path / "example", tmp_path / "example.c"], check=True)
     out = subprocess.run([tmp_path / "example"], capture_output=True, text=True, check=True).stdout

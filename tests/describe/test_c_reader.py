@@ -1,52 +1,102 @@
-"""A reader in another language, on the header made from the declaration, sees what we see."""
+"""Readers in C, on headers made from the declarations, see the weights that this package sees.
+
+They are compiled with sanitizers, which end them with another exit status than 0 and 2.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import zlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from itertools import zip_longest
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 import torch
 
 from glft_schema import Container, File, FormatError, load_file, save_file
 from glft_schema.describe.as_c import as_c
 from glft_schema.describe.schema import schema_of
+from glft_schema.formats.format import Format
+from glft_schema.formats.gguf import GGUF
 from glft_schema.formats.glft import GLFT
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.tensor_type import TensorType
+from tests.corpus import corpus
 from tests.golden import golden
+from tests.oracles import gguf_reference
 from tests.oracles import glft_reference as reference
 from tests.oracles.glft_reference import F32, Q4, Row
+from tests.scalar.sources import same_bits
+from tests.tools.depth import FULL, some
 
-SOURCE = Path(__file__).parents[2] / "docs" / "examples" / "glft_read.c"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
+SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+REFUSED = 2  # the exit status of the readers
+LIMITS = (b"the other byte order", b"general.alignment is not a uint32", b"the type is unknown")  # of the readers only
+MUTANTS = 1000 if FULL else 10  # of each format
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
 
+Reader = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Reader]:
+    """Returns a function that compiles the reader of a format, and returns its runs."""
     folder = tmp_path_factory.mktemp("c")
-    program = folder / "glft_read"
-    (folder / "glft.h").write_text(as_c(schema_of(GLFT)), "utf-8")
-    flags = ["-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{folder}"]
-    subprocess.run(["cc", *flags, "-o", program, SOURCE, "-lm"], check=True)
-    return program
+
+    @cache
+    def reader(format: Format) -> Reader:
+        name = format.name.lower()
+        program = folder / f"{name}_read"
+        (folder / f"{name}.h").write_text(as_c(schema_of(format)), "utf-8")
+        command = ["cc", *STRICT, f"-I{folder}", "-o", program, EXAMPLES / f"{name}_read.c"]
+        if subprocess.run([*command, *SANITIZED], capture_output=True, check=False).returncode:  # no libraries of sanitizers
+            subprocess.run(command, check=True)
+        return lambda *arguments: subprocess.run([program, *arguments], capture_output=True, check=False)
+
+    return reader
 
 
-def lines(file: File) -> str:
-    """Returns what the C program is expected to print."""
-    made = []
+@pytest.fixture(scope="module")
+def reader(readers: Callable[[Format], Reader]) -> Reader:
+    return readers(GLFT)
+
+
+def lines(file: File) -> Iterator[bytes]:
+    """Yields what a reader prints, without the checksum of weights that are NaN: the sign and the
+    payload of NaN may differ."""
     for name, tensor in file.tensors.items():
-        checksum = zlib.crc32(tensor.dequantize(torch.float32).numpy().tobytes())
-        made.append(f"{name} {tensor.dtype} {list(tensor.dims)} {checksum:08x}\n")
-    return "".join(made)
+        weights = tensor.dequantize(torch.float32)
+        checksum = "" if weights.isnan().any() else f"{zlib.crc32(weights.numpy().tobytes()):08x}"
+        yield f"{name} {tensor.dtype} {list(tensor.dims)} {checksum}".encode("utf-8", "surrogateescape")
 
 
-def run(reader: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([reader, path], capture_output=True, text=True, check=False)
+def assert_right(done: subprocess.CompletedProcess[bytes], file: File) -> None:
+    """Asserts that a reader printed what this package reads."""
+    assert (done.returncode, done.stderr) == (0, b"")
+    for found, expected in zip_longest(done.stdout.splitlines(), lines(file)):
+        assert found.startswith(expected)
 
 
-def test_all_types_and_awkward_numbers(reader: Path, tmp_path: Path) -> None:
+def assert_right_or_refused(done: subprocess.CompletedProcess[bytes], stored: bytes) -> None:
+    """Asserts that a reader printed what this package reads, or refused a file for a reason."""
+    assert done.returncode in (0, REFUSED), done.stderr.decode()
+    try:
+        file = Container.parse(stored)
+    except FormatError:  # the reader may read it: it does not check for duplicate names, for example
+        return
+    if not any(limit in done.stderr for limit in LIMITS):
+        assert_right(done, file)
+
+
+def test_all_types_and_awkward_numbers(reader: Reader, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf-lite"
     torch.manual_seed(0)
     tensors = {
@@ -60,31 +110,99 @@ def test_all_types_and_awkward_numbers(reader: Path, tmp_path: Path) -> None:
     }
     schemes = {"q8*": "q8_per_channel", "q4": "q4_per_group_64"}
     save_file(tensors, path, {"arch": "toy"}, schemes=schemes, alignment=32)
-    done = run(reader, path)
-    assert (done.returncode, done.stderr) == (0, "")
-    with Container.parse_file(path) as file:
-        assert done.stdout == lines(file)
+    assert_right(reader(path), Container.parse(path.read_bytes()))
     assert list(load_file(path)) == list(tensors)
 
 
-def test_loose_layout(reader: Path, tmp_path: Path) -> None:
-    path = tmp_path / "loose"
-    path.write_bytes(golden("loose_layout"))
-    assert run(reader, path).stdout == lines(Container.parse(golden("loose_layout")))
+def blocks_of(type_: TensorType) -> np.ndarray:
+    """Returns u8 [128, size]: random blocks, and blocks of equal bytes."""
+    size = gguf_reference.BLOCKS[type_.code][1]
+    blocks = np.random.default_rng(type_.code).integers(0, 256, (128, size), np.uint8)
+    blocks[::8] = np.arange(15, 256, 16, np.uint8)[:, None]
+    return blocks
+
+
+def ggml_file(payloads: dict[str, np.ndarray]) -> bytes:
+    """Returns a GGUF file of u8 [blocks, size] by name; the first word is a scheme."""
+    infos = []
+    for name, blocks in payloads.items():
+        code = GGML_TYPES[name.split()[0]].code
+        weights = gguf_reference.BLOCKS[code][0]
+        infos.append(gguf_reference.Info(name.encode(), [weights, len(blocks)], code, blocks.tobytes()))
+    return gguf_reference.File([(b"a", 8, b"b")], infos).bytes()
+
+
+@cache
+def all_ggml_types() -> bytes:
+    """Returns a GGUF file with two tensors of each type, one with NaN among the weights of each
+    block."""
+    payloads = {type_.scheme: blocks_of(type_) for type_ in GGML_TYPES}
+    split = {}
+    for name, tensor in Container.parse(ggml_file(payloads)).tensors.items():
+        is_nan = tensor.dequantize(torch.float32).isnan().any(1).numpy()
+        split |= {f"{name} numbers": payloads[name][~is_nan], f"{name} NaN": payloads[name][is_nan]}
+    return ggml_file(split)
+
+
+def test_weights_of_all_ggml_types(readers: Callable[[Format], Reader], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(stored := all_ggml_types())
+    file = Container.parse(stored)
+    assert len(file.tensors) == 2 * len(gguf_reference.BLOCKS)
+    assert_right(readers(GGUF)(path), file)
+    for name, tensor in some(list(file.tensors.items()), 9):
+        found = np.array(readers(GGUF)(path, name).stdout.split(), np.float64).astype(np.float32)
+        assert same_bits(found, tensor.dequantize(torch.float32).flatten().numpy())
+    assert readers(GGUF)(path, "x").stderr == b"gguf_read: no tensor of this name\n"
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [(GLFT, "four_types"), (GLFT, "loose_layout"), (GGUF, "gguf_little")], ids=lambda value: str(value)
+)
+def test_golden_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format, name: str) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(golden(name))
+    assert_right(readers(format)(path), Container.parse(golden(name)))
+
+
+def test_the_other_byte_order_is_refused(readers: Callable[[Format], Reader], tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.write_bytes(golden("gguf_big"))
+    done = readers(GGUF)(path)
+    assert (done.returncode, done.stdout) == (REFUSED, b"")
+    assert b"an unknown version, or the other byte order" in done.stderr
+
+
+@pytest.mark.parametrize("format", [GLFT, GGUF], ids=["glft", "gguf"])
+def test_random_and_damaged_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format) -> None:
+    """Files of the corpus, half of them damaged, and random bytes in files with all types."""
+    whole, random, path = golden("four_types") if format is GLFT else all_ggml_types(), Random(0), tmp_path / "model"
+    files = [drawn.stored for drawn in some(corpus(format.name), 30)]
+    for _ in range(MUTANTS):
+        mutant, changed = bytearray(whole), random.choice([100, 2000, len(whole)])
+        for _ in range(random.choice([1, 1, 4])):
+            mutant[random.randrange(min(changed, len(whole)))] = random.choice([0, 1, 255, random.randrange(256)])
+        files.append(bytes(mutant[: random.choice([len(whole), len(whole), changed])]))
+    found = set()
+    for stored in files:
+        path.write_bytes(stored)
+        assert_right_or_refused(done := readers(format)(path), stored)
+        found.add(done.returncode)
+    assert found == {0, REFUSED}
 
 
 @pytest.mark.parametrize("cut", range(0, len(golden("four_types")), 7))
-def test_truncations_are_refused(reader: Path, tmp_path: Path, cut: int) -> None:
+def test_truncations_are_refused(reader: Reader, tmp_path: Path, cut: int) -> None:
     path = tmp_path / "cut"
     path.write_bytes(golden("four_types")[:cut])
-    assert run(reader, path).returncode == 2
+    assert reader(path).returncode == REFUSED
 
 
 @pytest.mark.parametrize(("dims", "accepted"), [([2**31, 2**27, 1, 0], True), ([2**31, 2**28, 1, 0], False)])
-def test_both_readers_draw_the_same_line(reader: Path, tmp_path: Path, dims: list[int], accepted: bool) -> None:
+def test_both_readers_draw_the_same_line(reader: Reader, tmp_path: Path, dims: list[int], accepted: bool) -> None:
     path = tmp_path / "large"
     path.write_bytes(reference.write(b"", [Row("w", dims, F32, b"")], b""))
-    assert (run(reader, path).returncode == 0) == accepted
+    assert (reader(path).returncode == 0) == accepted
     if accepted:
         assert Container.parse_file(path).tensors["w"].nbytes == 0
     else:
@@ -103,9 +221,9 @@ def test_both_readers_draw_the_same_line(reader: Path, tmp_path: Path, dims: lis
         (Row("w", [1], 9, b""), bytes(4), "unknown type"),
     ],
 )
-def test_lies_are_refused(reader: Path, tmp_path: Path, row: Row, data: bytes, message: str) -> None:
+def test_lies_are_refused(reader: Reader, tmp_path: Path, row: Row, data: bytes, message: str) -> None:
     path = tmp_path / "bad"
     path.write_bytes(reference.write(b"", [row], data))
-    done = run(reader, path)
-    assert done.returncode == 2
-    assert message in done.stderr
+    done = reader(path)
+    assert done.returncode == REFUSED
+    assert message in done.stderr.decode()

@@ -209,7 +209,7 @@ def test_the_text_reads_like_the_declaration() -> None:
 //   qs: u8[16], codes
 //   n: u32[2],
 // Of a test.
-static inline void decode(f32 *restrict w, const u16 *restrict d, const uint8_t *restrict qs, const u32 *restrict n) {
+static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint8_t *__restrict qs, const u32 *__restrict n) {
     (void)n;
     for (int32_t i = 0; i < 16; i++) {
         int32_t code = (qs[i] >> 4) & 15;
