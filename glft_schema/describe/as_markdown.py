@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import FunctionType
+from typing import Any
 
 import glft_schema.describe.nodes as s
 from glft_schema.codec.expressions import Constant, Expression, outermost
@@ -15,6 +19,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.sentences import MATRIX, NodeWords, held_by
 from glft_schema.display import markdown_table
+from glft_schema.scalar import language
 
 NUMBERS = (
     "`u8` to `u64` are unsigned, `i8` to `i64` are two's complement, `f16`, `f32` and `f64` are IEEE 754, `bf16` is the upper"
@@ -33,7 +38,7 @@ PATHS = (
 def as_markdown(schema: s.Schema) -> str:
     """Returns the reference of a format or of a tensor type."""
     if schema.format is None:
-        return "\n".join([*(type_section(type_, schema, 1) for type_ in schema.types), notation(schema)])
+        return "\n".join([*(type_section(type_, schema, 1, set()) for type_ in schema.types), notation(schema)])
     parts = [f"# {schema.title}\n", notation(schema), structs_reference(schema), codes_reference(schema), "\n## Tensor types\n"]
     parts += [types_table(schema), types_reference(schema)]
     return "\n".join(part.strip("\n") + "\n" for part in parts)
@@ -93,11 +98,15 @@ def types_table(schema: s.Schema) -> str:
 
 def types_reference(schema: s.Schema) -> str:
     """Returns a section for each tensor type, by code."""
-    return "\n".join(type_section(type_, schema, 3) for type_ in schema.types)
+    shown = set[str]()
+    return "\n".join(type_section(type_, schema, 3, shown) for type_ in schema.types)
 
 
-def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
-    """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules."""
+def type_section(type_: s.TypeOf, schema: s.Schema, level: int, shown: set[str]) -> str:
+    """Returns the section of a tensor type: sizes, fields, bit picture, formula, rules.
+
+    The names in `shown` are defined in sections before, and those of this section are added.
+    """
     head = f"{'#' * level} {type_.heading}"
     encoder = "Has an encoder" if type_.type.has_encoder else "No encoder"
     sizes = f"{type_.sizes}. {encoder}{', which requires an importance matrix' if type_.type.needs_importance else ''}."
@@ -109,9 +118,29 @@ def type_section(type_: s.TypeOf, schema: s.Schema, level: int) -> str:
     starts |= {at: part.name for part, at in zip(struct.fields, struct.offsets, strict=True) if at is not None}
     drawn = [] if type_.is_copied else ["```text", *picture(weights_of_bits(type_.type, weights), starts), "```", ""]
     formula = f"A weight is {type_.formula.replace('*', chr(92) + '*')}"
-    lines = [head, "", sizes, "", *_fields(struct, schema), "", *drawn, formula]
+    source = [] if type_.function is None else ["", "```py", "\n\n".join(definitions(type_.function, shown)), "```"]
+    lines = [head, "", sizes, "", *_fields(struct, schema), "", *drawn, formula, *source]
     reserved = [f"- `{part.field}`: no encoder writes {part.numbers}" for part in type_.type.reserved]
     return "\n".join([*lines, *_rules(schema.structs[type_.payload].rules, reserved)]) + "\n"
+
+
+def definitions(function: Callable[..., Any], shown: set[str]) -> Iterator[str]:
+    """Yields the source of a scalar function, and the definitions of what it refers to, except
+    those in `shown`, to which they are added."""
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    (definition,) = ast.parse("\n".join(lines)).body
+    yield "\n".join(lines[definition.lineno - 1 :])  # after the decorators
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if name in shown or value is None:
+            continue
+        if isinstance(value, language.Table):
+            yield f"# {name} has {len(value.array)} numbers"
+        elif not isinstance(value, FunctionType):
+            yield f"{name} = {value}"
+        elif value.__module__ != language.__name__:
+            yield from definitions(value, shown)
+        shown.add(name)
 
 
 def struct_section(struct: s.StructOf, schema: s.Schema) -> str:

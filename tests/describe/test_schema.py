@@ -19,7 +19,7 @@ from glft_schema.codec.structs import Struct
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.describe import nodes as s
 from glft_schema.describe.as_json import as_data, as_json
-from glft_schema.describe.as_markdown import as_markdown
+from glft_schema.describe.as_markdown import as_markdown, definitions
 from glft_schema.describe.bit_picture import picture, weights_of_bits
 from glft_schema.describe.languages import write
 from glft_schema.describe.schema import known, node_of, schema_of
@@ -174,6 +174,23 @@ def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
             assert f"- `{rule.field}`: {rule.expected} (`{rule.id}`, " in text
     for type_ in schema.types:
         assert f"### {type_.type.name}, code {type_.code}\n\n" in text
+        assert type_.function is None or text.count(f"```py\ndef {type_.function.__name__}(w, ") == 1
+
+
+def test_definitions_of_scalar_functions() -> None:
+    """Each comes with what it refers to, at the first type that does."""
+    shown, found = set[str](), {}
+    for type_ in schema_of(GGUF).types:
+        parts = list(definitions(type_.function, shown)) if type_.function else []
+        found[type_.type.name] = [part.removeprefix("def ").replace("(", " ").split()[0] for part in parts]
+    assert found["Q8_0"] == ["decode_q8_0"]
+    assert found["Q4_K"] == ["decode_q4_k", "scale_and_minimum"]
+    assert found["Q5_K"] == ["decode_q5_k"]
+    assert found["MXFP4"] == ["decode_mxfp4", "half_power", "E2M1_DOUBLED"]
+    text = ['def decode_q8_0(w, d, qs):\n    """d * code."""\n    for i in range(32):\n        w[i] = d[0] * float32(qs[i])']
+    assert list(definitions(GGML_TYPES["q8_0"].decoder, set())) == text
+    alone = list(definitions(GGML_TYPES["iq2_xs"].decoder, set()))
+    assert [part.partition("(")[0] for part in alone[1:]] == ["def even", "# IQ2_XS_GRID has 4096 numbers", "def sign"]
 
 
 def test_bits_of_q4_0_and_of_plain_numbers() -> None:

@@ -209,7 +209,8 @@ def test_the_text_reads_like_the_declaration() -> None:
 //   qs: u8[16], codes
 //   n: u32[2],
 // Of a test.
-static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint8_t *__restrict qs, const u32 *__restrict n) {
+static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint8_t *__restrict qs,
+        const u32 *__restrict n) {
     (void)n;
     for (int32_t i = 0; i < 16; i++) {
         int32_t code = (qs[i] >> 4) & 15;
@@ -218,7 +219,8 @@ static inline void decode(f32 *__restrict w, const u16 *__restrict d, const uint
 }
 
 void own(const uint8_t *blocks, float *w, int64_t n) {
-    for (int64_t b = 0; b < n; b++, blocks += 28, w += 16) decode("""
+    for (int64_t b = 0; b < n; b++, blocks += 28, w += 16)
+        decode("""
     )
 
 
