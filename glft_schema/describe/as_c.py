@@ -33,7 +33,6 @@ from glft_schema.describe.sentences import (
 )
 from glft_schema.scalar.as_c import KEYWORDS as RESERVED
 from glft_schema.scalar.as_c import TYPES, Unit, with_prelude
-from glft_schema.tensor_types.scalar_decoders import layout_of
 
 WIDTH = 100  # of a comment
 
@@ -421,9 +420,9 @@ class _Header(NodeWords):
         """Returns statements that write n weights `w` of the payload `bytes`, after adding what
         they call. Returns no statements for a type without a function that is not a number of C."""
         fields = self.schema.structs[type_.payload].fields
-        if type_.function:
-            layout = layout_of(type_.type)
-            decoder = unit.decoder(replace(layout, name=names.new(f"dequantize_{type_.type.scheme}")), type_.function)
+        if layout := type_.type.layout:
+            name = names.new(f"dequantize_{type_.type.scheme}")
+            decoder = unit.decoder(replace(layout, name=name), type_.type.formula)
             if layout.weights:
                 return [f"{decoder}(bytes, w, n / {layout.weights});"]
             arrays = ["bytes", *(f"bytes + {self.field_offset(type_, part)}(out, in)" for part in fields[1:])]

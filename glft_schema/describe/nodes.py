@@ -378,7 +378,7 @@ class TypeOf:
     @property
     def function(self) -> Callable[..., None] | None:
         """The formula as a scalar function of a block or row; None if there is none."""
-        return self.type.decoder
+        return self.type.formula if self.type.layout else None
 
     @property
     def formula(self) -> str:

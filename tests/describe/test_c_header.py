@@ -30,7 +30,7 @@ from glft_schema.formats.safetensors import SAFETENSORS
 from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.tensor_type import TensorType, decoder_of
+from glft_schema.tensor_types.tensor_type import TensorType
 from tests.oracles import gguf_reference
 
 COMPILERS = {
@@ -268,8 +268,7 @@ def made_up() -> Format:
     """Returns a format with keywords as names, two conditions, and comment delimiters in docs."""
     point = Struct("x" / u8[2, 3] * "*/ int no; /* ??/", "new" / i64 * "signed", title="point")
     block = Struct("class" / f16[1] * "scale", "qs" / u8[4, 2] * "codes")
-    type_ = block_type('made "up" \\ %d', 77, 16, block, dequantize=lambda **fields: fields["qs"])
-    decoder_of(type_)(decode_made_up)
+    type_ = block_type('made "up" \\ %d', 77, 16, block, dequantize=decode_made_up)
     header = Struct(
         "magic" / Default(u64, 1 << 40) * "a large number",
         "raw" / Default(u32, 7) * "two\nlines",

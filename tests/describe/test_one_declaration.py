@@ -82,7 +82,8 @@ EDITS = [
     (
         "../toy.py",
         "import glft_schema as glft",
-        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\nfrom glft_schema.scalar import float32\n",
+        "from construct import Default\nfrom glft_schema.codec import Rule, differs_from, i8\n"
+        "from glft_schema.scalar import float32\n",
     ),
     ("../toy.py", '    "magic"     / Const', HEADER_FIELD),
     ("../toy.py", '    "offset" / u64', ROW_FIELD),

@@ -188,8 +188,8 @@ def test_definitions_of_scalar_functions() -> None:
     assert found["Q5_K"] == ["decode_q5_k"]
     assert found["MXFP4"] == ["decode_mxfp4", "half_power", "E2M1_DOUBLED"]
     text = ['def decode_q8_0(w, d, qs):\n    """d * code."""\n    for i in range(32):\n        w[i] = d[0] * float32(qs[i])']
-    assert list(definitions(GGML_TYPES["q8_0"].decoder, set())) == text
-    alone = list(definitions(GGML_TYPES["iq2_xs"].decoder, set()))
+    assert list(definitions(GGML_TYPES["q8_0"].formula, set())) == text
+    alone = list(definitions(GGML_TYPES["iq2_xs"].formula, set()))
     assert [part.partition("(")[0] for part in alone[1:]] == ["def even", "# IQ2_XS_GRID has 4096 numbers", "def sign"]
 
 

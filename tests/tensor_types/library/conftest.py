@@ -12,11 +12,10 @@ import pytest
 
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library import building, loading
-from glft_schema.tensor_types.scalar_decoders import layout_of
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
 
 TYPES = (*(type_ for type_ in GGML_TYPES if type_.name in ("Q4_K", "IQ2_XXS")), Q4_PER_GROUP_64)
-DECODERS = [(layout_of(type_), type_.decoder) for type_ in TYPES]
+DECODERS = [(type_.layout, type_.formula) for type_ in TYPES]
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,6 @@ from glft_schema.scalar.language import float32, floats, run
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.compiling import DECLARED
 from glft_schema.tensor_types.library import building, loading
-from glft_schema.tensor_types.scalar_decoders import layout_of
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64
 from glft_schema.tensor_types.tensor_type import TensorType
 from tests.scalar.sources import pointer, same_bits
@@ -48,8 +47,8 @@ def opened(folder: Path, level: str) -> ctypes.CDLL:
 
 
 def by_arrays(type_: TensorType, blocks: np.ndarray) -> np.ndarray:
-    layout = layout_of(type_)
-    function, found = check(type_.decoder, layout.arrays()), np.zeros((len(blocks), weights_in(type_)), np.float32)
+    layout = type_.layout
+    function, found = check(type_.formula, layout.arrays()), np.zeros((len(blocks), weights_in(type_)), np.float32)
     fields = columns(layout, blocks, True)
     with np.errstate(all="ignore"):
         decoder(function, numpy_arrays)(w=found, **{name: fields[name] for name in function.parameters if name != "w"})
@@ -81,7 +80,7 @@ def test_a_type_of_rows_decodes_as_by_its_formula(compiled_once: Path) -> None:
     found = np.zeros((50, 192), np.float32)
     function = opened(compiled_once, "1").q4_per_group_64
     function(pointer(scales), pointer(nibbles), pointer(found), ctypes.c_int64(50), ctypes.c_int64(192))
-    expected = Q4_PER_GROUP_64.dequantize(scales=torch.from_numpy(scales), nibbles=torch.from_numpy(nibbles))
+    expected = Q4_PER_GROUP_64.decode({"scales": torch.from_numpy(scales), "nibbles": torch.from_numpy(nibbles)}, 192)
     assert same_bits(found, expected.numpy())
 
 
@@ -99,11 +98,6 @@ def test_libraries_of_linux_refer_to_no_other(compiled_once: Path) -> None:
         shown = subprocess.run(["readelf", "-dW", "--dyn-syms", path], capture_output=True, text=True).stdout
         assert "(NEEDED)" not in shown
         assert [line.split()[7:] for line in shown.splitlines() if " UND" in line] == [[]]  # the first entry of all tables
-
-
-LARGE = block_type("LARGE_OWN", 4300, 256, Struct("qs" / u8[256]))
-TINY = block_type("TINY_OWN", 4301, 2, Struct("d" / f32[2]))
-NAN = block_type("NAN_OWN", 4302, 1, Struct("d" / f16[1]))
 
 
 def decode_large(w, qs):
@@ -124,11 +118,16 @@ def decode_nan(w, d):
     w[0] = (d[0] - d[0]) / (d[0] - d[0])
 
 
+LARGE = block_type("LARGE_OWN", 4300, 256, Struct("qs" / u8[256]), dequantize=decode_large)
+TINY = block_type("TINY_OWN", 4301, 2, Struct("d" / f32[2]), dequantize=decode_tiny)
+NAN = block_type("NAN_OWN", 4302, 1, Struct("d" / f16[1]), dequantize=decode_nan)
+
+
 def test_decoders_with_a_large_array_or_tiny_weights(tmp_path: Path) -> None:
     """An array may need memset, which is found in the process; no block has large weights."""
     if building.compiler() is None:
         pytest.skip("no C compiler")
-    building.build([(layout_of(LARGE), decode_large), (layout_of(TINY), decode_tiny)], tmp_path)
+    building.build([(LARGE.layout, decode_large), (TINY.layout, decode_tiny)], tmp_path)
     library = loading.Library(tmp_path)
     blocks, found = np.random.default_rng(1).integers(0, 256, (1, 256), np.uint8), np.zeros(256, np.float32)
     library.function("large_own", "float32")(blocks.ctypes.data, found.ctypes.data, 1)
@@ -140,7 +139,7 @@ def test_decoders_with_a_large_array_or_tiny_weights(tmp_path: Path) -> None:
 
 def test_a_decoder_of_nan_is_refused(tmp_path: Path) -> None:
     with pytest.raises(building.BuildError) as raised:
-        building.build([(layout_of(NAN), decode_nan)], tmp_path)
+        building.build([(NAN.layout, decode_nan)], tmp_path)
     assert str(raised.value) == "nan_own: expected a decoder of numbers, found NaN in each of 100 random blocks"
 
 
@@ -202,7 +201,7 @@ def test_all_types_compile_to_small_libraries(tmp_path: Path) -> None:
     """Less than 1 MB, with each dtype of each type."""
     if building.compiler() is None:
         pytest.skip("no C compiler")
-    decoders = [(layout_of(type_), type_.decoder) for type_ in DECLARED if type_.decoder]
+    decoders = [(type_.layout, type_.formula) for type_ in DECLARED if type_.layout]
     building.build(decoders, tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 1_000_000
     library = loading.Library(tmp_path)

@@ -8,32 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from glft_schema import types
 from glft_schema.codec import Struct, f16, u8
 from glft_schema.errors import OptionError
-from glft_schema.scalar.language import ScalarError, float32, run
-from glft_schema.tensor_types import compiling
+from glft_schema.scalar.language import float32, run
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.library import building, loading
-from glft_schema.tensor_types.tensor_type import decoder_of
+from glft_schema.tensor_types.tensor_type import formula_of
 from tests.scalar.sources import same_bits
 
 OWN = block_type("Q4_COMPILED", 4310, 32, Struct("d" / f16[2] * "scales", "qs" / u8[16] * "codes"))
 UNDECLARED = block_type("Q4_UNDECLARED", 4311, 32, Struct("d" / f16[2], "qs" / u8[16]))
-REFUSED = block_type("Q4_NOT_COMPILED", 4312, 32, Struct("d" / f16[2], "qs" / u8[16]))
 
 
-@decoder_of(OWN)
+@formula_of(OWN)
 def decode_own(w, d, qs):
     """d * (code - 8), for groups of 16."""
     for h in range(2):
         for i in range(16):
             w[16 * h + i] = d[h] * float32((qs[i] >> 4 * h & 15) - 8)
-
-
-@decoder_of(REFUSED)
-def decode_refused(w, d, qs):
-    for i in range(32):
-        w[i] = d[0] * qs[i // 2]
 
 
 @pytest.mark.usefixtures("folder")
@@ -42,7 +35,7 @@ def test_an_own_type() -> None:
     if building.compiler() is None:
         pytest.skip("no C compiler")
     assert loading.function_of("q4_compiled", "float32") is None
-    compiling.compile(OWN)
+    types.compile(OWN)
     blocks = np.random.default_rng(0).integers(0, 80, (10, 20), np.uint8)  # no float16 overflows
     expected = np.zeros((10, 32), np.float32)
     for w, block in zip(expected, blocks, strict=True):
@@ -55,8 +48,8 @@ def test_an_own_type() -> None:
 
 
 def test_a_type_without_a_decoder() -> None:
-    with pytest.raises(OptionError, match=r"^Q4_UNDECLARED has no decoder to compile: declare it with decoder_of$"):
-        compiling.compile(UNDECLARED)
+    with pytest.raises(OptionError, match=r"^Q4_UNDECLARED has no scalar formula to compile: see formula_of$"):
+        types.compile(UNDECLARED)
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -65,19 +58,11 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "ziglang", None)
     problem = "Q4_COMPILED cannot be compiled: no C compiler: install clang or gcc, or pip install ziglang"
     with pytest.raises(OptionError, match=f"^{problem}$"):
-        compiling.compile(OWN)
-
-
-def test_a_decoder_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "cc")
-    with pytest.raises(
-        ScalarError, match=r"^decode_refused, line \d+: expected one kind, found float32 and int32 in 'd\[0\] \* qs\[i // 2\]'$"
-    ):
-        compiling.compile(REFUSED)
+        types.compile(OWN)
 
 
 def test_a_compiler_that_makes_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "sh -c 'echo no library > $(ls -d /proc/self/cwd)/1.so; exit 0' sh")
     monkeypatch.setattr(building, "LEVELS", {})
     with pytest.raises(OptionError, match=r"^Q4_COMPILED cannot be compiled: the compiled decoders are damaged: .*1-"):
-        compiling.compile(OWN)
+        types.compile(OWN)

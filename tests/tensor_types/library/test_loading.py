@@ -106,7 +106,7 @@ def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_sources_have_all_functions_and_tables_of_decoders() -> None:
     """Every global name of a decoder or helper is defined in a file of the sources."""
     sources = {path for pattern in loading.SOURCES for path in loading.PACKAGE.glob(pattern)}
-    left, seen = [type_.decoder for type_ in DECLARED if type_.decoder], set()
+    left, seen = [type_.formula for type_ in DECLARED if type_.layout], set()
     while left:
         function = inspect.unwrap(left.pop())
         if function in seen or function.__module__ == language.__name__:
