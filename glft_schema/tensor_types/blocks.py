@@ -20,7 +20,6 @@ from glft_schema.codec.rules import Predicate, Rule
 from glft_schema.codec.structs import Struct, unwrapped
 from glft_schema.errors import alternatives, one_line, shown
 from glft_schema.lazy import torch
-from glft_schema.scalar.language import ScalarError
 from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
@@ -142,25 +141,19 @@ class Blocks(TensorField):
 def fault_of(type_: TensorType, weights: int) -> str | None:
     """Returns how a function of a block type fails on one block, or None.
 
-    Functions of tensors are not tried before torch is imported: inspecting a file with the type
-    does not need torch.
+    Nothing is tried before torch is imported: inspecting a file with the type does not need torch.
     """
+    if "torch" not in sys.modules:
+        return None
     blocks, function = unwrapped(type_.payload.subcons[-1]), "formula"
     try:
-        if type_.layout:
-            from glft_schema.scalar.checking import check  # slow to import
-
-            check(type_.formula, type_.layout.arrays())
-        if "torch" not in sys.modules:
-            return None
         numbers = torch.linspace(-1, 1, weights).reshape(1, -1)
         importance = {"importance": torch.ones(1, weights)} if type_.takes_importance else {}
-        type_.decode({"blocks": torch.zeros(1, blocks.size, dtype=torch.uint8)}, weights)
+        if type_.layout is None:  # a scalar function has been checked
+            type_.decode({"blocks": torch.zeros(1, blocks.size, dtype=torch.uint8)}, weights)
         function = "encoder"
         if type_.quantize:
             type_.quantize(numbers, **importance)
-    except ScalarError as error:
-        return str(error)
     except Exception as error:  # of a function of the caller: any class
         problem = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         return f"the {function} fails on one block: {one_line(problem)}"

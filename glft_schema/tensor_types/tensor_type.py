@@ -132,6 +132,7 @@ class TensorType:
         if self.quantize and (parameter := _importance(self.quantize)):
             object.__setattr__(self, "takes_importance", True)
             object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
+        _check_formula(self)
         _NAMES.add(self.name)
 
     def __repr__(self) -> str:
@@ -441,21 +442,26 @@ def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:
 
     Raises:
         ValueError: if the type has a formula, or if a scalar function does not follow the language;
-            the text names the function and the line. Those of this package are checked when the
-            library is built.
+            the text names the function and the line.
     """
 
     def add(formula: Declared) -> Declared:
         if type_.formula is not no_formula:
             raise ValueError(f"expected a type without a formula, found {type_}")
         object.__setattr__(type_, "formula", formula)
-        if type_.layout and not formula.__module__.startswith(PACKAGE):
-            from glft_schema.scalar.checking import check  # slow to import
-
-            check(formula, type_.layout.arrays())
+        _check_formula(type_)
         return formula
 
     return add
+
+
+def _check_formula(type_: TensorType) -> None:
+    """Raises ScalarError if a scalar function does not follow the language. Those of this package
+    are checked when the library is built."""
+    if type_.layout and not type_.formula.__module__.startswith(PACKAGE):
+        from glft_schema.scalar.checking import check  # slow to import
+
+        check(type_.formula, type_.layout.arrays())
 
 
 def _importance(encoder: Encoder) -> Parameter | None:

@@ -10,6 +10,7 @@ from glft_schema.lazy import torch
 from glft_schema.scalar import compiled_arrays, torch_arrays
 from glft_schema.scalar.as_arrays import decoder
 from glft_schema.scalar.checking import check
+from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.layout import Layout
 from glft_schema.tensor_types.engine.chunks import in_chunks
 from glft_schema.tensor_types.engine.compiled import compiles
@@ -110,9 +111,13 @@ def _by_compiler(formula: Formula, given: Fields, out: Fields) -> None:
 
 @lru_cache(maxsize=1 << 8)
 def _as_arrays(formula: Formula, layout: Layout, weights: int, device: torch.device, is_fused: bool) -> Formula:
-    """Returns a scalar formula as operations on arrays."""
+    """Returns a scalar formula as operations on arrays. Raises ScalarError if it has no such
+    form."""
     function = check(formula, layout.arrays(columns=None if layout.weights else weights))
-    run = decoder(function, compiled_arrays if is_fused else torch_arrays, device)
+    try:
+        run = decoder(function, compiled_arrays if is_fused else torch_arrays, device)
+    except ScalarError as error:
+        raise ScalarError(f"{error}; glft.types.compile makes it C") from None
     return lambda w, **fields: run(w=w, **{name: fields[name] for name in function.parameters if name != "w"})
 
 

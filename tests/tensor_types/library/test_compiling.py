@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from glft_schema import types
 from glft_schema.codec import Struct, f16, u8
 from glft_schema.errors import OptionError
-from glft_schema.scalar.language import float32, run
+from glft_schema.scalar.language import ScalarError, float32, run
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.library import building, loading
 from glft_schema.tensor_types.tensor_type import formula_of
@@ -66,3 +67,30 @@ def test_a_compiler_that_makes_no_library(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(building, "LEVELS", {})
     with pytest.raises(OptionError, match=r"^Q4_COMPILED cannot be compiled: the compiled decoders are damaged: .*1-"):
         types.compile(OWN)
+
+
+def decode_sums(w, d, qs):
+    """The sums of the codes so far, up to the first 0."""
+    total = 0
+    for i in range(16):
+        if qs[i] == 0:
+            break
+        total += qs[i]
+        w[i], w[i + 16] = d[0] * float32(total), float32(i)
+
+
+def test_a_formula_that_only_c_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    if building.compiler() is None:
+        pytest.skip("no C compiler")
+    block = Struct("d" / f16[1], "qs" / u8[16])
+    type_ = block_type("Q8_SUMS", 4313, 32, block, dequantize=decode_sums)
+    blocks = np.random.default_rng(0).integers(1, 60, (10, 18), np.uint8)
+    fields = {"blocks": torch.from_numpy(blocks)}
+    problem = "decode_sums: as arrays, expected loops that run to their end, found Break; glft.types.compile makes it C"
+    with pytest.raises(ScalarError, match=f"^{problem}$"):
+        type_.decode(fields, 32)
+    types.compile(type_)
+    expected = np.zeros((10, 32), np.float32)
+    for w, one in zip(expected, blocks, strict=True):
+        run(decode_sums, w=w, d=one[:2].view(np.float16), qs=one[2:])
+    assert same_bits(type_.decode(fields, 32).numpy(), expected)
