@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -63,6 +64,7 @@ LINKED = {
 }
 ELSEWHERE = ("-fPIC", "-nostdlib", "-s", "-Wl,-Bsymbolic"), ".so"
 # fmt: on
+OWN = re.compile(r"\w+-\d-[0-9a-f]{32}\.(so|dylib|dll)")  # names of libraries
 
 
 class BuildError(Exception):
@@ -87,8 +89,8 @@ def compiler(*, portable: bool = False) -> list[str] | None:
 
 
 def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, target: str = "") -> None:
-    """Compiles decoders into a folder, in place of what is there. Equal sources and compilers give
-    equal bytes.
+    """Compiles decoders into a folder, in place of the libraries there. Equal sources and compilers
+    give equal bytes.
 
     Args:
         decoders: layouts and scalar functions.
@@ -104,8 +106,8 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
     machine, command = target or this_machine(), compiler(portable=bool(target))
     if command is None:
         raise BuildError(f"no C compiler: {'' if target else 'install clang or gcc, or '}pip install ziglang")
-    if "ziglang" in command and machine in TARGETS:
-        command = [*command, "-target", TARGETS[machine].triple]  # by default zig uses all that this processor has
+    if any(Path(word).stem in ("zig", "ziglang") for word in command):  # by default it uses all that this processor has
+        command += ["-target", TARGETS[machine].triple] if machine in TARGETS else ["-mcpu=baseline"]
     unit, functions = Unit(), {}
     for layout, source in decoders:
         unit.decoder(layout, source)
@@ -131,7 +133,7 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
             shutil.copyfile(path, folder / f".{name}")
             os.replace(folder / f".{name}", folder / name)  # other processes find a whole file, and keep the old one
     for path in folder.iterdir():
-        if path.name not in (*names.values(), MANIFEST):
+        if OWN.fullmatch(path.name) and path.name not in names.values():
             with suppress(OSError):  # a loaded library cannot be removed on Windows
                 path.unlink()
 
@@ -139,7 +141,13 @@ def build(decoders: Iterable[tuple[Layout, Callable[..., Any]]], folder: Path, t
 def _run(command: list[str], arguments: list[str], folder: str) -> None:
     try:
         done = subprocess.run(
-            [*command, *arguments], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+            [*command, *arguments],
+            cwd=folder,
+            env={"ZIG_GLOBAL_CACHE_DIR": folder, **os.environ},  # nothing is left in the user's folder of caches
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
     except OSError as error:
         raise BuildError(f"the compiler {command[0]} cannot run: {error.strerror}") from None

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable
 from functools import lru_cache
@@ -110,7 +111,7 @@ def _say(level: int, message: str) -> None:
 
 def _command() -> str:
     if (PACKAGE.parent / "pyproject.toml").exists():
-        return f"`pip install -e {PACKAGE.parent}`"
+        return f"`pip install -e {shlex.quote(str(PACKAGE.parent))}`"
     return "`pip install --force-reinstall --no-deps --no-binary glft_schema glft_schema`"
 
 

@@ -84,9 +84,11 @@ def test_a_type_of_rows_decodes_as_by_its_formula(compiled_once: Path) -> None:
     assert same_bits(found, expected.numpy())
 
 
-def test_equal_sources_compile_to_equal_bytes_in_place_of_what_was_there(compiled_once: Path, tmp_path: Path) -> None:
-    (tmp_path / "x86_64-1-0123.so").write_bytes(b"of other sources")
+def test_equal_sources_compile_to_equal_bytes_in_place_of_older_libraries(compiled_once: Path, tmp_path: Path) -> None:
+    (tmp_path / f"x86_64-1-{'0' * 32}.so").write_bytes(b"of other sources")
+    (tmp_path / "libother.so").write_bytes(b"another library")
     building.build(DECODERS, tmp_path)
+    (tmp_path / "libother.so").unlink()
     files = {path.name: path.read_bytes() for path in compiled_once.iterdir()}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
     assert len(files) == (4 if X86_64 else 2)
@@ -167,6 +169,20 @@ def test_an_unknown_target(tmp_path: Path) -> None:
     assert str(raised.value) == (
         "expected a target x86_64-linux, aarch64-linux, x86_64-macos, aarch64-macos or x86_64-windows, found 'x86-linux'"
     )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a script is the compiler")
+def test_zig_compiles_for_no_certain_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise level 1 would need this one."""
+    path = tmp_path / "zig"
+    path.write_text("#!/bin/sh\necho error: $1 $2 $3 >&2; exit 1\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", f"{path} cc")
+    for machine, option in (("x86_64-linux", "-target x86_64-linux-gnu.2.17"), ("riscv64-linux", "-mcpu=baseline -std=c11")):
+        monkeypatch.setattr(building, "this_machine", lambda machine=machine: machine)
+        with pytest.raises(building.BuildError) as raised:
+            building.build(DECODERS, tmp_path / "compiled")
+        assert str(raised.value).endswith(f"failed: error: cc {option}")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a script is the compiler")
