@@ -161,7 +161,7 @@ def _existing_folder() -> Path | None:
 
 
 def _quantized() -> dict[str, TensorType]:
-    return {type_.scheme: type_ for format in FORMATS for type_ in format.types if not type_.exact}
+    return {type_.scheme: type_ for format in FORMATS for type_ in format.types if type_.is_quantized}
 
 
 def _known(name: str, quantized: Mapping[str, TensorType]) -> str:

@@ -77,7 +77,7 @@ class Packed(NamedTuple):
 def of_file(tensor: Tensor) -> LazyTensor:
     """Returns a tensor of an open file."""
     type_ = tensor.dtype
-    packed = None if type_.exact is not None or not type_.is_known else Packed(type_, tensor.packed, tensor.packed_part)
+    packed = Packed(type_, tensor.packed, tensor.packed_part) if type_.is_quantized else None
     quantized = packed.type if packed else None
     return LazyTensor(tensor.shape, type_.dtype, tensor.dequantize, tensor, packed, quantized=quantized)
 

@@ -134,7 +134,7 @@ def measure(model: MiniGPT, scheme: str, path: Path, baseline: int) -> dict[str,
     state = model.state_dict()
     entries = {"arch": "minigpt", **{name: str(value) for name, value in asdict(model.config).items()}}
     written = write_gguf_lite(path, model, {"*": scheme}, metadata=entries)
-    quantized = [tensor.name for tensor in written if tensor.type.exact is None]
+    quantized = [tensor.name for tensor in written if tensor.type.is_quantized]
     predicted = state | {name: fake_quantize(state[name], scheme) for name in quantized}
     reloaded = read_gguf_lite(path)
     with Container.parse_file(path) as file:

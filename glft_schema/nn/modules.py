@@ -46,7 +46,7 @@ class Packed(nn.Module):
             FormatError: if the type cannot store the shape.
         """
         found = registered_type(type_) if isinstance(type_, str) else type_
-        if found.exact is not None or not found.is_known:
+        if not found.is_quantized:
             raise OptionError(f"expected a quantized type, found {found}")
         rows, nbytes = matrix(shape)[0], found.nbytes(shape)
         packed = torch.empty(rows, nbytes // max(rows, 1), dtype=torch.uint8, device=device)

@@ -173,6 +173,11 @@ class TensorType:
         return True
 
     @property
+    def is_quantized(self) -> bool:
+        """Whether values are computed by a formula, from codes and scales."""
+        return self.exact is None and self.is_known
+
+    @property
     def bytes_only(self) -> str | None:
         """Why tensors of the type have bytes, but no values in torch; None if they have values."""
         if self.exact is None or hasattr(torch, self.exact):

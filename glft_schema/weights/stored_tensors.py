@@ -67,7 +67,7 @@ class StoredTensor:
 def in_file(tensor: Tensor) -> StoredTensor:
     """Returns a tensor of an open weights file."""
     type_, identity = tensor.dtype, tensor.identity if tensor.nbytes else None
-    quantized = type_ if type_.exact is None and type_.is_known else None
+    quantized = type_ if type_.is_quantized else None
     return StoredTensor(tensor.shape, type_.dtype, tensor.dequantize, identity, tensor, quantized=quantized)
 
 
