@@ -5,12 +5,12 @@ They are compiled with sanitizers, which end them with another exit status than 
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
@@ -39,7 +39,7 @@ STRICT = ["-std=c11", "-Wall", "-Wextra", "-Werror"]
 SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 REFUSED = 2  # the exit status of the readers
 LIMITS = (b"the other byte order", b"general.alignment is not a uint32", b"the type is unknown")  # of the readers only
-MUTANTS = 1000 if FULL else 10  # of each format
+MUTANTS = 300 if FULL else 10  # of each format
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
 
@@ -69,20 +69,22 @@ def reader(readers: Callable[[Format], Reader]) -> Reader:
     return readers(GLFT)
 
 
-def lines(file: File) -> Iterator[bytes]:
-    """Yields what a reader prints, without the checksum of weights that are NaN: the sign and the
-    payload of NaN may differ."""
+def printed(file: File) -> bytes:
+    """Returns a pattern of what a reader prints. The checksum of weights with NaN may be any: the
+    signs and payloads of NaN may differ."""
+    made = b""
     for name, tensor in file.tensors.items():
         weights = tensor.dequantize(torch.float32)
-        checksum = "" if weights.isnan().any() else f"{zlib.crc32(weights.numpy().tobytes()):08x}"
-        yield f"{name} {tensor.dtype} {list(tensor.dims)} {checksum}".encode("utf-8", "surrogateescape")
+        line = f"{name} {tensor.dtype} {list(tensor.dims)} ".encode("utf-8", "surrogateescape")
+        checksum = b"[0-9a-f]{8}" if weights.isnan().any() else b"%08x" % zlib.crc32(weights.numpy().tobytes())
+        made += re.escape(line) + checksum + b"\n"
+    return made
 
 
 def assert_right(done: subprocess.CompletedProcess[bytes], file: File) -> None:
     """Asserts that a reader printed what this package reads."""
     assert (done.returncode, done.stderr) == (0, b"")
-    for found, expected in zip_longest(done.stdout.splitlines(), lines(file)):
-        assert found.startswith(expected)
+    assert re.fullmatch(printed(file), done.stdout)
 
 
 def assert_right_or_refused(done: subprocess.CompletedProcess[bytes], stored: bytes) -> None:
@@ -115,10 +117,10 @@ def test_all_types_and_awkward_numbers(reader: Reader, tmp_path: Path) -> None:
 
 
 def blocks_of(type_: TensorType) -> np.ndarray:
-    """Returns u8 [128, size]: random blocks, and blocks of equal bytes."""
+    """Returns u8 [48, size]: random blocks, and blocks of equal bytes."""
     size = gguf_reference.BLOCKS[type_.code][1]
-    blocks = np.random.default_rng(type_.code).integers(0, 256, (128, size), np.uint8)
-    blocks[::8] = np.arange(15, 256, 16, np.uint8)[:, None]
+    blocks = np.random.default_rng(type_.code).integers(0, 256, (48, size), np.uint8)
+    blocks[::3] = np.arange(15, 256, 16, np.uint8)[:, None]
     return blocks
 
 
