@@ -1,10 +1,12 @@
-"""Peak memory of a piece of code, measured in a process of its own."""
+"""Peak memory of a piece of code, measured in a fork: the peak of a new interpreter is at least that of
+the process that started it.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.tools import forked
 
 MEASURED = """
 import resource, sys
@@ -26,6 +28,6 @@ def sparse_file(path: Path, start: bytes, nbytes: int) -> Path:
 
 def result_and_growth(expression: str, path: Path, setup: str = "") -> tuple[str, int]:
     """Returns the printed value of an expression of `file`, the opened path, and KiB of growth."""
-    command = [sys.executable, "-c", MEASURED.format(expression=expression, setup=setup), path]
-    result, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = forked.run("-c", MEASURED.format(expression=expression, setup=setup), path)
+    result, grown = done.stdout.splitlines()
     return result, int(grown)

@@ -28,7 +28,7 @@ from tests.tools.guarded_here import know_tokenizers
 from tests.tools.real_files import downloaded
 
 IGNORED = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
-EVERY = {25: 29, 300: 7}.get(settings().max_examples, 1)  # one case of so many: all for thorough profiles
+EVERY = {25: 59, 300: 7}.get(settings().max_examples, 1)  # one case of so many: all for thorough profiles
 CHANGE_ALL = ("general.architecture", "tokenizer.ggml.model")  # other values need other keys and tensors
 F32, F16, Q8_0, I32 = 0, 1, 8, 26
 KINDS = {"u32": 4, "i32": 5, "u64": 10, "u16": 2, "u8": 0, "f32": 6, "f64": 12, "bool": 7, "string": STRING}

@@ -19,4 +19,9 @@ def some(rows: T, step: int = 8) -> T:
 
 def some_by_default(parameters: Sequence[Any], step: int) -> list[Any]:
     """Returns parameters of a test: all with ``--full``, and one of `step` by default."""
-    return [each if not number % step else pytest.param(each, marks=pytest.mark.full) for number, each in enumerate(parameters)]
+    return [each if not number % step else in_full(each) for number, each in enumerate(parameters)]
+
+
+def in_full(parameter: Any) -> Any:
+    """Returns parameters of a test, a tuple if there are several, that run only with ``--full``."""
+    return pytest.param(*(parameter if isinstance(parameter, tuple) else [parameter]), marks=pytest.mark.full)

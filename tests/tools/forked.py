@@ -1,7 +1,8 @@
 """Processes forked from one that has imported torch and the package.
 
-A module runs as by ``python -m MODULE``: with its own arguments, environment, folder, output, exit
-code and signals. It starts in a tenth of a second, where a new interpreter imports for two.
+A module runs as by ``python -m MODULE``, and a program as by ``python -c PROGRAM``: with its own
+arguments, environment, folder, output, exit code and signals. It starts in a tenth of a second,
+where a new interpreter imports for two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Forked:
     """A running module, with the part of `subprocess.Popen` that tests use.
 
     Args:
-        module: as after ``python -m``.
+        module: as after ``python -m``; ``-c`` for a program, the first of the arguments.
         arguments: its arguments.
         environment: variables to add to those of this process.
         most_bytes: size of files above which writes fail.
@@ -77,4 +78,8 @@ def _run(module: str, arguments: list[str], variables: dict[str, str], cwd: str,
     if most_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module != "-c":
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return
+    del sys.argv[1]
+    exec(compile(arguments[0], "<string>", "exec"), {"__name__": "__main__"})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from glft_schema import edit, fake_quantize, load_file
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.weights.checkpoints import open_checkpoint
 from tests.oracles import llama_cpp
+from tests.tools.command_line import glft
 from tests.tools.real_files import downloaded
 
 pytestmark = [pytest.mark.network, pytest.mark.long]
@@ -57,8 +56,7 @@ def exported(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pyt
     out = tmp_path_factory.mktemp("real") / f"{request.param}.gguf-lite"
     arguments = ["convert", folder / "model.safetensors", out, "--scheme", f"*={request.param}"]
     arguments += ["--exclude", "embeddings.position_ids"]  # int64, not a weight
-    command = [sys.executable, "-c", "from glft_schema.cli import main; main()", *arguments]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert glft(*arguments).returncode == 0
     return request.param, out
 
 
