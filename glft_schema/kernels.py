@@ -47,7 +47,7 @@ class BuiltKernel(NamedTuple):
     """A kernel in the folder.
 
     Attributes:
-        name: a step of encoders, and its variant.
+        name: of a step of encoders.
         numbers_per_second: that one thread processes; None if the kernel failed.
         times_as_fast: as the operations one by one; None if the kernel failed.
         problem: why the kernel is not used; None if it is.
@@ -197,7 +197,7 @@ def _present_or_built(folder: Path, name: str, type_: str) -> BuiltKernel:
         identity = _identity(name)
         path = folder / file_name(identity.name, identity.key())
     except ValueError as error:
-        return BuiltKernel(name, None, None, str(error))
+        return BuiltKernel(name.partition(" ")[0], None, None, str(error))
     with suppress(UntrustedError):
         present = read_manifest(path)
         if "retry" not in present.about and _damage(folder, present) is None:
@@ -216,7 +216,7 @@ def _present_or_built(folder: Path, name: str, type_: str) -> BuiltKernel:
         return _about(read_manifest(path))
     except UntrustedError as error:
         lines = done.stderr.strip().splitlines()
-        return BuiltKernel(name, None, None, one_line(lines[-1] if lines else str(error)))
+        return BuiltKernel(identity.name, None, None, one_line(lines[-1] if lines else str(error)))
 
 
 def _damage(folder: Path, manifest: Manifest) -> str | None:

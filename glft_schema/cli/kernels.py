@@ -35,7 +35,9 @@ def build(
     """
     with option_errors():
         found = build_kernels(types or (), jobs=jobs, built=lambda kernel: echo(_line(kernel)))
-    if all(kernel.problem for kernel in found):
+    if not found:
+        echo("no kernels: the encoders of these types have no steps to compile")
+    elif all(kernel.problem for kernel in found):
         raise typer.Exit(FAILED)
 
 

@@ -23,6 +23,7 @@ from types import (
     MethodType,
     ModuleType,
     UnionType,
+    WrapperDescriptorType,
 )
 from typing import Any
 
@@ -31,7 +32,7 @@ import numpy as np
 from glft_schema.lazy import torch
 
 IMPORT = opmap["IMPORT_NAME"]
-NAMED = (MemberDescriptorType, GetSetDescriptorType, GenericAlias, UnionType)
+NAMED = (MemberDescriptorType, GetSetDescriptorType, GenericAlias, UnionType, WrapperDescriptorType)
 WRAPPERS = (partial, MethodType, staticmethod, classmethod, property, cached_property)
 CONSTANTS = (type(None), type(...), bool, int, float, complex, str, bytes, range)
 LIBRARIES = (*sys.stdlib_module_names, "numpy", "torch")  # their versions are part of a kernel's key

@@ -75,9 +75,9 @@ class Manifest:
             and (self.library is None or bool(re.fullmatch("[0-9a-f]{64}", self.library)))
             and bool(self.layout)
             and all(
-                argument.keys() == {"dtype", "sizes", "strides"}
+                argument.keys() == {"dtype", "sizes"}
                 and isinstance(argument["dtype"], str)
-                and all(isinstance(number, int) for number in (*argument["sizes"], *argument["strides"]))
+                and all(isinstance(number, int) for number in argument["sizes"])
                 for argument in self.layout
             )
         )

@@ -166,7 +166,7 @@ def _load(identity: Identity, builds: bool) -> Kernel | str:
             return str(manifest.about.get("problem", ""))
         return Kernel(manifest.layout, Library(library_path(folder, manifest), interface))
     except (UntrustedError, OSError, AttributeError) as error:
-        return _warn(f"passed over a kernel: {error}; glft kernels build {identity.name} replaces it")
+        return _warn(f"passed over a kernel: {error}; glft kernels build replaces it")
 
 
 @cache

@@ -1,42 +1,47 @@
-"""A folder with the kernels of three types, built once per run."""
+"""A folder with a kernel, built once per run."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from glft_schema import kernels
 from glft_schema.tensor_types.kernels import in_use
-from glft_schema.tensor_types.kernels.folder import FOLDER, Manifest, manifests
-
-TYPES = ("q4_k", "q8_per_channel", "q4_per_group_64")  # computed scales and offsets; a scale per row; pairs
+from glft_schema.tensor_types.kernels.folder import FOLDER, Manifest, manifests, write_kernel
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels, in a folder that all processes of the run share: building one waits for the
-    others."""
+    """The kernel of MXFP4's encoder, `by_power`, and a library that is none, named as that of Q8_0.
+
+    All processes of the run share the folder: building waits for the others.
+    """
     if not shutil.which("g++"):
         pytest.skip("there is no C++ compiler")
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "kernels"  # xdist's processes have a folder each
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(FOLDER, str(folder))
-        assert len(kernels.build(TYPES, jobs=1)) == 5
-        for path, manifest in manifests(folder):
-            assert isinstance(manifest, Manifest)
-            if "times as long as" in manifest.about.get("problem", ""):
-                pytest.skip(f"the machine is busy, so that a kernel was not kept: {manifest.about['problem']}")
-            assert set(manifest.about) <= {"numbers_per_second", "times_as_fast"}, (path, manifest.about)
+        (kernel,) = kernels.build(["mxfp4"], jobs=1)
+    if "times as long as" in (kernel.problem or ""):
+        pytest.skip(f"the machine is busy, so that a kernel was not kept: {kernel.problem}")
+    assert (kernel.name, kernel.problem) == ("by_power", None)
+    ((_, manifest),) = manifests(folder, "by_power")
+    assert isinstance(manifest, Manifest)
+    library, identity = b"no library", kernels._identity("in_eight_bits float32[n0 32]")
+    other = replace(manifest, kernel=identity.name, key=identity.key(), library=sha256(library).hexdigest())
+    write_kernel(folder, other, library)
     return folder
 
 
 @pytest.fixture
 def folder(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the kernels, which this process uses."""
+    """A copy of the folder, which this process uses."""
     folder = tmp_path / "kernels"
     shutil.copytree(built, folder)
     folder.chmod(0o700)

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from glft_schema import kernels
-from glft_schema.tensor_types.engine import chunks
-from glft_schema.tensor_types.engine.steps import STEPS, row_step, step
+from glft_schema.tensor_types.engine import chunks, workers
+from glft_schema.tensor_types.engine.steps import STEPS, step
 from glft_schema.tensor_types.ggml import GGML_TYPES
-from glft_schema.tensor_types.kernels import building, in_use, workers
+from glft_schema.tensor_types.kernels import building, in_use
 from glft_schema.tensor_types.kernels.building import build_step
 from glft_schema.tensor_types.kernels.folder import Manifest, manifests
 from glft_schema.tensor_types.kernels.in_use import MODE, Kernel
@@ -25,11 +25,6 @@ def scaled_sum(x: torch.Tensor, scale: torch.Tensor, least: torch.Tensor, *, fac
     total = (x * scale * factor).sum(0)
     least.copy_(torch.minimum(least, total))
     return total, (total > 0).to(torch.int8)
-
-
-@row_step
-def other_compiled(x: torch.Tensor) -> tuple[torch.Tensor]:
-    return (x + (1 if torch.compiler.is_compiling() else 0),)
 
 
 def test_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,20 +64,11 @@ def test_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert kernel.run(given) is None
 
 
-def test_a_step_that_a_kernel_does_not_follow(folder: Path) -> None:
-    declared = STEPS["other_compiled"]
-    identity = declared.identity("float32[n0 4]")
-    manifest = build_step(folder, identity, declared.function, declared.last, (torch.ones(9, 4),), {})
-    assert manifest.library is None
-    assert manifest.about["problem"] == "it writes other numbers, for a length of 2"
-
-
 def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first chunk runs in this thread, the others in two, since kernels ran in the first."""
-    built = [kernel for kernel in kernels.build(["q8_0"], encoders=True) if kernel.name in STEPS]
-    assert [(kernel.name, kernel.problem) for kernel in built] == [("in_eight_bits", None)]
-    found = [manifest for _, manifest in manifests(folder) if isinstance(manifest, Manifest)]
-    assert [manifest.key["variant"] for manifest in found if manifest.kernel == "in_eight_bits"] == ["float32[n0 32]"]
+    ((_, manifest),) = manifests(folder, "by_power")
+    assert isinstance(manifest, Manifest)
+    assert manifest.key["variant"] == "float32[n0 32]"
     monkeypatch.setattr(chunks, "CHUNK", 1 << 12)
     monkeypatch.setattr(chunks, "LEAST_CHUNK", 1 << 10)
     weights = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
@@ -91,15 +77,15 @@ def test_the_encoder_of_a_type(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     torch.set_num_threads(2)
     try:
         workers.forget_threads()
-        blocks = GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"]
+        blocks = GGML_TYPES["MXFP4"].encode(weights, "w")["blocks"]
         assert 2 in workers._POOLS
         workers.forget_threads()
         monkeypatch.setenv(MODE, "off")
         for _ in range(2):
-            assert torch.equal(GGML_TYPES["Q8_0"].encode(weights, "w")["blocks"], blocks)
+            assert torch.equal(GGML_TYPES["MXFP4"].encode(weights, "w")["blocks"], blocks)
             if workers._POOLS:  # once: the chunk before ran by kernels
                 workers.forget_threads()
         assert not workers._POOLS
     finally:
         torch.set_num_threads(before)
-    assert isinstance(in_use._LOADED[kernels._identity("in_eight_bits float32[n0 32]")], Kernel)
+    assert isinstance(in_use._LOADED[kernels._identity("by_power float32[n0 32]")], Kernel)
