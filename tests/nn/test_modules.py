@@ -62,6 +62,22 @@ def test_linear(type_: TensorType, dtype: torch.dtype) -> None:
     assert float((of_found - of_expected).abs().max()) < tolerance * float(of_expected.abs().max())
 
 
+@pytest.mark.parametrize("mode", ["", "off"])
+@pytest.mark.parametrize("name", ["q4_k", "q8_per_channel", "q4_per_group_64"])
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_in_two_threads(batch: int, name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decodes and multiplies its rows by the compiled library, or waits for operations."""
+    monkeypatch.setenv("GLFT_LIBRARY", mode)
+    layer, x, before = linear(name, 301), random_weights(batch, 512), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for dtype, error in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 2e-3)):
+            expected = x.to(dtype).double() @ layer.dequantize(dtype).double().T
+            assert float((layer(x.to(dtype)) - expected).abs().max() / expected.abs().max()) < error
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("type_", QUANTIZED, ids=str)
 def test_packed_bytes_are_the_payload(type_: TensorType, tmp_path: Path) -> None:
     """Each row of bytes decodes alone, for random payloads of every type."""

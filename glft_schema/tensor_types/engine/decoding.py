@@ -28,7 +28,7 @@ def by_library(layout: Layout, fields: Sequence[torch.Tensor], out: torch.Tensor
 
     Returns False if the library lacks the type, or cannot use this memory.
     """
-    if compiles(out) or not all(map(_is_plain, (out, *fields))):
+    if compiles(out) or not all(map(_is_plain, (out, *fields))) or out.data_ptr() % out.itemsize:
         return False
     dtype = str(out.dtype).removeprefix("torch.")
     is_written = dtype in WRITTEN

@@ -1,0 +1,302 @@
+"""The compiled library and operations on arrays decode to the same bits, in any thread, process
+and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+import glft_schema
+from glft_schema import save_file
+from glft_schema.tensor_types import TensorType
+from glft_schema.tensor_types.engine import decoding, workers
+from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.library.loading import MODE, function_of
+from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
+
+TYPES = (GGML_TYPES["Q4_K"], Q8_PER_CHANNEL, Q4_PER_GROUP_64)  # blocks; a scale per row; a scale per group
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # the library writes all but the last
+by_type = pytest.mark.parametrize("type_", TYPES, ids=str)
+Fields = dict[str, torch.Tensor]
+
+
+@pytest.fixture(params=["library", "operations"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How this process and new ones decode."""
+    monkeypatch.delenv(MODE, raising=False)
+    if request.param == "operations":
+        monkeypatch.setenv(MODE, "off")
+    elif function_of("q4_k", "float32") is None:
+        pytest.skip("the decoders are not compiled, or from other sources")
+    return str(request.param)
+
+
+@pytest.fixture
+def calls(way: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types that the library is called for."""
+    found: list[str] = []
+
+    def counted(scheme: str, dtype: str) -> object:
+        function = function_of(scheme, dtype)
+        return function and (lambda *arguments: (found.append(scheme), function(*arguments)))
+
+    monkeypatch.setattr(decoding, "function_of", counted)
+    return found
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Threads that torch uses, 2 by default."""
+    before, number = torch.get_num_threads(), getattr(request, "param", 2)
+    torch.set_num_threads(number)
+    yield number
+    torch.set_num_threads(before)
+
+
+def fields_of(type_: TensorType, rows: int, columns: int) -> Fields:
+    """Returns rows drawn from a few that are encoded."""
+    random = torch.Generator().manual_seed(rows)
+    drawn = torch.randint(16, (rows,), generator=random)
+    return {name: field[drawn] for name, field in type_.encode(torch.randn(16, columns, generator=random), "w").items()}
+
+
+def expected_of(type_: TensorType, fields: Fields, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Returns the weights by gguf-py, or by codes times scales in numpy."""
+    if type_.block:
+        weights = dequantize(fields["blocks"].numpy(), GGMLQuantizationType[type_.name])
+    else:
+        if (codes := fields.get("codes")) is None:
+            codes = torch.stack((fields["nibbles"] << 4, fields["nibbles"]), 2).flatten(1).view(torch.int8) >> 4
+        scales = fields["scales"].float().numpy()
+        weights = codes.numpy().astype(np.float32) * scales.repeat(codes.shape[1] // scales.shape[1], 1)
+    return torch.from_numpy(weights).to(dtype)
+
+
+def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))
+
+
+@by_type
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        *((1, 512), (3, 1024), (1025, 256)),
+        *(pytest.param(*dims, marks=pytest.mark.full) for dims in ((2, 256), (300, 4096), (17, 768), (5000, 2048))),
+    ],
+)
+def test_weights(type_: TensorType, dtype: torch.dtype, rows: int, columns: int, way: str, calls: list[str]) -> None:
+    fields = fields_of(type_, rows, columns)
+    assert_same_bits(type_.decode(fields, columns, dtype=dtype), expected_of(type_, fields, dtype))
+    assert bool(calls) == (way == "library")
+
+
+@by_type
+def test_writes_only_into_its_destination(type_: TensorType, way: str, calls: list[str]) -> None:
+    fields, memory = fields_of(type_, 43, 256), torch.empty(45 * 256)
+    for first in range(4):
+        memory.fill_(7.0)
+        out = memory[first : first + 43 * 256].view(43, 256)
+        assert type_.decode(fields, 256, out=out) is out
+        assert_same_bits(out, expected_of(type_, fields))
+        assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((512,), 7.0))
+    assert bool(calls) == (way == "library")
+
+
+def at_odd_address(tensor: torch.Tensor) -> torch.Tensor:
+    memory = bytearray(1) + bytearray(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return torch.frombuffer(memory, dtype=tensor.dtype, offset=1).view(tensor.shape)
+
+
+@by_type
+def test_fields_at_any_address(type_: TensorType, way: str, calls: list[str]) -> None:
+    fields = fields_of(type_, 43, 256)
+    found = type_.decode({name: at_odd_address(field) for name, field in fields.items()}, 256)
+    assert_same_bits(found, expected_of(type_, fields))
+    assert bool(calls) == (way == "library")
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_memory_that_the_library_does_not_take(way: str, calls: list[str]) -> None:
+    """Operations write it, or write nothing into a tensor without memory."""
+    type_, fields = TYPES[0], fields_of(TYPES[0], 8, 256)
+    for dtype in DTYPES:
+        zeros = torch.zeros(8, 256, dtype=dtype)
+        for out in (at_odd_address(zeros), zeros.clone().as_subclass(Subclass), torch.nn.Parameter(zeros, requires_grad=False)):
+            assert type_.decode(fields, 256, out=out) is out
+            assert torch.equal(out.data.as_subclass(torch.Tensor), expected_of(type_, fields, dtype))
+    found = type_.decode({name: field.to("meta") for name, field in fields.items()}, 256)
+    assert (found.device.type, found.shape) == ("meta", (8, 256))
+    assert not calls
+
+
+@by_type
+def test_files_and_parts_of_tensors(type_: TensorType, way: str, calls: list[str], tmp_path: Path) -> None:
+    weights = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / ("m.gguf" if type_.block else "m.glft")
+    save_file({"w": weights, "v": weights[:8] + 1}, path, schemes={"*": type_.scheme})
+    expected = expected_of(type_, type_.encode(weights, "w"))
+    for mmap in (True, False):
+        with glft_schema.open(path, mmap=mmap) as file:
+            tensor = file.tensors["w"]
+            assert_same_bits(tensor.dequantize(), expected)
+            assert_same_bits(tensor[3:60:7, 256:768], expected[3:60:7, 256:768])
+            assert_same_bits(tensor[5], expected[5])
+            assert_same_bits(torch.cat(list(tensor.chunks(4096))).view(64, 1024), expected)
+            out = torch.empty(64, 1024)
+            assert file.get_tensor("w", out=out) is out
+            assert_same_bits(out, expected)
+    assert bool(calls) == (way == "library")
+
+
+@by_type
+@pytest.mark.parametrize("threads", [1, 2, 4], indirect=True)
+@pytest.mark.parametrize("inference", [False, True])
+def test_any_number_of_threads(type_: TensorType, inference: bool, threads: int, way: str) -> None:
+    fields = fields_of(type_, 1 << 9, 1 << 9)
+    with torch.inference_mode(inference):
+        for dtype in (torch.float32, torch.float64):
+            assert_same_bits(type_.decode(fields, 1 << 9, dtype=dtype), expected_of(type_, fields, dtype))
+    assert threads == 1 or workers._POOLS[threads]._max_workers == threads
+
+
+def test_many_threads_at_once(threads: int, way: str, request: pytest.FixtureRequest) -> None:
+    given = [(type_, fields_of(type_, 256, 256)) for type_ in TYPES]
+    expected = [expected_of(type_, fields, torch.bfloat16) for type_, fields in given]
+    wrong: list[BaseException] = []
+
+    def work(number: int) -> None:
+        for turn in range(30 if request.config.getoption("full") else 3):
+            which = (number + turn) % len(given)
+            type_, fields = given[which]
+            try:
+                assert_same_bits(type_.decode(fields, 256, dtype=torch.bfloat16), expected[which])
+            except BaseException as error:
+                wrong.append(error)
+
+    all_threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in all_threads:
+        thread.start()
+    for thread in all_threads:
+        thread.join()
+    assert not wrong
+
+
+def test_threads_that_cannot_be_started(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a limit of threads: the others do the work."""
+    type_, columns, before = TYPES[0], 1 << 10, torch.get_num_threads()
+    fields = fields_of(type_, 1 << 9, columns)
+    start = threading.Thread.start
+
+    def start_two(self: threading.Thread) -> None:
+        if sum(thread.name.startswith("glft_schema") for thread in threading.enumerate()) == 2:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    for pool in workers._POOLS.values():
+        pool.shutdown()
+    workers.forget_threads()
+    monkeypatch.setattr(threading.Thread, "start", start_two)
+    torch.set_num_threads(8)
+    try:
+        for _ in range(3):
+            assert_same_bits(type_.decode(fields, columns), expected_of(type_, fields))
+        assert workers._POOLS[8]._max_workers == 2
+    finally:
+        torch.set_num_threads(before)
+        workers.forget_threads()
+
+
+class Rows(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, path: Path) -> None:
+        self.file = glft_schema.open(path)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.file.tensors["w"][4 * index : 4 * index + 4]
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.full)])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fork in a process with threads
+def test_workers_of_a_loader(start: str, threads: int, way: str, tmp_path: Path) -> None:
+    """Also those that are forked after threads of this process have decoded."""
+    type_, weights = TYPES[2], torch.randn(64, 4096, generator=torch.Generator().manual_seed(0))
+    save_file({"w": weights}, tmp_path / "m.glft", schemes={"*": type_.scheme})
+    expected, rows = expected_of(type_, type_.encode(weights, "w")), Rows(tmp_path / "m.glft")
+    assert_same_bits(rows.file.tensors["w"].dequantize(), expected)
+    data = torch.utils.data.DataLoader(rows, 4, num_workers=2, multiprocessing_context=start)
+    assert_same_bits(torch.cat([batch.flatten(0, 1) for batch in data]), expected)
+
+
+@pytest.mark.full
+def test_forks_while_threads_decode(way: str) -> None:
+    """A forked process has neither its parent's threads nor the functions that they were running.
+
+    It runs in a process that coverage does not watch: coverage's own lock may be held in the fork.
+    Operations of torch itself may wait there for ever, so the bytes are compared without torch.
+    """
+    code = """
+import threading
+from multiprocessing import get_context
+
+import torch
+from glft_schema.tensor_types.ggml import GGML_TYPES
+
+torch.set_num_threads(2)
+type_, columns, done = GGML_TYPES["Q4_K"], 1 << 10, threading.Event()
+fields = type_.encode(torch.randn(1 << 10, columns), "w")
+expected = type_.decode(fields, columns).numpy().tobytes()
+
+def keep_busy():
+    while not done.is_set():
+        type_.decode(fields, columns)
+
+def work():
+    assert type_.decode(fields, columns).numpy().tobytes() == expected
+
+threads = [threading.Thread(target=keep_busy) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    process = get_context("fork").Process(target=work)
+    process.start()
+    process.join(60)
+    print(process.exitcode)
+    process.kill()
+done.set()
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n" * 20, "")
+
+
+@pytest.mark.full
+def test_as_the_interpreter_exits(way: str) -> None:
+    code = """
+import atexit, torch
+from glft_schema.tensor_types.ggml import GGML_TYPES
+
+torch.set_num_threads(2)
+type_, weights = GGML_TYPES["Q4_K"], torch.randn(1 << 10, 1 << 10)
+fields = type_.encode(weights, "w")
+expected = type_.decode(fields, 1 << 10)
+atexit.register(lambda: print(torch.equal(type_.decode(fields, 1 << 10), expected)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
