@@ -12,6 +12,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from glft_schema.codec import numbers
@@ -282,7 +283,7 @@ class Field:
     refuses: tuple[str, ...] = ()
     declared: Any = field(default=None, repr=False)
 
-    @property
+    @cached_property
     def is_json(self) -> bool:
         """Whether it is a value in a JSON object."""
         return any(isinstance(inner, Json) for inner in within(self.node))

@@ -60,7 +60,7 @@ def test_builds_back_byte_for_byte(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again.gguf").read_bytes() == model.read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.full
 def test_means_what_gguf_py_says(model: Path) -> None:
     reader = gguf.GGUFReader(model)
     with glft_schema.open(model) as file:

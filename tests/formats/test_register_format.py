@@ -234,10 +234,9 @@ def test_random_files(format: Format) -> None:
     assert len(seen) > 1
 
 
-@pytest.mark.long
 def test_fuzzing(format: Format, path: Path) -> None:
     for source in (format, path.read_bytes()):
-        fuzzed = fuzz(source, examples := 300 if FULL else 60)
+        fuzzed = fuzz(source, examples := 300 if FULL else 25)
         assert fuzzed.failure is None, fuzzed.failure
         assert fuzzed.counts["corrupted"] > examples // 30
 

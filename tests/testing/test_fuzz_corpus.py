@@ -18,7 +18,7 @@ from tests.fuzz.promises import check_promises
 from tests.fuzz.seeds import CORPUS, LONGEST, seeds, write_seeds
 from tests.golden import golden
 from tests.oracles.peers import makes_examples_of_bytes
-from tests.tools.depth import FULL
+from tests.tools.depth import FULL, some_by_default
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(CORPUS.glob("*"))
@@ -32,7 +32,7 @@ def test_corpus_is_small_and_of_both_formats() -> None:
     assert {b"GGUF", b"TFLG"} <= {file[:4] for file in stored}
 
 
-@pytest.mark.parametrize("part", [*range(4), *(pytest.param(part, marks=pytest.mark.full) for part in range(4, 8))])
+@pytest.mark.parametrize("part", some_by_default(range(8), 4))
 def test_promises_hold_for_every_file(part: int) -> None:
     for path in FILES[part::8]:
         try:

@@ -83,10 +83,12 @@ def warm_up() -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     import torch  # not at the top: the process that only distributes tests does without
+    from hypothesis import strategies
 
     from glft_schema.tensor_types.ggml import GGML_TYPES
     from tests.tools import forked
 
+    strategies.text().validate()  # makes a table of characters, which fork servers read from a file
     forked.run("glft_schema", "--version")  # starts the fork server
     weights, importance = torch.linspace(-1, 1, 512).reshape(2, 256), torch.ones(256)
     for type_ in GGML_TYPES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import construct
@@ -418,5 +419,5 @@ def _edges(node: Node) -> list[Any]:
             return list(node.orders)
         case Code(table=table):
             unknown = (table[code] for code in range(256) if table.unknown and not table[code].is_known)
-            return [*list(unknown)[:1], *table]
+            return [*islice(unknown, 1), *table]
     return []
