@@ -49,8 +49,8 @@ SUBJECTS = {  # the names of the package itself; each of its parts has a section
     "QuantizationWarning TiedWarning MetadataWarning SimilarKeyWarning PluginWarning",
 }
 SUBPACKAGES = (
-    "types", "codec", "formats", "describe", "kernels", "nn", "transformers", "distributed", "gguf_reader", "manifests",
-    "testing", "lab",
+    "types", "scalar", "codec", "formats", "describe", "kernels", "nn", "transformers", "distributed", "gguf_reader",
+    "manifests", "testing", "lab",
 )  # fmt: skip
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -10,9 +10,10 @@ and documentation follow from the declaration.
     glft.describe      declarations as data, pages and code in other languages
     glft.distributed   files read and written by all ranks of torch.distributed
     glft.gguf_reader   gguf-py's GGUFReader, faster
-    glft.kernels       formulas compiled for this machine
+    glft.kernels       steps of encoders compiled for this machine
     glft.manifests     SHA-256 of files and tensors
     glft.nn            modules whose weights stay packed
+    glft.scalar        the language of tensor types' formulas
     glft.testing       declarations as test data; requires hypothesis
     glft.transformers  models and tokenizers of transformers, from GGUF files
     glft.lab           functions of the quantization lab
@@ -22,7 +23,7 @@ All other modules are private.
 
 from typing import TYPE_CHECKING, Any
 
-from glft_schema import codec, formats, types
+from glft_schema import codec, formats, scalar, types
 from glft_schema.codec.typed_values import Typed
 from glft_schema.errors import (
     ClosedError,
@@ -162,6 +163,7 @@ __all__ = [
     "read_importance",
     "register_format",
     "save_file",
+    "scalar",
     "split",
     "transformers",
     "types",

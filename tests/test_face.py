@@ -16,7 +16,7 @@ import glft_schema as glft
 ROOT = Path(__file__).parents[1]
 FACES = [
     *(glft, glft.types, glft.codec, glft.formats, glft.describe, glft.manifests, glft.nn, glft.testing, glft.lab),
-    *(glft.distributed, glft.gguf_reader, glft.transformers),
+    *(glft.distributed, glft.gguf_reader, glft.scalar, glft.transformers),
 ]
 MOST = {  # functions with more than two positional arguments
     "save_file": 3,

@@ -41,8 +41,8 @@ def register_type(
         code: the type's number in files.
         weights: the number of weights in a block.
         block: a `Struct` of the block's fields in file order, each an array of constant dims.
-        dequantize: the block's fields as keywords, each [blocks, numbers] -> float32 [blocks,
-            weights], or `Scaled`.
+        dequantize: a scalar function of one block, or a function of tensors: the block's fields as
+            keywords, each [blocks, numbers] -> float32 [blocks, weights]; see `formula_of`.
         quantize: the encoder: float32 [blocks, weights] -> the block's fields by name. An encoder
             that uses an importance has a parameter `importance`, float32 [rows, in] of the tensor's
             rows, with the default None if it is optional. Without an encoder, files with the type

@@ -102,7 +102,8 @@ assert file.tensors["w"].dtype.name == "Q4_X" and file.get_slice("w")[2].shape =
         ("program", program + 'assert row.shape == (64,) and glft.load_file("own.gguf")["w"].shape == (4, 64)'),
         ("edit", built_in),
     ):
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        (tmp_path / "own.py").write_text(code, "utf-8")  # formulas need their source
+        done = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), name
         edited.write_text(edited.read_text("utf-8") + "\n".join(added) + "\n", "utf-8")
 
