@@ -14,7 +14,6 @@ import torch
 
 import glft_schema as glft
 from glft_schema.formats.glft import GLFT
-from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.oracles import gguf_reference
@@ -116,30 +115,6 @@ def test_reading_in_a_single_graph_is_torchs_error(tmp_path: Path) -> None:
     compiled = torch.compile(lambda zero: file.get_tensor("w") + zero, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(torch.zeros(()))
-
-
-@pytest.mark.full
-def test_formulas_are_one_graph_and_guarded_by_their_type() -> None:
-    """A user's module calls `TensorType.dequantize`; the type is an attribute of the module."""
-
-    class Packed(torch.nn.Module):
-        type_: TensorType
-
-        def forward(self, **fields: torch.Tensor) -> torch.Tensor:
-            return self.type_.dequantize(**fields)
-
-    packed, rng = Packed(), np.random.default_rng(0)
-    compiled = torch.compile(packed, backend="eager", fullgraph=True)
-    families = [GGML_TYPES[name] for name in ("Q4_0", "Q8_1", "Q4_K", "IQ3_S", "TQ1_0", "NVFP4")]
-    families.append(GLFT.types["Q4_per_group_64"])
-    fields = {}
-    for type_ in families:
-        source = BytesSource(rng.integers(0, 60, type_.nbytes(DIMS["w"]), dtype=np.uint8).tobytes())
-        fields[type_] = type_.cut(source, 0, DIMS["w"], range(4), range(512))
-        type_.dequantize(**fields[type_])  # grids are created on first use, which cannot be traced
-    for packed.type_ in families * 2:
-        given = fields[packed.type_]
-        assert torch.equal(compiled(**given), packed.type_.dequantize(**given)), packed.type_
 
 
 def test_importing_and_reading_do_not_import_the_compiler(tmp_path: Path) -> None:

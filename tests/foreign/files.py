@@ -64,7 +64,8 @@ def blocks(type_: TensorType, count: int) -> torch.Tensor:
     kept: list[torch.Tensor] = []
     while len(kept) < count:
         made = torch.from_numpy(random.integers(0, 256, (64, type_.block.sizeof()), dtype=np.uint8))
-        kept += made[(type_.dequantize(blocks=made).abs() <= 1000).all(1) & ~has_subnormal(type_, made)]  # no NaN either
+        weights = type_.decode({"blocks": made}, weights_in(type_))
+        kept += made[(weights.abs() <= 1000).all(1) & ~has_subnormal(type_, made)]  # no NaN either
     return torch.stack(kept[:count])
 
 
