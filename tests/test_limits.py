@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from glft_schema.limits import DEFAULTS, LIMITS, current
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import ARRAY, File, Info
 from tests.oracles.glft_reference import Row
+from tests.tools.command_line import glft
 
 U8, U32 = 0, 4
 
@@ -182,19 +181,19 @@ def test_the_command_line_raises_limits(tmp_path: Path) -> None:
     path = tmp_path / "deep.gguf"
     path.write_bytes(nested(17))
 
-    def glft(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, "-m", "glft_schema", *arguments], capture_output=True, text=True)
+    def run(*arguments: object) -> tuple[int, str]:
+        done = glft(*arguments)
         return done.returncode, done.stderr
 
-    code, said = glft("inspect", str(path))
+    code, said = run("inspect", path)
     assert code == 2
     assert "expected at most 16 levels of arrays (a limit of glft_schema), found 17 (key 'k', limit nesting," in said
-    assert glft("--limit", "nesting=17", "inspect", str(path)) == (0, "")
+    assert run("--limit", "nesting=17", "inspect", path) == (0, "")
     expected = f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found"
     for wrong in ("nesting", "nesting=-1", "nesting=x", "depth=3"):
-        assert glft("--limit", wrong, "inspect", str(path)) == (2, f"glft: {expected} {wrong!r}\n")
+        assert run("--limit", wrong, "inspect", path) == (2, f"glft: {expected} {wrong!r}\n")
     twice = "glft: --limit: expected each name once, found 'nesting' twice: '17' and '16'\n"
-    assert glft("--limit", "nesting=17", "--limit", "nesting=16", "inspect", str(path)) == (2, twice)
+    assert run("--limit", "nesting=17", "--limit", "nesting=16", "inspect", path) == (2, twice)
 
 
 def test_real_sizes_are_within_the_limits() -> None:

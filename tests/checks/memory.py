@@ -1,5 +1,5 @@
-"""Peak memory of a piece of code, measured in a fork: the peak of a new interpreter is at least
-that of the process that started it.
+"""Peak memory of a piece of code, measured in a fork: the peak of a new interpreter is at least its
+parent's.
 """
 
 from __future__ import annotations

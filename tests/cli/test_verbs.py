@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ import glft_schema
 from glft_schema import load_file
 from glft_schema.cli.commands import COMMANDS
 from tests.golden import golden
-from tests.tools.command_line import assert_refused, glft, in_this_process
+from tests.tools.command_line import assert_refused, glft, in_this_process, on_a_terminal
+from tests.tools.processes import Process
 
 STATE = {"fc.weight": torch.randn(4, 128), "fc.bias": torch.randn(4), "tied": torch.zeros(0)}
 MAIN = "from glft_schema.cli import main; main()"
@@ -179,7 +182,42 @@ def test_a_manifest_from_closed_input(four_types: Path) -> None:
     assert (done.returncode, done.stderr) == (2, "glft: standard input: is closed\n")
 
 
-WITHOUT_TORCH = f"import sys; sys.modules['torch'] = None; {MAIN}"
+WITHOUT_TORCH = """
+import os, sys, tempfile
+from pathlib import Path
+
+sys.modules["torch"] = None
+from glft_schema.cli import main
+from tests.tools.processes import serve
+
+def answer(request):
+    folder, arguments = request
+    with tempfile.TemporaryDirectory() as streams:
+        child = os.fork()
+        if not child:
+            os.chdir(folder)
+            for number, name in enumerate(("out", "error"), 1):
+                os.dup2(os.open(f"{streams}/{name}", os.O_WRONLY | os.O_CREAT), number)
+            sys.argv, code = ["glft", *arguments], 1
+            try:
+                main()
+            except SystemExit as ended:
+                code = ended.code or 0
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return code, *(Path(streams, name).read_text("utf-8") for name in ("out", "error"))
+
+serve(answer)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_torch() -> Iterator[Callable[..., tuple[int, str, str]]]:
+    """Runs the command in a folder, without torch. Returns the exit code, output and errors."""
+    with closing(Process("-c", WITHOUT_TORCH)) as process:
+        yield lambda folder, *arguments: process((str(folder), [*map(str, arguments)]))
 
 
 @pytest.mark.parametrize(
@@ -187,12 +225,10 @@ WITHOUT_TORCH = f"import sys; sys.modules['torch'] = None; {MAIN}"
     [["inspect"], ["verify"], ["explain"], ["hash"], ["schema", "--as", "c"], ["edit", "--set", "arch=toy"]],
     ids=str,
 )
-def test_verbs_that_compute_no_tensor_need_no_torch(four_types: Path, arguments: list[str]) -> None:
+def test_verbs_that_compute_no_tensor_need_no_torch(without_torch: Any, four_types: Path, arguments: list[str]) -> None:
     verb, *options = arguments
     command = [verb, "gguf" if verb == "schema" else four_types, *options]
-    done = python(WITHOUT_TORCH, *command)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == in_this_process(*command).stdout
+    assert without_torch(four_types.parent, *command) == (0, in_this_process(*command).stdout, "")
 
 
 @pytest.mark.parametrize(
@@ -210,21 +246,22 @@ def test_verbs_that_compute_no_tensor_need_no_torch(four_types: Path, arguments:
     ],
     ids=str,
 )
-def test_without_torch_other_verbs_are_one_line(source: Path, four_types: Path, tmp_path: Path, command: list[object]) -> None:
+def test_without_torch_other_verbs_are_one_line(
+    without_torch: Any, source: Path, four_types: Path, tmp_path: Path, command: list[object]
+) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "model.pt")
-    path = os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))
-    done = python(WITHOUT_TORCH, *command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr in (
+    code, out, error = without_torch(tmp_path, *command)
+    assert (code, out) == (2, "")
+    assert error in (
         "glft: values of tensors need torch, which is not installed: pip install torch\n",
         "glft: the package torch is required but not installed\n",
     )
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_help_imports_no_torch() -> None:
-    done = python(WITHOUT_TORCH, "--help")
-    assert (done.returncode, done.stderr, "verify" in done.stdout) == (0, "", True)
+def test_help_imports_no_torch(without_torch: Any, tmp_path: Path) -> None:
+    code, out, error = without_torch(tmp_path, "--help")
+    assert (code, error, "verify" in out) == (0, "", True)
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
@@ -257,8 +294,7 @@ def test_a_lab_that_fails_is_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_a_terminal_gets_a_progress_bar(source: Path, tmp_path: Path) -> None:
-    code = f"import pty, sys; sys.exit(pty.spawn([sys.executable, '-c', {MAIN!r}, *sys.argv[1:]]) >> 8)"
-    done = python(code, "convert", source, tmp_path / "out.glft", stdin=subprocess.DEVNULL)
+    done = on_a_terminal("convert", source, tmp_path / "out.glft")
     assert (done.returncode, "writing out.glft" in done.stdout) == (0, True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info
 from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
+from tests.tools.command_line import on_a_terminal
 
 APP = typer.Typer(add_completion=False)
 APP.command()(explain)
@@ -196,18 +196,11 @@ def test_colour_only_where_it_was_asked_for(four_types: Path) -> None:
     assert set(re.findall(r"\x1b\[([0-9;]+)m", coloured)) <= {*STYLES.values(), "0"}
 
 
-def on_a_terminal(command: list[str], **environment: str) -> str:
-    """Returns what a command prints if its standard output is a terminal."""
-    code = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
-    command, environment = [sys.executable, "-c", code, *command], {**os.environ, "TERM": "xterm", **environment}
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env=environment).stdout
-
-
 def test_on_a_terminal(four_types: Path) -> None:
-    command = [*ALONE, str(four_types)]
-    assert "\x1b[" in on_a_terminal(command, NO_COLOR="")
-    assert "\x1b[" not in on_a_terminal(command, NO_COLOR="1")
-    assert "\x1b[" not in on_a_terminal([*command, "--color", "never"], NO_COLOR="")
+    assert "\x1b[" in on_a_terminal("explain", four_types, NO_COLOR="").stdout
+    for options, no_color in (([], "1"), (["--color", "never"], "")):
+        done = on_a_terminal("explain", four_types, *options, NO_COLOR=no_color)
+        assert (done.returncode, "magic" in done.stdout, "\x1b[" in done.stdout) == (0, True, False)
 
 
 def test_whoever_has_read_enough_may_leave(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_values import ValueType
 from glft_schema.files.splitting import split
 from glft_schema.formats.gguf import STRING, VALUE_TYPES
+from tests.tools.forked import CONTEXT
 
 METADATA = {
     "general.architecture": "toy",
@@ -150,10 +151,12 @@ def test_a_copy_of_a_tensor_reads_the_same_open_file(path: Path) -> None:
         assert again.identity == tensor.identity
 
 
-def test_a_spawned_worker_reads_the_tensor(path: Path) -> None:
+@pytest.mark.parametrize("context", [CONTEXT, pytest.param("spawn", marks=pytest.mark.full)], ids=["forkserver", "spawn"])
+def test_a_worker_reads_the_tensor(path: Path, context: Any) -> None:
+    """Both contexts pickle the file. A spawned worker imports torch in addition."""
     tensor = glft.open(path).tensors["w"]
     rows = Subset(tensor, range(tensor.shape[0]))  # type: ignore[arg-type]
-    batches = DataLoader(rows, batch_size=64, num_workers=1, multiprocessing_context="spawn")
+    batches = DataLoader(rows, batch_size=64, num_workers=1, multiprocessing_context=context)
     assert torch.equal(torch.cat(list(batches)), tensor.dequantize())
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.oracles import gguf_reference
 from tests.oracles import glft_reference as reference
-from tests.tools.depth import some, some_by_default
+from tests.tools.depth import FULL, some, some_by_default
 
 TYPES = [*(type_ for type_ in GGML_TYPES if not type_.exact), GGML_TYPES["F16"], GGML_TYPES["BF16"], *GLFT.types]
 DIMS = {"w": [4, 512], "v": [6, 256]}
@@ -78,9 +75,12 @@ def write(path: Path, type_: TensorType, seed: int) -> Path:
 
 
 def check(read: Read, backend: str, files: list[glft.File]) -> None:
-    """Compares three compiled calls for each file and name with the uncompiled result."""
+    """Compares three compiled calls for each file and name with the uncompiled result.
+
+    By default, each file has one of the names.
+    """
     compiled, zero = torch.compile(read, backend=backend), torch.zeros(())
-    calls = list(itertools.product(files, DIMS))
+    calls = [(file, name) for i, file in enumerate(files) for j, name in enumerate(DIMS) if FULL or i % 2 == j]
     expected = [read(*call, zero) for call in calls]
     for _ in range(3):
         for call, numbers in zip(calls, expected, strict=True):
@@ -95,11 +95,11 @@ def test_every_type_is_read_right(read: Read, backend: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("backend", BACKENDS[:1])  # reads never reach a code generator
-@pytest.mark.parametrize("read", OTHER_READS.values(), ids=OTHER_READS)
-def test_every_way_of_reading_is_right(read: Read, backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", some_by_default(list(OTHER_READS), 2))
+def test_every_way_of_reading_is_right(way: str, backend: str, tmp_path: Path) -> None:
     types = [GGML_TYPES["Q4_0"], GGML_TYPES["Q6_K"], GLFT.types["Q4_per_group_64"], GGML_TYPES["F16"]]
     files = [glft.open(write(tmp_path / f"{type_}", type_, seed)) for seed, type_ in enumerate(some(types, 2))]
-    check(read, backend, files)
+    check(OTHER_READS[way], backend, files)
 
 
 def test_a_file_that_a_function_closes_over(tmp_path: Path) -> None:
@@ -115,9 +115,3 @@ def test_reading_in_a_single_graph_is_torchs_error(tmp_path: Path) -> None:
     compiled = torch.compile(lambda zero: file.get_tensor("w") + zero, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(torch.zeros(()))
-
-
-def test_importing_and_reading_do_not_import_the_compiler(tmp_path: Path) -> None:
-    path = write(tmp_path / "file", GGML_TYPES["Q4_0"], 1)
-    code = "import sys, glft_schema; glft_schema.load_file(sys.argv[1]); assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, path], check=True)

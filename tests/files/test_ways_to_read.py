@@ -43,6 +43,7 @@ from tests.catalogue import gguf_cases, glft_cases
 from tests.golden import golden
 from tests.oracles import glft_reference as reference
 from tests.oracles.gguf_reference import write_set
+from tests.tools.depth import FULL
 
 GOLDEN = ("four_types", "loose_layout", "gguf_little", "gguf_big")
 CASES: dict[str, bytes] = {
@@ -213,8 +214,10 @@ READERS: dict[str, Reader] = {
 
 @pytest.mark.parametrize("reader", READERS)
 def test_every_reader_gives_the_verdict_of_bytes(reader: str, expected: dict[str, Any], tmp_path: Path) -> None:
-    found = {name: verdict(lambda stored=stored: READERS[reader](stored, tmp_path)) for name, stored in CASES.items()}
-    different = {name: (found[name], expected[name]) for name in CASES if found[name] != expected[name]}
+    """By default on a third of the cases each, so that each case is read in eight ways."""
+    tried = list(CASES) if FULL else list(CASES)[list(READERS).index(reader) % 3 :: 3]
+    found = {name: verdict(lambda stored=CASES[name]: READERS[reader](stored, tmp_path)) for name in tried}
+    different = {name: (found[name], expected[name]) for name in tried if found[name] != expected[name]}
     assert different == {}
 
 

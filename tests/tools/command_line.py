@@ -16,6 +16,29 @@ def glft(*arguments: object) -> subprocess.CompletedProcess[str]:
     return forked.run("glft_schema", *arguments)
 
 
+ON_A_TERMINAL = """
+import os, pty, sys
+from glft_schema.cli import main
+
+child, terminal = pty.fork()
+if not child:
+    kept = sys.stdin, sys.stdout, sys.stderr  # they would close the descriptors
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")
+    main()
+try:
+    while shown := os.read(terminal, 1 << 16):
+        sys.stdout.buffer.write(shown)
+except OSError:  # the end, on Linux
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def on_a_terminal(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command with a terminal for its streams; their text is the output."""
+    return forked.run("-c", ON_A_TERMINAL, *arguments, environment={"TERM": "xterm", **environment})
+
+
 def in_this_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a verb; returns the result as of a process."""
     out, err = io.StringIO(), io.StringIO()
