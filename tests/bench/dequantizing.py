@@ -17,7 +17,7 @@ from glft_schema.formats.glft import GLFT
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensor_types.library.loading import MODE
-from tests.bench.measure import Row, in_turn, once
+from tests.bench.measure import Row, busy_processes, in_turn, once
 from tests.oracles import llama_cpp
 
 ROWS, COLUMNS = 8192, 4096  # 128 MiB as float32: more than any cache holds
@@ -118,6 +118,13 @@ def rows() -> Iterator[Row]:
             if len(blocks) and function:
                 runs[peer] = in_threads(function, blocks, memory_of_all)
         times, seconds = in_turn(runs), by_gguf_py(type_, blocks) if len(blocks) else None
+        if "C" in runs:
+            with busy_processes(threads):
+                beside = in_turn({name: runs[name] for name in ("ours", "C")})
+            busy = f"dequantize {type_}, {threads} threads, beside {threads} busy processes"
+            yield Row(
+                busy, weights / beside["ours"], f"llama.cpp's C, {threads} threads", weights / beside["C"], "GB/s", at_least=1.0
+            )
         rate = {name: weights / time for name, time in times.items()}
         what = f"dequantize {type_}, {threads} threads"
         fill, c = ("torch.fill_", rate["fill"], 0.6), (f"llama.cpp's C, {threads} threads", rate.get("C", 0), 1.0)

@@ -18,7 +18,7 @@ from safetensors.torch import save_file as save_safetensors
 from glft_schema import save_file
 from glft_schema.tensor_types.library.loading import MODE
 from tests.bench import files
-from tests.bench.measure import Row
+from tests.bench.measure import Row, busy_processes
 
 TYPES = ("q8_per_channel", "q4_per_group_64", "q8_0", "q4_0", "q4_k", "q6_k", "iq4_xs", "mxfp4")
 TENSORS, ROWS, COLUMNS = 8, 4096, 4096  # 64 MiB each, 512 MiB in all, as float32
@@ -119,7 +119,7 @@ def loading(folder: Path) -> Iterator[Row]:
                 runs["libgguf"] = partial(seconds, LIBGGUF, "kept = load()", path)
         times = best(runs)
         what = f"load_file, 512 MiB of float32 from {scheme}"
-        yield Row(what, GB / times["ours"], "torch.fill_ of new memory", GB / times["fill"], "GB/s", at_least=0.8)
+        yield Row(what, GB / times["ours"], "torch.fill_ of new memory", GB / times["fill"], "GB/s", at_least=0.85)
         for peer in ("C", "libgguf", "gguf-py"):
             if peer in times:
                 yield Row(what, GB / times["ours"], "llama.cpp's C" if peer == "C" else peer, GB / times[peer], "GB/s")
@@ -138,22 +138,17 @@ def first_row() -> Iterator[Row]:
     yield Row("open SmolLM2, one row", times["row"], "gguf-py", times["theirs"], "s")
     whole = partial(seconds, OURS, "kept = glft_schema.load_file(path)", path)
     times = best({"ours": whole, "theirs": partial(seconds, GGUF_PY, "kept = load()", path)})
-    yield Row("load SmolLM2 as a state dict", times["ours"], "gguf-py", times["theirs"], "s", at_most=1 / 20)
+    yield Row("load SmolLM2 as a state dict", times["ours"], "gguf-py", times["theirs"], "s", at_most=1 / 25)
 
 
 def on_a_busy_machine() -> Iterator[Row]:
     """Measures a real file beside as many busy processes as there are threads."""
     run = partial(seconds, OURS, "kept = glft_schema.load_file(path)", files.smollm2())
     quiet = min(run() for _ in range(REPEATS))
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(torch.get_num_threads())]
-    try:
+    with busy_processes(count := torch.get_num_threads()):
         times = best({"with the library": run, "without": partial(run, with_library=False)})
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
     for how, found in times.items():
-        yield Row(f"load SmolLM2 beside {len(busy)} busy processes, {how}", found, "alone, with the library", quiet, "s")
+        yield Row(f"load SmolLM2 beside {count} busy processes, {how}", found, "alone, with the library", quiet, "s")
 
 
 def as_stored(folder: Path) -> Iterator[Row]:

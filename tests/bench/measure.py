@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -80,6 +83,18 @@ def in_turn(runs: Mapping[str, Callable[[], object]], repeats: int = 5) -> dict[
             if number:
                 best[name] = min(best[name], taken)
     return best
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Keeps as many processes busy."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def once(run: Callable[[], object]) -> float:
