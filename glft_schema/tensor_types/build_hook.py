@@ -20,7 +20,7 @@ TARGET = "GLFT_TARGET"  # the environment variable
 ZIG = "ziglang==0.17.1"  # equal versions compile equal bytes
 
 
-class BuildHook(BuildHookInterface):
+class BuildHook(BuildHookInterface[Any]):
     """See hatchling's documentation of custom build hooks."""
 
     def dependencies(self) -> list[str]:
