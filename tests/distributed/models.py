@@ -73,13 +73,8 @@ def load_and_compare(path: Path, how: str, ranks: int, packed: bool = False) -> 
         return float((logits - whole(TOKENS).logits).abs().max())
 
 
-def save(path: Path, out: Path, how: str, ranks: int) -> None:
-    """Loads a sharded model, and writes it to another file by its example."""
+def save(path: Path, out: Path, quantized: Path, how: str, ranks: int, recipe: str) -> None:
+    """Loads a sharded model, and writes it to two files by its example, one of them quantized."""
     _, state = load(path, how, ranks)
     checkpoint.save(state, storage_writer=StorageWriter(out, like=path))
-
-
-def quantize(path: Path, out: Path, how: str, ranks: int, recipe: str) -> None:
-    """Loads a sharded model, and quantizes it to another file."""
-    _, state = load(path, how, ranks)
-    checkpoint.save(state, storage_writer=StorageWriter(out, like=path, recipe=recipe))
+    checkpoint.save(state, storage_writer=StorageWriter(quantized, like=path, recipe=recipe))

@@ -56,7 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_ranks_get_their_shards(folder: Path, name: str) -> None:
     with glft.open(folder / name) as file:
         expected = {name: tensor.dequantize(torch.float32).clone() for name, tensor in file.tensors.items()}
-    for mesh, placements in MESHES if FULL and name == "one.gguf" else MESHES[:5:2]:
+    meshes = MESHES if FULL and name == "one.gguf" else MESHES[:5:2]
+    for mesh, placements in meshes if FULL or name == "one.gguf" else meshes[1:2]:
         for found in run(torch.Size(mesh).numel(), tensors.load, folder / name, mesh, placements):
             assert found.keys() == expected.keys()
             assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -22,6 +22,7 @@ from tests.quantizer import models
 from tests.quantizer.both import importances
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
+from tests.tools.depth import some
 
 FEW = ["q4_0", "q5_0", "q8_0", "f16"]
 
@@ -202,7 +203,7 @@ def test_a_recipe_for_quantize(source: Path, tmp_path: Path) -> None:
     recipe, out = tmp_path / "recipe.txt", tmp_path / "out.gguf"
     types = [*FEW, "q3_k"]
     least, sizes = plan(source, types=types).smallest.size, []
-    for size in (least, least + 300, least + 900, least + 3000, 30000):
+    for size in some((least, least + 300, least + 900, least + 3000, 30000), 2):
         done = glft("plan", source, "--size", size, "-o", recipe, "--types", ",".join(types))
         assert (done.returncode, done.stderr) == (0, "")
         nbytes = quantize(source, out, recipe).nbytes
