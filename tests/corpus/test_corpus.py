@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -28,8 +26,6 @@ from tests.corpus.__main__ import name_of
 from tests.corpus.features import features, required
 from tests.corpus.other_readers import our_numbers, rewritten
 from tests.describe.test_byte_map import check as check_byte_map
-from tests.describe.test_c_reader import lines
-from tests.describe.test_c_reader import reader as c_reader  # noqa: F401 - a fixture
 from tests.files.test_ways_to_read import READERS, verdict
 from tests.formats.test_disagreements import assert_explained
 from tests.formats.test_safetensors import in_file, in_library, is_explained
@@ -205,17 +201,3 @@ def test_llama_cpp_refuses_what_breaks_a_rule_of_its_reader() -> None:
             assert not llama_cpp.reads_gguf(drawn.stored), drawn.id
         if "ggml" in drawn.case.rules:
             assert llama_cpp.reads_gguf(drawn.stored), drawn.id
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, cc")
-def test_the_c_reader_agrees(c_reader: Path, tmp_path: Path) -> None:  # noqa: F811 - the fixture
-    """It prints no hashes of NaN, and may accept what it does not look at, such as metadata."""
-    path, printed = tmp_path / "file", 0
-    for drawn in corpus("GLFT"):
-        path.write_bytes(drawn.stored)
-        done = subprocess.run([c_reader, path], capture_output=True, check=False)
-        assert done.returncode in (0, 2), drawn.id
-        if drawn.is_read and not any("NaN" in feature for feature in drawn.entry["has"]):
-            printed += done.returncode == 0
-            assert (done.returncode, done.stdout) == (0, lines(Container.parse(drawn.stored)).encode()), drawn.id
-    assert printed > 50

@@ -159,7 +159,9 @@ def test_weights_of_all_ggml_types(readers: Callable[[Format], Reader], tmp_path
 
 
 @pytest.mark.parametrize(
-    ("format", "name"), [(GLFT, "four_types"), (GLFT, "loose_layout"), (GGUF, "gguf_little")], ids=lambda value: str(value)
+    ("format", "name"),
+    [(GLFT, "four_types"), (GLFT, "loose_layout"), (GGUF, "gguf_little")],
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_golden_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format, name: str) -> None:
     path = tmp_path / "model"
@@ -179,7 +181,7 @@ def test_the_other_byte_order_is_refused(readers: Callable[[Format], Reader], tm
 def test_random_and_damaged_files(readers: Callable[[Format], Reader], tmp_path: Path, format: Format) -> None:
     """Files of the corpus, half of them damaged, and random bytes in files with all types."""
     whole, random, path = golden("four_types") if format is GLFT else all_ggml_types(), Random(0), tmp_path / "model"
-    files = [drawn.stored for drawn in some(corpus(format.name), 30)]
+    files = [drawn.stored for drawn in some(corpus(format.name), 10)]
     for _ in range(MUTANTS):
         mutant, changed = bytearray(whole), random.choice([100, 2000, len(whole)])
         for _ in range(random.choice([1, 1, 4])):
