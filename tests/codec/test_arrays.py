@@ -31,7 +31,7 @@ def stored(texts: list[bytes], size: int, order: str) -> bytes:
 
 
 @pytest.mark.parametrize(("window", "few"), [(16, 0), (64, 3), (1 << 12, 16), (1 << 12, 1 << 30)])
-@settings(max_examples=200)
+@settings(max_examples=max(settings.default.max_examples, 100))
 @given(vocabularies, st.sampled_from([u32, u64]), st.sampled_from(["little", "big"]), st.binary(max_size=9))
 def test_a_walk_ends_where_a_loop_does(
     window: int, few: int, texts: list[bytes], number: object, order: str, before: bytes

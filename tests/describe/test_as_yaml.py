@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from glft_schema.describe.kaitai.as_yaml import as_yaml
@@ -15,7 +15,6 @@ scalars = st.text() | st.integers() | st.booleans()
 
 
 @given(st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-@settings(max_examples=100)
 def test_yaml_reads_back(value: Any) -> None:
     assert yaml.safe_load(as_yaml({"value": value})) == {"value": value}
 

@@ -105,7 +105,8 @@ class Copy(Process):
     """A process with the edited copy of the package, which runs programs in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("-c", SERVE, str(folder))
+        # hypothesis keeps a table of characters there, which takes a second to make
+        super().__init__("-c", SERVE, str(folder), HYPOTHESIS_STORAGE_DIRECTORY=str(ROOT / ".hypothesis"))
         self.folder = folder
 
     def run(self, program: str, *arguments: object) -> str:

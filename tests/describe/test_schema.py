@@ -30,6 +30,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from tests.tools.command_line import glft
+from tests.tools.depth import FULL, some, some_by_default
 
 FORMATS = [GLFT, GGUF]
 formats = pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
@@ -158,10 +159,11 @@ def test_an_array_that_holds_itself_is_read_once() -> None:
     assert nested == s.List(Reference(("n",)), s.Ref("array"))
 
 
-@pytest.mark.long
 @formats
 def test_markdown_has_every_field_sentence_rule_and_type(format: Any) -> None:
-    schema = schema_of(format)
+    """By default with a sixth of the types. The pages of docs/ show all of them."""
+    types = TypeTable("shown", *some(list(format.types), 6))
+    schema = schema_of(format if FULL else replace(format, types=types))
     text = as_markdown(schema)
     lines, payloads = text.splitlines(), {type_.payload for type_ in schema.types if type_.block}
     for name, struct in schema.structs.items():
@@ -210,9 +212,10 @@ def test_bits_that_no_weight_needs() -> None:
     assert set(weights_of_bits(GGML_TYPES["q8_k"], 256)[-256:]) == {()}
 
 
-@pytest.mark.parametrize(
-    ("name", "byte"), [("iq1_s", 3), ("iq1_m", 12), ("iq2_xs", 10), ("iq2_s", 5), ("iq3_s", 13), ("tq1_0", 35), ("nvfp4", 2)]
-)
+INDICES = [("iq1_s", 3), ("iq1_m", 12), ("iq2_xs", 10), ("iq2_s", 5), ("iq3_s", 13), ("tq1_0", 35), ("nvfp4", 2)]
+
+
+@pytest.mark.parametrize(("name", "byte"), some_by_default(INDICES, 2))
 def test_bits_of_indices_against_all_values_of_their_byte(name: str, byte: int) -> None:
     """Flips each bit of the byte, for all of its values, in random blocks."""
     type_ = GGML_TYPES[name]
