@@ -89,10 +89,8 @@ def test_a_long_table_with_few_kinds() -> None:
     """Rows that end in two windows are parsed in full, in between the others."""
     row = Struct("name" / Text(u8), "sizes" / Sizes(u8, u32, "dims"), "at" / u32)
     declared = Struct("count" / Count(u16, len_(this.rows)), "rows" / Table(this.count, row))
-    rows = [
-        {"name": f"row {i}" * (1 + i % 3), "sizes": [i % 2] * (i % 4), "at": i}
-        for i in range(count := 10_000 if FULL else 5_000)
-    ]
+    count = 10_000 if FULL else 5_000
+    rows = [{"name": f"row {i}" * (1 + i % 3), "sizes": [i % 2] * (i % 4), "at": i} for i in range(count)]
     parsed = Struct("inner" / declared).parse(Struct("inner" / declared).build({"inner": {"rows": rows}}))
     assert type(parsed.inner.rows) is list  # not from a file
     stored = declared.build({"rows": rows})
