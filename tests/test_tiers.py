@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.tools import forked
+
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
 from tests.tools import processor_time
-processor_time.LIMIT, processor_time.LISTED = 0.1, 0.05
+processor_time.LIMIT, processor_time.LISTED = 0.05, 0.03
 processor_time.warm_up = lambda: None
 
 def pytest_configure(config):
@@ -30,36 +29,34 @@ def work(seconds):
     while time.process_time() - start < seconds:
         pass
 
-BUSY = "import time\\nwhile time.process_time() < 0.5: pass"
+BUSY = "import time\\nwhile time.process_time() < 0.25: pass"
 
 @pytest.fixture
-def quick(): work(0.07)
+def quick(): work(0.035)
 
 @pytest.fixture(scope="module")
-def slow(): work(0.5)
+def slow(): work(0.25)
 
-def test_waits(): time.sleep(0.5)
-def test_works(): work(0.5)
+def test_waits(): time.sleep(0.25)
+def test_works(): work(0.25)
 def test_works_in_a_child(): subprocess.run([sys.executable, "-c", BUSY])
-def test_fixtures_are_counted_alone(quick): work(0.07)
+def test_fixtures_are_counted_alone(quick): work(0.035)
 def test_of_a_slow_fixture(slow): pass
 def test_downloads():
-    with not_charged(): work(0.5)
+    with not_charged(): work(0.25)
 def test_after_it(slow): pass
 @pytest.mark.long
-def test_whole_job(): work(0.5)
+def test_whole_job(): work(0.25)
 """
 
 
 def run(folder: Path, *options: object) -> tuple[str, int]:
     """Runs pytest in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, options)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    command = ["pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings", *options]  # of modules imported already
+    done = forked.run(*command, environment={"PYTHONPATH": str(ROOT)}, folder=folder)
     return done.stdout, done.returncode
 
 
-@pytest.mark.long
 def test_tests_and_fixtures_above_the_limit_fail(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(TESTS)

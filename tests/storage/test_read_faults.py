@@ -613,11 +613,10 @@ def test_kinds_in_a_manifest_never_become_paths(tmp_path: Path) -> None:
 
 
 @LINUX
-def test_fuzzing_does_not_wait_on_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_fuzzing_does_not_wait_on_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     os.mkfifo(tmp_path / "manifest.json")
     for name in ("pipe", "manifest.json"):
-        refused = forked.Forked("glft_schema", "fuzz", name)
+        refused = forked.Forked("glft_schema", "fuzz", name, folder=tmp_path)
         _, problem = refused.communicate(timeout=60)
         assert (refused.returncode, problem) == (2, f"glft: {name}: not a regular file\n")

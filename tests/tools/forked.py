@@ -30,14 +30,20 @@ class Forked:
         arguments: its arguments.
         environment: variables to add to those of this process.
         most_bytes: size of files above which writes fail.
+        folder: the working directory; this process's by default.
     """
 
     def __init__(
-        self, module: str, *arguments: object, environment: Mapping[str, str] | None = None, most_bytes: int | None = None
+        self,
+        module: str,
+        *arguments: object,
+        environment: Mapping[str, str] | None = None,
+        most_bytes: int | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._output = tempfile.TemporaryDirectory()
         variables = {**os.environ, **(environment or {})}
-        job = (module, [*map(str, arguments)], variables, os.getcwd(), self._output.name, most_bytes)
+        job = (module, [*map(str, arguments)], variables, os.fspath(folder or os.getcwd()), self._output.name, most_bytes)
         self._process = CONTEXT.Process(target=_run, args=job, daemon=True)
         self._process.start()
 
