@@ -12,8 +12,6 @@ from itertools import groupby
 
 from glft_schema.describe.threads import one_thread
 from glft_schema.lazy import torch
-from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 
 QUIET = 8  # consecutive payloads without a new weight: in some, a bit does not change its weight
@@ -106,14 +104,7 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _dequantized(type_: TensorType, payloads: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the numbers [payloads, weights] of payloads u8[payloads, nbytes], each of one row."""
-    if type_.block is not None:
-        fields = {"blocks": payloads}
-        return type_.decode(fields, count)
-    rows = []
-    for payload in payloads:
-        record = type_.parse(Cursor(BytesSource(payload.numpy().tobytes())), [1, count])
-        rows.append(type_.decode({name: field.reshape(1, -1) for name, field in record.items()}, count))
-    return torch.cat(rows)
+    return type_.decode(type_.unpacked(payloads, count), count)
 
 
 def picture(bits: Sequence[tuple[int, ...]], fields: Mapping[int, str]) -> list[str]:
