@@ -57,6 +57,7 @@ def run(folder: Path, *options: object) -> tuple[str, int]:
     return done.stdout, done.returncode
 
 
+@pytest.mark.long
 def test_tests_and_fixtures_above_the_limit_fail(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_some.py").write_text(TESTS)

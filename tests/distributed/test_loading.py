@@ -50,6 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["one.gguf", "one.glft", "one.safetensors", "set-gguf/part-00001-of-00003.gguf", "set-safetensors"]
 )

@@ -31,6 +31,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", some_by_default(list(OPTIONS), 2))
 def test_any_mesh_writes_the_bytes_of_one_process(name: str, tmp_path: Path) -> None:
     ending, options = OPTIONS[name]
