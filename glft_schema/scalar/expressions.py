@@ -261,9 +261,10 @@ class Expressions(ABC):
         else:
             end = self.value(high) if high else self.literal(length or 0, node)
             count = self.binary("-", end, start, node)
-        if not isinstance(count, Constant) or count.value < 1 or length is None:
+        if not isinstance(count, Constant) or count.value < 1:
             raise self.refused(node, "expected a slice of constant length, such as x[a : a + 8]")
-        if start.span[0] < 0 or start.span[1] + count.value > length:
+        first, last = start.span
+        if last < 0 if length is None else first < 0 or last + count.value > length:  # rows have any length: they are trusted
             raise self.refused(node, f"expected a slice of {array.name} from 0 to {length}, found one from {_shown(start)}")
         offset = start if array.offset is None else self.binary("+", array.offset, start, node)
         return replace(array, type=replace(array.type, length=int(count.value)), offset=offset)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from glft_schema.scalar.tree import STORED, Array
+if TYPE_CHECKING:
+    from glft_schema.scalar.tree import Array
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Field:
 
     def size(self, columns: str = "") -> str:
         """Bytes in a block, or in a row of `columns` weights, in C."""
+        from glft_schema.scalar.tree import STORED  # slow to import, as below
+
         width = STORED[self.number].size
         if self.count:
             return str(width * self.count)
@@ -50,6 +54,8 @@ class Layout:
     def arrays(self, output: str = "f32", columns: int | None = None) -> dict[str, Array]:
         """Returns the arrays that a decoder may use, by name; of rows of `columns` weights, if
         known."""
+        from glft_schema.scalar.tree import Array
+
         counts = {one.name: one.count or (columns // one.weights if columns else None) for one in self.fields}
         fields = {one.name: Array(one.number, counts[one.name]) for one in self.fields}
         return {"w": Array(output, self.weights or columns, "out"), **fields}

@@ -327,10 +327,12 @@ class TensorType:
         if self.exact:
             out.copy_(self.formula(**fields))
         elif out.numel():
-            from glft_schema.tensor_types.engine.decoding import by_arrays, by_library  # slow to import
+            from glft_schema.tensor_types.engine.decoding import by_library  # slow to import, as below
 
             layout = self.layout
             if layout is None or not by_library(layout, [fields[name] for name, _ in self.fields()], out):
+                from glft_schema.tensor_types.engine.array_decoding import by_arrays
+
                 cell = self.cell(columns)
                 given = self.columns(self.cells(fields, columns, cell), words=layout is not None)
                 by_arrays(self.formula, layout, given, out.view(-1, cell))

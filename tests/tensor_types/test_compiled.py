@@ -15,10 +15,11 @@ from glft_schema import QuantizationWarning, TensorError, save_file
 from glft_schema.formats.glft import GLFT
 from glft_schema.lab.quantizing import quantize_symmetric_per_group
 from glft_schema.tensor_types import TensorType
-from glft_schema.tensor_types.engine import chunks, compiled, decoding
+from glft_schema.tensor_types.engine import array_decoding, chunks, compiled
 from glft_schema.tensor_types.engine.chunks import encode
 from glft_schema.tensor_types.engine.functions import Fields
 from glft_schema.tensor_types.ggml import GGML_TYPES
+from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.symmetric import Q4_PER_GROUP_64, Q8_PER_CHANNEL
 from glft_schema.tensors.upload import PIECE, to_device
 
@@ -64,6 +65,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(compiled, "BACKEND", lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(compiled, "SIZES", (16 * 256, 8 * 256))
     monkeypatch.setattr(compiled, "_COMPILED", {})
+    monkeypatch.setenv(MODE, "off")
     return graphs
 
 
@@ -75,11 +77,11 @@ def test_decodes_in_a_graph_for_each_size(
     fields = fields_of(type_, 40, 256)
     expected = type_.decode(fields, 256, dtype=dtype)
     assert not backend
-    monkeypatch.setattr(decoding, "compiles", lambda out: True)
+    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
     for _ in range(2):  # the second time nothing is compiled
         assert torch.equal(type_.decode(fields, 256, dtype=dtype), expected)
     assert len(backend) == 2
-    monkeypatch.setattr(decoding, "compiles", lambda out: False)
+    monkeypatch.setattr(array_decoding, "compiles", lambda out: False)
     assert torch.equal(type_.decode({name: field[:16] for name, field in fields.items()}, 256, dtype=dtype), expected[:16])
     assert len(backend) == 2
 
@@ -88,7 +90,7 @@ def test_decodes_in_a_graph_for_each_size(
 def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     fields, memory = fields_of(Q4_PER_GROUP_64, 43, 256), torch.full((44 * 256,), 7.0)
     expected = Q4_PER_GROUP_64.decode(fields, 256)
-    monkeypatch.setattr(decoding, "compiles", lambda out: True)
+    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
     Q4_PER_GROUP_64.decode(fields, 256, out=memory[first : first + 43 * 256].view(43, 256))
     assert torch.equal(memory[first : first + 43 * 256].view(43, 256), expected)
     assert torch.equal(torch.cat((memory[:first], memory[first + 43 * 256 :])), torch.full((256,), 7.0))
@@ -97,7 +99,7 @@ def test_decodes_to_anywhere(first: int, backend: list[object], monkeypatch: pyt
 
 def test_chunks_that_go_back_on_what_would_be_a_gpu(backend: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     """The last chunk begins at any row, with another alignment; faults are counted once."""
-    for module in (chunks, decoding):
+    for module in (chunks, array_decoding):
         monkeypatch.setattr(module, "compiles", lambda out: True)
     weights = torch.randn(43, 256, generator=torch.Generator().manual_seed(0))
     expected = Q8_PER_CHANNEL.encode(weights, "w")

@@ -23,9 +23,10 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import BytesSource
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.blocks import block_type
-from glft_schema.tensor_types.engine import compiled, decoding
+from glft_schema.tensor_types.engine import array_decoding, compiled
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
 from glft_schema.tensor_types.grids import VALUES, levels
+from glft_schema.tensor_types.library.loading import MODE
 from glft_schema.tensor_types.tensor_type import formula_of
 from tests.oracles import llama_cpp
 from tests.oracles.peers import gguf
@@ -180,7 +181,8 @@ def test_compiled_by_a_real_code_generator(name: str, dtype: torch.dtype, caplog
     expected = type_.decode(fields, columns, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.INFO, "glft_schema"):
         patch.setattr(compiled, "SIZES", (2048 * columns,))
-        patch.setattr(decoding, "compiles", lambda out: True)
+        patch.setattr(array_decoding, "compiles", lambda out: True)
+        patch.setenv(MODE, "off")
         patch.setattr(compiled, "_COMPILED", {})
         found = type_.decode(fields, columns, dtype=dtype)
     assert_bit_equal(found.float(), expected.float().numpy())
@@ -195,7 +197,8 @@ def test_compiles_whole(type_: TensorType, monkeypatch: pytest.MonkeyPatch) -> N
     blocks = torch.from_numpy(random_blocks(type_)[:8])
     expected = decoded(type_, blocks).numpy()
     monkeypatch.setattr(compiled, "SIZES", (8 * weights_in(type_),))
-    monkeypatch.setattr(decoding, "compiles", lambda out: True)
+    monkeypatch.setattr(array_decoding, "compiles", lambda out: True)
+    monkeypatch.setenv(MODE, "off")
     assert_bit_equal(decoded(type_, blocks), expected)
     assert len(graphs) == 1
 
