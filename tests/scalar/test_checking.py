@@ -86,7 +86,7 @@ REFUSED = [
     ("x = w[0]",                         "expected an array to read, found the output w in 'w[0]'"),
     ("x = d[0][1]",                      "expected an array in 'd[0]'"),
     ("x = qs[0:qs[1]]",                  "expected a slice of constant length, such as x[a : a + 8] in 'qs[0:qs[1]]'"),
-    ("x = row[1:]",                     "expected a slice of constant length, such as x[a : a + 8] in 'row[0:2]'"),
+    ("x = row[1:]",                     "expected a slice of constant length, such as x[a : a + 8] in 'row[1:]'"),
     ("x = qs[4:12]",                     "expected a slice of qs from 0 to 8, found one from 4 in 'qs[4:12]'"),
     # operands that C does not define, or defines differently
     ("x = 1 << qs[0]",                   "expected a shift by 0 to 31, found 0 to 255 in '1 << qs[0]'"),
