@@ -10,7 +10,7 @@ from glft_schema.tensor_types.engine.workers import run_parts
 from glft_schema.tensor_types.library.loading import function_of
 
 WRITTEN = ("float32", "float16", "bfloat16")  # dtypes that the library writes
-LEAST, MOST = 1 << 16, 1 << 20  # weights in a part: fewer are not worth a thread
+LEAST, MOST = 1 << 19, 1 << 20  # weights in a part: fewer are done before another thread has begun
 
 
 def by_library(layout: Layout, fields: Sequence[torch.Tensor], out: torch.Tensor) -> bool:
