@@ -30,6 +30,12 @@ by_type = pytest.mark.parametrize("type_", TYPES, ids=str)
 Fields = dict[str, torch.Tensor]
 
 
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few weights are worth a thread."""
+    monkeypatch.setattr(decoding, "LEAST", 1 << 14)
+
+
 @pytest.fixture(params=["library", "operations"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How this process and new ones decode."""
