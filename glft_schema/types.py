@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, shown
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.engine.bits import pack, unpack
 from glft_schema.tensor_types.ggml import GGML_TYPES, register_type
@@ -29,12 +29,16 @@ def compile(type_: TensorType) -> None:
     """Compiles the scalar formula of your own type by this machine's compiler, for this process.
 
     Raises:
-        OptionError: if the type has no scalar formula, or there is no compiler, or it fails.
+        OptionError: if the type has no scalar formula or its name is none in C, or there is no
+            compiler, or it fails.
+        ScalarError: if C or the printed helpers use the name.
     """
     from glft_schema.tensor_types.library import building, loading  # slow to import
 
     if type_.layout is None:
         raise OptionError(f"{type_} has no scalar formula to compile: see formula_of")
+    if not type_.scheme.isidentifier():
+        raise OptionError(f"{shown(type_.name)} cannot be compiled: expected a name of letters, digits and '_'")
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows keeps a loaded library
             building.build([(type_.layout, type_.formula)], Path(folder))

@@ -85,12 +85,15 @@ def _for_each_part(
     rows: int,
     columns: int,
     dtype: torch.dtype,
+    *,
+    in_threads: bool = True,
 ) -> None:
     """Calls a function with some rows of the weights at a time, in memory that the next ones
-    overwrite."""
+    overwrite: in any order, or else in turn."""
     together = rows // max(len(packed), 1)  # rows in a row of bytes
     numbers, threads = together * columns, torch.get_num_threads()
-    is_parallel = threads > 1 and packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
+    in_library = packed.device.type == "cpu" and function_of(type.lower(), "float32") is not None
+    is_parallel = in_threads and in_library and threads > 1
     size = max(min(CHUNK // max(numbers, 1), -(-len(packed) // (2 * threads)) if is_parallel else len(packed)), 1)
 
     def run(part: slice) -> None:
@@ -106,13 +109,12 @@ def _for_each_part(
 def _linear_backward(grad: torch.Tensor, packed: torch.Tensor, type: str, rows: int, columns: int) -> torch.Tensor:
     """Returns ``grad @ weights`` [..., columns], the gradient of `linear`'s input."""
     flat = grad.reshape(math.prod(grad.shape[:-1]), rows)
-    out, lock = grad.new_zeros(len(flat), columns), threading.Lock()
+    out = grad.new_zeros(len(flat), columns)
 
     def add(part: slice, weights: torch.Tensor) -> None:
-        with lock:
-            out.addmm_(flat[:, part], weights)
+        out.addmm_(flat[:, part], weights)
 
-    _for_each_part(add, packed, type, rows, columns, grad.dtype)
+    _for_each_part(add, packed, type, rows, columns, grad.dtype, in_threads=False)  # sums depend on the order
     return out.view(*grad.shape[:-1], columns)
 
 
@@ -133,7 +135,7 @@ def _memory(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Ten
     kept: dict[torch.dtype, torch.Tensor] = _KEPT.__dict__.setdefault("by_dtype", {})
     if dtype not in kept or kept[dtype].numel() < numbers:
         with torch.inference_mode(False):  # or later passes that train could not write into it
-            kept[dtype] = torch.empty(numbers, dtype=dtype)
+            kept[dtype] = torch.empty(numbers, dtype=dtype, device="cpu")
     return kept[dtype][:numbers]
 
 

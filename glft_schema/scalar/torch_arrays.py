@@ -57,7 +57,7 @@ def where(test: torch.Tensor, one: Any, other: Any, kind: str) -> torch.Tensor:
 def shifted(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     if x.dtype != torch.uint8 or x.device.type != "cpu":
         return x >> by
-    out = torch.empty(np.broadcast_shapes(x.shape, by.shape), dtype=x.dtype)  # shifts of bytes by a tensor are slow
+    out = torch.empty(np.broadcast_shapes(x.shape, by.shape), dtype=x.dtype, device=x.device)  # shifts by a tensor are slow
     for at, places, given in shifts(tuple(x.shape), tuple(by.shape)):
         torch.bitwise_right_shift(x[given], int(by[at]), out=out[places])
     return out

@@ -1,8 +1,8 @@
 """Types whose rows are sequences of equally sized blocks, each a small Struct. ggml stores its
 quantized tensors this way.
 
-A block type is declared by the fields of its block. A formula sees many blocks at once, each field
-as one tensor.
+A block type is declared by the fields of its block. A formula is a scalar function of one block, or
+a function of tensors, which sees each field of many blocks as one tensor.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ class BuildHook(BuildHookInterface[Any]):
         from glft_schema.tensor_types.library.loading import FOLDER
 
         target = os.environ.get(TARGET, "")
+        if version == "editable" and target:
+            sys.exit(f"{TARGET} is for wheels: an editable installation is for this machine")
         if version == "editable":
             self._temporary, folder = None, FOLDER
         else:

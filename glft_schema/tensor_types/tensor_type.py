@@ -43,7 +43,7 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
 
 ROW = 1 << 20  # the length of a row, which tells the weights per number of each field
 PACKAGE = f"{__name__.partition('.')[0]}."
-_NAMES: set[str] = set()  # of all types: types with equal names are equal
+_NAMES: set[str] = set()  # of all types in schemes: types with equal names are equal
 
 
 def is_float(dtype: torch.dtype) -> bool:
@@ -127,13 +127,13 @@ class TensorType:
     needs_importance: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        if self.name in _NAMES:
+        if self.scheme in _NAMES:
             raise ValueError(f"expected an unused type name, found {self.name!r}")
         if self.quantize and (parameter := _importance(self.quantize)):
             object.__setattr__(self, "takes_importance", True)
             object.__setattr__(self, "needs_importance", parameter.default is parameter.empty)
         _check_formula(self)
-        _NAMES.add(self.name)
+        _NAMES.add(self.scheme)
 
     def __repr__(self) -> str:
         return self.name
@@ -316,6 +316,10 @@ class TensorType:
                 copied.
             out: the destination, contiguous, of this shape, dtype and device; new memory by
                 default.
+
+        Raises:
+            FormatError: if rows of the type cannot have so many numbers.
+            ValueError: if a field or `out` of a quantized type has another shape or dtype.
         """
         if self.exact and out is None:
             numbers: torch.Tensor = self.formula(**fields)
@@ -329,19 +333,31 @@ class TensorType:
         elif out.numel():
             from glft_schema.tensor_types.engine.decoding import by_library  # slow to import, as below
 
+            self._check_shapes(fields, out, columns)
             layout = self.layout
             if layout is None or not by_library(layout, [fields[name] for name, _ in self.fields()], out):
                 from glft_schema.tensor_types.engine.array_decoding import by_arrays
 
                 cell = self.cell(columns)
-                given = self.columns(self.cells(fields, columns, cell), words=layout is not None)
-                by_arrays(self.formula, layout, given, out.view(-1, cell))
+
+                def cells() -> dict[str, torch.Tensor]:
+                    return self.columns(self.cells(fields, columns, cell), words=layout is not None)
+
+                by_arrays(self.formula, layout, cells, out.view(-1, cell))
         return out
 
-    @property
-    def is_scalar(self) -> bool:
-        """Whether the formula is a scalar function, of one block or row."""
-        return self.layout is not None
+    def _check_shapes(self, fields: Mapping[str, torch.Tensor], out: torch.Tensor, columns: int) -> None:
+        """Raises ValueError unless fields and `out` have the rows, the sizes and the dtypes of rows
+        of `columns` numbers."""
+        self.nbytes([1, columns])
+        rows = len(out)
+        if out.shape != (rows, columns) or not out.is_contiguous():
+            raise ValueError(f"expected contiguous memory [{rows}, {columns}], found {list(out.shape)}, strides {out.stride()}")
+        for name, part, _, pitch in _layout(self, (1, columns)):
+            field = fields[name]
+            if field.dtype != part.number.dtype or len(field) != rows or field.numel() != rows * pitch:
+                expected, found = f"{part.number.dtype} [{rows}, {pitch}]", f"{field.dtype} {list(field.shape)}"
+                raise ValueError(f"expected {name} as {expected}, found {found}")
 
     @property
     def layout(self) -> Layout | None:
@@ -436,7 +452,7 @@ Declared = TypeVar("Declared", bound=Formula)
 
 def release_name(type_: TensorType) -> None:
     """Frees the name of a type that is not used, so that a corrected declaration can have it."""
-    _NAMES.discard(type_.name)
+    _NAMES.discard(type_.scheme)
 
 
 def formula_of(type_: TensorType) -> Callable[[Declared], Declared]:

@@ -381,3 +381,16 @@ def test_memory_of_a_pass() -> None:
     """Forward and backward need a buffer and activations, not the 64 MiB of a decoded layer."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 32 << 20
+
+
+def test_gradients_are_the_same_each_time() -> None:
+    """In threads, sums of parts would depend on which is first."""
+    layer, before = Linear(4096, 4096, "q4_0"), torch.get_num_threads()
+    layer.weight.copy_(torch.randint(0, 60, layer.weight.shape, dtype=torch.uint8))
+    torch.set_num_threads(2)
+    try:
+        x = torch.randn(2, 4096, requires_grad=True, generator=torch.Generator().manual_seed(0))
+        gradients = [torch.autograd.grad(layer(x).square().sum(), x)[0] for _ in range(4)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:])

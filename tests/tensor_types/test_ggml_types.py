@@ -538,6 +538,7 @@ for name, code in (("q8_x", 201), ("Q8_Y", 200)):
         ("q4_0", 201, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
         ("Q8_Y", 2, 16, "expected an unused code and an unused name, found one used by 2 Q4_0"),
         ("Q8_per_channel", 201, 16, "expected an unused type name, found 'Q8_per_channel'"),
+        ("q8_PER_channel", 201, 16, "expected an unused type name, found 'q8_PER_channel'"),
         ("Q8_Y", -3, 16, "expected a non-negative code, found -3"),
         ("Q8_Y", "3", 16, "expected a non-negative code, found '3'"),
         ("Q8_Y", 201, 0, "Q8_Y: expected at least one weight per block, found 0"),

@@ -3,7 +3,7 @@ library, and by formulas of tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from glft_schema.lazy import torch
@@ -18,23 +18,24 @@ from glft_schema.tensor_types.engine.functions import Fields, Formula
 from glft_schema.tensor_types.engine.workers import in_one_thread
 
 
-def by_arrays(formula: Formula, layout: Layout | None, fields: Fields, out: torch.Tensor) -> None:
+def by_arrays(formula: Formula, layout: Layout | None, cells: Callable[[], Fields], out: torch.Tensor) -> None:
     """Writes the weights of blocks, groups or rows into `out`, by operations of torch.
 
     Args:
         formula: a scalar function, or without a layout a function of tensors.
         layout: of the block or row.
-        fields: [rows, numbers], see `TensorType.columns`.
+        cells: returns the fields [rows, numbers], see `TensorType.columns`.
         out: [rows, weights], contiguous.
     """
-    is_fused, (rows, weights), step = compiles(out), out.shape, _by_tensors
-    if layout:
-        formula = _as_arrays(formula, layout, weights, out.device, is_fused)
-        step = _by_compiler if is_fused else _by_operations
-        out = out.view(rows, *_dims(formula, fields, out)) if is_fused else out
 
     def run() -> None:
-        for _ in in_chunks(step, formula, fields, {"weights": out}, rows, weights, is_fused):
+        fields, (rows, weights), is_fused = cells(), out.shape, compiles(out)
+        used, memory, step = formula, out, _by_tensors
+        if layout:
+            used = _as_arrays(formula, layout, weights, out.device, is_fused)
+            step = _by_compiler if is_fused else _by_operations
+            memory = out.view(rows, *_dims(used, fields, out)) if is_fused else out
+        for _ in in_chunks(step, used, fields, {"weights": memory}, rows, weights, is_fused):
             pass
 
     run() if out.is_cuda else in_one_thread(run)

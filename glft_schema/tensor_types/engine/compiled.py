@@ -1,4 +1,4 @@
-"""Compiles formulas with torch.compile on a GPU. On a CPU, `kernels` are compiled ahead of time.
+"""Compiles formulas with torch.compile on a GPU. On a CPU, they are in the `library`.
 
 Uncompiled, each operation of a formula is a pass over a GPU's memory. Compiled, the formula is one
 pass.

@@ -110,9 +110,7 @@ def _say(level: int, message: str) -> None:
 
 
 def _command() -> str:
-    if (PACKAGE.parent / "pyproject.toml").exists():
-        return f"`pip install -e {shlex.quote(str(PACKAGE.parent))}`"
-    return "`pip install --force-reinstall --no-deps --no-binary glft_schema glft_schema`"
+    return f"`{shlex.quote(sys.executable)} -m glft_schema.tensor_types.compiling`"
 
 
 class Library:

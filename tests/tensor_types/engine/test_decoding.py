@@ -4,6 +4,7 @@ and memory."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -306,3 +307,69 @@ atexit.register(lambda: print(torch.equal(type_.decode(fields, 1 << 10), expecte
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_defaults_do_not_matter(dtype: torch.dtype, way: str) -> None:
+    fields = fields_of(TYPES[0], 40, 256)
+    expected = expected_of(TYPES[0], fields, torch.float64)
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            found = TYPES[0].decode(fields, 256, dtype=torch.float64)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_same_bits(found, expected)
+
+
+def test_fields_and_memory_of_other_shapes_are_refused(way: str) -> None:
+    type_, wide = Q8_PER_CHANNEL, torch.zeros(4, 100)
+    fields = fields_of(type_, 4, 64)
+    for given, columns, out, problem in (
+        (fields, 128, None, "expected codes as torch.int8 [4, 128], found torch.int8 [4, 64]"),
+        (
+            {**fields, "scales": fields["scales"].float()},
+            64,
+            None,
+            "expected scales as torch.float16 [4, 1], found torch.float32",
+        ),
+        (fields, 64, torch.zeros(8, 64), "expected scales as torch.float16 [8, 1], found torch.float16 [4, 1]"),
+        (fields, 64, torch.zeros(4, 100), "expected contiguous memory [4, 64], found [4, 100]"),
+        (fields, 64, wide[:, :64], "expected contiguous memory [4, 64], found [4, 64], strides (100, 1)"),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+            type_.decode(given, columns, out=out)
+    with pytest.raises(glft_schema.FormatError, match="expected a row length that is a multiple of 256, found 250"):
+        TYPES[0].decode(fields_of(TYPES[0], 4, 256), 250)
+
+
+def test_autograd_sees_what_is_written(way: str) -> None:
+    factor, weights = torch.ones(4, 64, requires_grad=True), torch.ones(4, 64)
+    total = (factor * weights).sum()
+    Q8_PER_CHANNEL.decode(fields_of(Q8_PER_CHANNEL, 4, 64), 64, out=weights)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@pytest.mark.parametrize("what", ["a slice", "float64"])
+def test_in_a_fork_after_torch_has_used_threads(what: str, way: str) -> None:
+    """The child of a process that coverage does not watch."""
+    code = f"""
+import os, torch
+from glft_schema.tensor_types.ggml import GGML_TYPES
+torch.set_num_threads(2)
+type_, columns = GGML_TYPES["Q8_0"], 1 << 10
+blocks = torch.randint(0, 60, (600, type_.nbytes([1, 2 * columns])), dtype=torch.uint8)
+blocks = blocks[:, :type_.nbytes([1, columns])] if {what == "a slice"} else blocks[:, :type_.nbytes([1, columns])].contiguous()
+dtype = torch.float32 if {what == "a slice"} else torch.float64
+torch.ones(1 << 22).add_(1)
+expected = type_.decode({{"blocks": blocks}}, columns, dtype=dtype).numpy().tobytes()
+child = os.fork()
+if not child:
+    os._exit(int(type_.decode({{"blocks": blocks}}, columns, dtype=dtype).numpy().tobytes() != expected))
+print(os.waitpid(child, 0)[1])
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")

@@ -94,3 +94,10 @@ def test_a_formula_that_only_c_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for w, one in zip(expected, blocks, strict=True):
         run(decode_sums, w=w, d=one[:2].view(np.float16), qs=one[2:])
     assert same_bits(type_.decode(fields, 32).numpy(), expected)
+
+
+def test_a_name_that_is_none_in_c() -> None:
+    type_ = block_type("Q4-COMPILED", 4314, 32, Struct("d" / f16[2], "qs" / u8[16]), dequantize=decode_own)
+    problem = "'Q4-COMPILED' cannot be compiled: expected a name of letters, digits and '_'"
+    with pytest.raises(OptionError, match=f"^{problem}$"):
+        types.compile(type_)

@@ -25,8 +25,8 @@ from tests.tensor_types.library.conftest import TYPES
 from tests.tensor_types.library.test_building import by_arrays
 from tests.tensor_types.test_ggml_types import random_blocks
 
-ROOT = Path(__file__).parents[3]
-AGAIN = f"types are decoded by slower formulas; `pip install -e {ROOT}` compiles them again"
+COMMAND = f"`{sys.executable} -m glft_schema.tensor_types.compiling`"
+AGAIN = f"types are decoded by slower formulas; {COMMAND} compiles them again"
 Change = Callable[[Callable[[Any], object]], None]
 
 
@@ -65,17 +65,8 @@ def test_functions_of_all_dtypes(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_no_folder(folder: Path, passed_over: Callable[..., None]) -> None:
     folder.rename(folder.with_name("elsewhere"))
-    problem = f"no compiled decoders: types are decoded by slower formulas; `pip install -e {ROOT}` compiles them"
+    problem = f"no compiled decoders: types are decoded by slower formulas; {COMMAND} compiles them"
     passed_over(problem, logging.INFO)
-
-
-def test_the_command_of_an_installed_package(
-    folder: Path, passed_over: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder.rename(folder.with_name("elsewhere"))
-    monkeypatch.setattr(loading, "PACKAGE", folder.parent / "glft_schema")
-    command = "`pip install --force-reinstall --no-deps --no-binary glft_schema glft_schema`"
-    passed_over(f"no compiled decoders: types are decoded by slower formulas; {command} compiles them", logging.INFO)
 
 
 def test_other_sources(change_manifest: Change, passed_over: Callable[..., None]) -> None:
