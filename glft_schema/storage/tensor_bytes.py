@@ -83,3 +83,15 @@ def write_all(stream: Any, data: bytes | bytearray | memoryview) -> int:
             raise OSError("the stream accepts no more bytes")
         left = left[written:]
     return memoryview(data).nbytes
+
+
+def has_plain_memory(tensor: torch.Tensor) -> bool:
+    """Tells whether compiled code can use the memory of a tensor: on the CPU, strided, no subclass,
+    not wrapped by torch.func, and without a gradient."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and not (tensor.requires_grad or tensor.is_neg())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

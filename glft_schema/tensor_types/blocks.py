@@ -23,7 +23,7 @@ from glft_schema.lazy import torch
 from glft_schema.tensor_types.engine.arithmetic import has_finite_sum
 from glft_schema.tensor_types.engine.bits import numbers_of_rows, side_by_side
 from glft_schema.tensor_types.engine.chunks import Fault
-from glft_schema.tensor_types.engine.functions import Encoder, Formula
+from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
 from glft_schema.tensor_types.tensor_type import DIMS, IN, OUT, Floats, Reserved, TensorType, no_formula
 
 
@@ -200,7 +200,7 @@ def _slip(name: Any, block: Any, weights: Any, dequantize: Formula, quantize: En
         return f"write the formula as a function of ({', '.join(names)}), found {shown(dequantize)}"
     parameters = signature(dequantize)
     try:
-        if "w" in names or "w" not in parameters.parameters:  # no scalar function
+        if not is_scalar(dequantize, names):
             parameters.bind(**dict.fromkeys(names))
     except TypeError:
         return f"the formula gets the fields of the block as keywords: write ({', '.join(names)}), found {parameters}"

@@ -25,7 +25,7 @@ from glft_schema.storage.cursor import Cursor
 from glft_schema.storage.source import Source
 from glft_schema.storage.tensor_bytes import tensor_bytes, tensor_over
 from glft_schema.tensor_types.engine.chunks import Fault, Rows, matrix, quantize_chunks, spread_importance
-from glft_schema.tensor_types.engine.functions import Encoder, Formula
+from glft_schema.tensor_types.engine.functions import Encoder, Formula, is_scalar
 from glft_schema.tensor_types.engine.memory import new_memory
 
 # The names that a payload's fields and rules refer to: the dims in torch's order, and the dims of
@@ -98,7 +98,7 @@ class TensorType:
             give the type another code.
         payload: a Struct of `TensorField`s on OUT and IN, and of rules on DIMS.
         formula: a scalar function of one block or row, or a function of tensors, see `formula_of`.
-            That of an exact type returns the numbers as they are stored.
+            The formula of an exact type returns the numbers as they are stored.
         quantize: the encoder: numbers [rows, in] (float32 if the type is quantized) -> the
             payload's fields by name. Its parameter `importance`, if any, is float32 [rows, in]; it
             is optional if it has a default. None if the type has no encoder.
@@ -361,7 +361,8 @@ class TensorType:
 
     @property
     def layout(self) -> Layout | None:
-        """What the formula reads, the fields of a block or of a row, if it is a scalar function."""
+        """The fields that a scalar formula reads, of a block or of a row; None for a function of
+        tensors."""
         return _formula_layout(self, self.formula)
 
     def cell(self, columns: int) -> int:
@@ -502,7 +503,8 @@ def _importance(encoder: Encoder) -> Parameter | None:
 
 @lru_cache(maxsize=1 << 8)
 def _formula_layout(type_: TensorType, formula: Formula) -> Layout | None:
-    if type_.exact or "w" not in signature(formula).parameters:
+    names = [part.name for part in (type_.block or type_.payload).subcons if part.name]
+    if type_.exact or not is_scalar(formula, names):
         return None
     if type_.block is not None:
         parts = [(field, field.subcon.number) for field in type_.block.subcons]
@@ -512,8 +514,6 @@ def _formula_layout(type_: TensorType, formula: Formula) -> Layout | None:
         for name, part in type_.fields():
             count = spans[name][1] // part.number.itemsize
             fields.append(Field(name, str(part.number), 1 if count == 1 else None, weights=ROW // count))
-    if "w" in (field.name for field in fields):  # a function of tensors
-        return None
     return Layout(type_.scheme, tuple(fields), type_.unit([1, ROW]) if type_.block else None)
 
 

@@ -311,7 +311,7 @@ def test_a_format_of_ones_own(tmp_path: Path, compiler: str) -> None:
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_two_headers_in_two_translation_units(tmp_path: Path, compiler: str) -> None:
-    """They link, and what a unit does not call is no warning."""
+    """They link, and functions that a unit does not call cause no warning."""
     if shutil.which(COMPILERS[compiler][0]) is None:
         pytest.skip(f"needs {COMPILERS[compiler][0]}")
     for format in (GGUF, GLFT):

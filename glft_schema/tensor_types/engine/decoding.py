@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from glft_schema.lazy import torch
 from glft_schema.scalar.layout import Layout
+from glft_schema.storage.tensor_bytes import has_plain_memory
 from glft_schema.tensor_types.engine.workers import in_one_thread, run_parts
 from glft_schema.tensor_types.library.loading import DTYPES, function_of
 
@@ -20,7 +21,7 @@ def by_library(layout: Layout, fields: Sequence[torch.Tensor], out: torch.Tensor
 
     Returns False if the library lacks the type, or cannot use this memory.
     """
-    if not all(map(_is_plain, (out, *fields))) or out.data_ptr() % out.itemsize:
+    if not all(map(has_plain_memory, (out, *fields))) or out.data_ptr() % out.itemsize:
         return False
     if layout.weights is None and out.shape[1] > LONGEST:
         return False
@@ -54,14 +55,3 @@ def by_library(layout: Layout, fields: Sequence[torch.Tensor], out: torch.Tensor
     else:  # torch copies
         in_one_thread(run_all)
     return True
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tells whether the library can use the memory of a tensor."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not (tensor.requires_grad or tensor.is_neg())
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from inspect import signature
 from typing import Any
 
 from glft_schema.lazy import torch
@@ -16,3 +17,8 @@ Formula = Callable[..., Any]
 Encoder = Callable[..., Mapping[str, "torch.Tensor"]]
 
 Fields = Mapping[str, "torch.Tensor"]
+
+
+def is_scalar(formula: Formula, fields: Collection[str]) -> bool:
+    """Tells whether a formula of fields is a scalar function: it writes `w`, which is no field."""
+    return "w" not in fields and "w" in signature(formula).parameters

@@ -48,7 +48,7 @@ def in_one_thread(function: Callable[[], None]) -> None:
 
 
 def _with_modes(function: Callable[..., object]) -> Callable[..., None]:
-    """Returns a function for other threads, where it has this thread's inference mode."""
+    """Returns a function that runs in this thread's inference mode in any thread."""
     inference = torch.is_inference_mode_enabled()
 
     def call(*arguments: object) -> None:

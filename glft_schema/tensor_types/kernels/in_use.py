@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from glft_schema.errors import OptionError, alternatives, one_line, shown
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import lock
+from glft_schema.storage.tensor_bytes import has_plain_memory
 from glft_schema.tensor_types.kernels.fingerprint import fingerprint
 from glft_schema.tensor_types.kernels.folder import (
     Manifest,
@@ -86,7 +87,12 @@ class Kernel:
         """
         lengths: dict[int, int] = {}
         for tensor, (dtype, sizes) in zip(tensors, self._layout, strict=False):
-            if not _is_plain(tensor) or not tensor.is_contiguous() or tensor.dtype != dtype or tensor.dim() != len(sizes):
+            if (
+                not has_plain_memory(tensor)
+                or not tensor.is_contiguous()
+                or tensor.dtype != dtype
+                or tensor.dim() != len(sizes)
+            ):
                 return None
             for found, size in zip(tensor.shape, sizes, strict=True):
                 if found != (size if size >= 0 else lengths.setdefault(size, found)) or (size < 0 and found < 2):
@@ -99,16 +105,6 @@ class Kernel:
         )
         self._library.run([*tensors, *made])
         return made
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Tells whether a kernel can use the memory of a tensor."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout == torch.strided
-        and not (tensor.requires_grad or tensor.is_neg())
-    )
 
 
 def find(identity: Identity) -> Kernel | None:

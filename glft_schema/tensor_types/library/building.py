@@ -1,6 +1,6 @@
 """Compiles decoders to shared libraries, for this machine or another.
 
-Compilers are those of the machine, or that of the package ziglang, which compiles for all machines.
+The compiler is one of this machine, or the package ziglang, which compiles for all machines.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BuildError(Exception):
 
 
 def compiler(*, portable: bool = False) -> list[str] | None:
-    """Returns the command of a C compiler: ``$CC``, the system's, or that of the package ziglang.
+    """Returns the command of a C compiler: ``$CC``, one of the system, or the package ziglang.
 
     Returns None if there is none.
 
