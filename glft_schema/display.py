@@ -6,6 +6,7 @@ The HTML sets no colours, so it suits light and dark themes. All text from a fil
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,8 @@ from glft_schema.errors import safe, shown
 
 ROWS = 20  # shown per table
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
+SIZES, COUNTS = ("bytes", "kB", "MB", "GB", "TB"), ("", "thousand", "M", "B")  # of bytes, and of parameters
+FILE_TYPE = "general.file_type"
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
 # Called with the current item, such as a tensor's name, and the share of work done, from 0 to 1.
@@ -184,6 +187,32 @@ def tensor_table(tensor: HasTensor) -> Listing:
     for name, (start, nbytes) in tensor.dtype.field_spans(tensor.shape).items():
         rows.append((name, f"{nbytes:,} bytes at {tensor.position + start:,}"))
     return Listing(f"tensor {safe(tensor.name, NAME)}", ("", ""), rows)
+
+
+def rounded(number: float, units: Sequence[str], step: int = 1000) -> str:
+    """Returns a number with four digits and its unit, such as 98.36 MB for ``SIZES``."""
+    for unit in units:
+        if number < 999.95 or unit == units[-1]:
+            break
+        number /= step
+    return f"{number:.4g} {unit}".rstrip()
+
+
+def headline(file: HasFile) -> str:
+    """Returns what a file holds: "llama, 134.5 M parameters, 30 layers, 8,192 context, 49,152
+    tokens, Q4_1 (mostly), 5.743 bits per weight, 98.36 MB"."""
+    kind, *counts = file.format.summary(file.metadata) or [file.format.name]
+    weights, bits = Counter[str](), 0
+    for tensor in {tensor.identity: tensor for tensor in file.tensors.values()}.values():
+        weights[str(tensor.dtype)] += math.prod(tensor.shape)
+        bits += 8 * tensor.nbytes
+    named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE))
+    ((most, _),) = weights.most_common(1) or ((None, 0),)
+    types = [f"{named or most}{' (mostly)' * (len(weights) > 1)}"] if most else []
+    if total := weights.total():
+        types += [f"{bits / total:.2f} bits per weight"]
+    parts = [kind, f"{rounded(total, COUNTS)} parameters", *counts, *types, rounded(file.nbytes, SIZES)]
+    return ", ".join(safe(part) for part in parts)
 
 
 def title(file: HasFile) -> str:

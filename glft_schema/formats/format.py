@@ -69,6 +69,8 @@ class Format:
         entries: the metadata that `convert` adds to new files.
         order: the key by which new files sort the rows of their table; by default, the caller's
             order.
+        meaning: a metadata key and value -> the name of an enumerated value, or None.
+        summary: metadata -> what they say of a model, such as ``["llama", "30 layers"]``.
     """
 
     name: str
@@ -84,6 +86,8 @@ class Format:
     sniff: Callable[[bytes], bool] | None = None
     entries: Mapping[str, str] = field(default_factory=dict)
     order: Callable[[Mapping[str, Any]], Any] | None = None
+    meaning: Callable[[str, Any], str | None] = lambda key, value: None
+    summary: Callable[[Mapping[str, Any]], list[str]] = lambda metadata: []
 
     def claims(self, start: bytes) -> bool:
         """Tells whether files that begin with these bytes have this format. A file that ends within

@@ -43,7 +43,7 @@ from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode, TypeTable
 from glft_schema.codec.typed_values import ARRAY, ValueType
 from glft_schema.formats.format import Format, ShardKeys
-from glft_schema.formats.gguf_keys import kinds_of_key, suits, type_of_key
+from glft_schema.formats.gguf_keys import kinds_of_key, meaning, suits, summary, type_of_key
 from glft_schema.tensor_types.ggml import GGML_TYPES
 from glft_schema.tensors.layout_rules import Contiguous, has_quantized, padded_to, zero_gaps
 from glft_schema.tensors.region import TensorData, TensorFits
@@ -167,5 +167,7 @@ GGUF = Format("GGUF", (MAGIC,), GGML_TYPES, Struct(
     keep_vectors=True,  # norms and biases: ggml's kernels take them in F32 only
     shards=SHARDS,
     unshared_by=(GGML,),
+    meaning=meaning,
+    summary=summary,
 )
 # fmt: on

@@ -10,6 +10,10 @@ or a float), ``swiglu_clamp_exp`` and ``swiglu_clamp_shexp`` (a float or an arra
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glft_schema.formats.file_types import FILE_TYPES
 
 ARCH = "[arch]"  # stands for the name of an architecture
 PER_LAYER = {"uint32": "array[int32]", "float32": "array[float32]"}  # of an architecture's keys; lists as gguf-py writes them
@@ -85,6 +89,13 @@ ROWS = (  # prefix, type, rest of each key
 
 TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in rests.split()}
 
+MEANINGS = {  # of the integers of a key. Sources: llama_pooling_type and llama_expert_gating_func_type of llama.cpp v0.5.0
+    "general.file_type": {code: name for name, code in FILE_TYPES.items()},
+    "[arch].pooling_type": {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"},
+    "[arch].expert_gating_func": {1: "softmax", 2: "sigmoid", 3: "softmax of the chosen experts"},
+}
+COUNTS = (("[arch].block_count", "layers"), ("[arch].context_length", "context"))
+
 KINDS = {  # by the name of a type without its width
     "uint": ("an integer", "integers"),
     "int": ("an integer", "integers"),
@@ -105,6 +116,25 @@ def type_of_key(key: str, of_array: bool = False) -> str | None:
     of_architecture = _is_of_architecture(key)
     known = TYPES.get(key) or TYPES.get(f"{ARCH}.{key.partition('.')[2]}" if of_architecture else NUMBERED.sub(r"\1.N", key))
     return PER_LAYER.get(known, known) if of_array and of_architecture and known else known
+
+
+def meaning(key: str, value: Any) -> str | None:
+    """Returns the name of an enumerated value, such as ``Q4_1`` of ``general.file_type`` 3; or
+    None."""
+    names = MEANINGS.get(f"{ARCH}.{key.partition('.')[2]}" if _is_of_architecture(key) else key, {})
+    return names.get(value) if isinstance(value, int) else None
+
+
+def summary(metadata: Mapping[str, Any]) -> list[str]:
+    """Returns what metadata say of a model, such as ``["llama", "30 layers", "8,192 context",
+    "49,152 tokens"]``."""
+    architecture, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
+    found = [text for text in (architecture, kind) if isinstance(text, str) and text != "model"]
+    for key, what in COUNTS:
+        count = metadata.get(key.replace(ARCH, str(architecture)))
+        found += [f"{count:,} {what}"] if isinstance(count, int) else []
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    return [*found, *([f"{len(tokens):,} tokens"] if isinstance(tokens, Sequence) and not isinstance(tokens, str) else [])]
 
 
 def suits(key: str, type_: str) -> bool:

@@ -24,6 +24,7 @@ import numpy as np
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.quantizer.choosing import RecipeTypes
@@ -34,7 +35,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import spread_importance
 from glft_schema.weights.checkpoints import Checkpoint
-from glft_schema.weights.file_types import FILE_TYPES, divides, fallback
+from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.importance import ImportanceMatrix
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.schemes import type_named
@@ -115,9 +116,9 @@ class Mix:
         nbytes = Counter[str]()
         for candidate in self.chosen.values():
             nbytes[candidate.type.scheme] += candidate.nbytes
-        default = max((scheme for scheme in nbytes if scheme in FILE_TYPES), key=nbytes.__getitem__, default="f16")
+        default = max((scheme for scheme in nbytes if scheme in MOSTLY), key=nbytes.__getitem__, default="f16")
         tensors = {name: candidate.type.scheme for name, candidate in self.chosen.items()}
-        return Recipe("mix", FILE_TYPES[default], default, tensors=tensors)
+        return Recipe("mix", MOSTLY[default], default, tensors=tensors)
 
 
 @dataclass(frozen=True)

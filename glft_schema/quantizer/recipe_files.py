@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from glft_schema.errors import OptionError, shown
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.rules import Recipe
 from glft_schema.storage.file_source import read_text
 from glft_schema.storage.source import StrPath
-from glft_schema.weights.file_types import FILE_TYPES
 from glft_schema.weights.schemes import type_named
 
 DEFAULT = "default"
@@ -44,10 +44,10 @@ def read_recipe(path: StrPath) -> Recipe:
     if DEFAULT not in types:
         raise OptionError(f"{name}: expected a line {DEFAULT}=TYPE, found none")
     default = types.pop(DEFAULT)
-    if default not in FILE_TYPES:
-        problem = f"expected a default that general.file_type can have, one of {', '.join(FILE_TYPES)}"
+    if default not in MOSTLY:
+        problem = f"expected a default that general.file_type can have, one of {', '.join(MOSTLY)}"
         raise OptionError(f"{name}: {problem}; found {default}")
-    return Recipe(Path(path).stem, FILE_TYPES[default], default, tensors=types)
+    return Recipe(Path(path).stem, MOSTLY[default], default, tensors=types)
 
 
 def recipe_text(recipe: Recipe) -> str:

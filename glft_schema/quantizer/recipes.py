@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 
 from glft_schema.errors import OptionError, shown
+from glft_schema.formats.file_types import FILE_TYPES
 from glft_schema.quantizer.rules import (
     FFN,
     IMPORTANCE,
@@ -83,11 +84,11 @@ def _output(type_: str) -> tuple[Rule, ...]:
     return rule(OUTPUT, type_), rule(OUTPUT, "q8_0", FALCON), rule(OUTPUT, "q8_0", MISFIT)
 
 
-def _recipe(name: str, code: int, default: str, *rules: Rule, output: str = "q6_k") -> Recipe:
-    return Recipe(name, code, default, (*_output(output), *rules, *SHARED), SEARCHED)
+def _recipe(name: str, default: str, *rules: Rule, output: str = "q6_k") -> Recipe:
+    return Recipe(name, FILE_TYPES[name], default, (*_output(output), *rules, *SHARED), SEARCHED)
 
 
-def _of_few_bits(name: str, code: int, default: str, embedding: str, low: str, attn_output: str | None) -> Recipe:
+def _of_few_bits(name: str, default: str, embedding: str, low: str, attn_output: str | None) -> Recipe:
     """Returns a recipe of about 1 or 2 bits. `low` is the type of the tensors that matter more."""
     rules = (
         rule(EMBEDDING, embedding),
@@ -98,87 +99,87 @@ def _of_few_bits(name: str, code: int, default: str, embedding: str, low: str, a
         *([rule(ATTN_OUTPUT, attn_output)] if attn_output else []),
         rule(ATTN_OUTPUT, "q5_k", EIGHT),
     )
-    return Recipe(name, code, default, (*_output("q5_k"), *rules, GLM5), SEARCHED)
+    return Recipe(name, FILE_TYPES[name], default, (*_output("q5_k"), *rules, GLM5), SEARCHED)
 
 
 RECIPES = (
-    Recipe("F32", 0, "f32"),
-    Recipe("F16", 1, "f16"),
-    Recipe("BF16", 32, "bf16"),
-    _recipe("Q4_0", 2, "q4_0", rule(DOWN, "q4_1", IMPORTANCE & early(8))),
-    _recipe("Q4_1", 3, "q4_1"),
-    _recipe("Q5_0", 8, "q5_0", rule(DOWN, "q5_1", IMPORTANCE & early(8))),
-    _recipe("Q5_1", 9, "q5_1"),
-    _recipe("Q8_0", 7, "q8_0", output="q8_0"),
-    _recipe("Q1_0", 40, "q1_0"),
-    _recipe("Q2_0", 41, "q2_0", rule(EMBEDDING, "q4_k")),
-    _recipe("TQ1_0", 36, "tq1_0", rule(EMBEDDING, "q4_k")),
-    _recipe("TQ2_0", 37, "tq2_0", rule(EMBEDDING, "q4_k")),
-    Recipe("MXFP4_MOE", 38, "mxfp4", (
+    Recipe("F32", FILE_TYPES["F32"], "f32"),
+    Recipe("F16", FILE_TYPES["F16"], "f16"),
+    Recipe("BF16", FILE_TYPES["BF16"], "bf16"),
+    _recipe("Q4_0", "q4_0", rule(DOWN, "q4_1", IMPORTANCE & early(8))),
+    _recipe("Q4_1", "q4_1"),
+    _recipe("Q5_0", "q5_0", rule(DOWN, "q5_1", IMPORTANCE & early(8))),
+    _recipe("Q5_1", "q5_1"),
+    _recipe("Q8_0", "q8_0", output="q8_0"),
+    _recipe("Q1_0", "q1_0"),
+    _recipe("Q2_0", "q2_0", rule(EMBEDDING, "q4_k")),
+    _recipe("TQ1_0", "tq1_0", rule(EMBEDDING, "q4_k")),
+    _recipe("TQ2_0", "tq2_0", rule(EMBEDDING, "q4_k")),
+    Recipe("MXFP4_MOE", FILE_TYPES["MXFP4_MOE"], "mxfp4", (
         rule(tuple(Role), "q8_0"),
         rule(tuple(role for role in Role if role is not OUTPUT), "mxfp4", STACKED & ~architecture("bailingmoe3")),
         rule(FFN, "mxfp4", STACKED),
         GLM5,
     ), SEARCHED),
-    _recipe("Q2_K", 10, "q2_k",
+    _recipe("Q2_K", "q2_k",
         rule(V, "q3_k"),
         rule(V, "q4_k", GQA),
         rule(DOWN, "q3_k"),
         rule(ATTN_OUTPUT, "q3_k", ~FALCON),
         EIGHT_EXPERTS),
-    Recipe("Q2_K_S", 21, "q2_k", (
+    Recipe("Q2_K_S", FILE_TYPES["Q2_K_S"], "q2_k", (
         *_output("q6_k"),
         rule(V, "q4_k", GQA),
         rule(DOWN, "q4_k", early(8)),
         *SHARED,
     ), SEARCHED | {"q2_k"}),
-    _recipe("Q3_K_S", 11, "q3_k", EIGHT_EXPERTS),
-    _recipe("Q3_K_M", 12, "q3_k",
+    _recipe("Q3_K_S", "q3_k", EIGHT_EXPERTS),
+    _recipe("Q3_K_M", "q3_k",
         rule(V, "q4_k"),
         rule(V, "q5_k", first(2)),
         rule(DOWN, "q4_k", ~FALCON | MORE_BITS),
         rule(DOWN, "q5_k", early(16)),
         rule(ATTN_OUTPUT, "q4_k", ~FALCON),
         EIGHT_EXPERTS),
-    _recipe("Q3_K_L", 13, "q3_k",
+    _recipe("Q3_K_L", "q3_k",
         rule(V, "q5_k"),
         rule(DOWN, "q5_k"),
         rule(DOWN, "q4_k", FALCON),
         rule(ATTN_OUTPUT, "q5_k", ~EIGHT),
         rule(ATTN_OUTPUT, "q4_k", FALCON)),
-    _recipe("Q4_K_S", 14, "q4_k",
+    _recipe("Q4_K_S", "q4_k",
         rule(V, "q5_k", first(4)),
         rule(DOWN, "q5_k", early(8) & ~FALCON),
         EIGHT_EXPERTS),
-    _recipe("Q4_K_M", 15, "q4_k",
+    _recipe("Q4_K_M", "q4_k",
         rule(V, "q6_k", MORE_BITS),
         rule(DOWN, "q6_k", MORE_BITS),
         rule(DOWN, "q5_k", MORE_BITS & FALCON),
         rule(DOWN, "q6_k", early(16) & FALCON),
         EIGHT_EXPERTS),
-    _recipe("Q5_K_S", 16, "q5_k"),
-    _recipe("Q5_K_M", 17, "q5_k", rule((V, DOWN), "q6_k", MORE_BITS)),
-    _recipe("Q6_K", 18, "q6_k"),
-    _recipe("IQ4_NL", 25, "iq4_nl",
+    _recipe("Q5_K_S", "q5_k"),
+    _recipe("Q5_K_M", "q5_k", rule((V, DOWN), "q6_k", MORE_BITS)),
+    _recipe("Q6_K", "q6_k"),
+    _recipe("IQ4_NL", "iq4_nl",
         rule(V, "q5_k", GQA),
         rule(DOWN, "q5_k", early(8) & ~IMPORTANCE),
         EIGHT_EXPERTS),
-    _recipe("IQ4_XS", 30, "iq4_xs",
+    _recipe("IQ4_XS", "iq4_xs",
         rule(V, "q5_k", GQA),
         rule(DOWN, "q5_k", early(8) & ~IMPORTANCE),
         EIGHT_EXPERTS),
-    _recipe("IQ3_M", 27, "iq3_s",
+    _recipe("IQ3_M", "iq3_s",
         rule(V, "q4_k"),
         rule(DOWN, "q4_k", early(8) | EIGHT & MORE_BITS),
         rule(ATTN_OUTPUT, "q4_k", ~FALCON),
         EIGHT_EXPERTS),
-    _recipe("IQ3_S", 26, "iq3_s", rule(V, "q4_k", GQA), EIGHT_EXPERTS),
-    _recipe("IQ3_XS", 22, "iq3_s",
+    _recipe("IQ3_S", "iq3_s", rule(V, "q4_k", GQA), EIGHT_EXPERTS),
+    _recipe("IQ3_XS", "iq3_s",
         rule(V, "q4_k", GQA),
         rule((Q, K), "iq3_xxs"),
         rule((GATE, UP), "iq3_xxs", MIDDLE),
         EIGHT_EXPERTS),
-    _recipe("IQ3_XXS", 23, "iq3_xxs",
+    _recipe("IQ3_XXS", "iq3_xxs",
         rule(EMBEDDING, "iq3_s"),
         rule(V, "iq3_s", ~IMPORTANCE),
         rule(V, "q4_k", GQA),
@@ -187,12 +188,12 @@ RECIPES = (
         rule(DOWN, "q4_k", early(8) & ~IMPORTANCE),
         rule(ATTN_OUTPUT, "iq3_s", ~FALCON),
         EIGHT_EXPERTS, output="q5_k"),
-    _of_few_bits("IQ2_M", 29, "iq2_s", embedding="iq3_s", low="iq3_s", attn_output="iq3_s"),
-    _of_few_bits("IQ2_S", 28, "iq2_xs", embedding="iq3_s", low="iq3_s", attn_output="iq3_s"),
-    _of_few_bits("IQ2_XS", 20, "iq2_xs", embedding="q2_k", low="q2_k", attn_output=None),
-    _of_few_bits("IQ2_XXS", 19, "iq2_xxs", embedding="q2_k", low="q2_k", attn_output=None),
-    _of_few_bits("IQ1_M", 31, "iq1_m", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
-    _of_few_bits("IQ1_S", 24, "iq1_s", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
+    _of_few_bits("IQ2_M", "iq2_s", embedding="iq3_s", low="iq3_s", attn_output="iq3_s"),
+    _of_few_bits("IQ2_S", "iq2_xs", embedding="iq3_s", low="iq3_s", attn_output="iq3_s"),
+    _of_few_bits("IQ2_XS", "iq2_xs", embedding="q2_k", low="q2_k", attn_output=None),
+    _of_few_bits("IQ2_XXS", "iq2_xxs", embedding="q2_k", low="q2_k", attn_output=None),
+    _of_few_bits("IQ1_M", "iq1_m", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
+    _of_few_bits("IQ1_S", "iq1_s", embedding="q2_k", low="q2_k", attn_output="iq2_xxs"),
 )  # fmt: skip
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 

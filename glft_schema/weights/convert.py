@@ -23,12 +23,12 @@ from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.families.converter import Converter
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import WITH_TYPES, target_format
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, open_with_metadata, opened
-from glft_schema.weights.file_types import FILE_TYPES
 from glft_schema.weights.folders import is_folder, write_folder
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import names_matching
@@ -157,7 +157,7 @@ def _file_type(choices: Mapping[str, Choice], tensors: Mapping[str, StoredTensor
     for name, choice in choices.items():
         weights[choice.type.scheme] += tensors[name].numel
     most = max(weights, key=weights.__getitem__, default="")
-    return {FILE_TYPE: FILE_TYPES[most]} if most in FILE_TYPES else {}
+    return {FILE_TYPE: MOSTLY[most]} if most in MOSTLY else {}
 
 
 def keeps_to_rules(file: File | None, format: Format) -> bool:

@@ -51,7 +51,7 @@ from tests.tools.depth import FULL
 
 T = TypeVar("T")
 SOME = settings(max_examples=60 if FULL else 15)
-SEEN = settings(SOME, max_examples=3000, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+SEEN = settings(SOME, max_examples=10_000, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 
 
 def for_all(strategy: st.SearchStrategy[T], check: Callable[[T], object], settings: settings = SOME) -> None:

@@ -51,7 +51,10 @@ class Writers:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.tools.forked_writers"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        variables = {
+            name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_")
+        }
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
         assert self.answer() == "ready"
 
     def begin(self, path: os.PathLike[str], **job: object) -> None:
@@ -114,6 +117,10 @@ def _descriptors() -> list[int]:
     return found
 
 
+def _answer(line: str) -> None:
+    os.writev(sys.stdout.fileno(), [f"{line}\n".encode()])  # strace fails call number LAST of write
+
+
 def main() -> None:
     from glft_schema import Container
 
@@ -123,7 +130,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: any process may attach
     mine, theirs = socket.socketpair()
-    print(json.dumps("ready"), flush=True)
+    _answer(json.dumps("ready"))
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()
@@ -131,9 +138,9 @@ def main() -> None:
             _once(job, theirs) if "call" in job else _again_and_again(job["path"])
             os._exit(0)
         if "call" not in job:
-            print(json.dumps(child), flush=True)
+            _answer(json.dumps(child))
         os.waitpid(child, 0)
-        print(json.dumps("ended") if "call" not in job else mine.recv(1 << 16).decode(), flush=True)
+        _answer(json.dumps("ended") if "call" not in job else mine.recv(1 << 16).decode())
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import torch
 
 import glft_schema as glft
 from glft_schema import SchemeError, SimilarKeyWarning, convert, save_file
+from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.gguf import GGUF
-from glft_schema.weights.file_types import FALLBACKS, FILE_TYPES, fallback
+from glft_schema.weights.file_types import FALLBACKS, fallback
 
 WIDTHS = {"a.weight": 256, "b.weight": 64, "c.weight": 33}
 STATE = {**{name: torch.randn(2, width) for name, width in WIDTHS.items()}, "norm.weight": torch.ones(256)}
@@ -121,4 +122,4 @@ def test_every_encoder_has_a_way_out() -> None:
     for type_ in GGUF.types:
         if type_.has_encoder and type_.refusal((1, 33)) and type_.scheme not in ("q8_1", "q8_k"):
             assert fallback(type_, (2, 33), GGUF.types) == GGUF.types["f16"], type_
-    assert {*FALLBACKS} <= {*FILE_TYPES}
+    assert {*FALLBACKS} <= {*MOSTLY}

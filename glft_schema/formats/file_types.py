@@ -1,0 +1,17 @@
+"""File types: names and codes of ``general.file_type``, the mix of tensor types in a GGUF file.
+
+Source: enum llama_ftype in include/llama.h, and the guess of a file type in
+src/llama-model-loader.cpp, of llama.cpp v0.5.0.
+"""
+
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11, "Q3_K_M": 12,
+    "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q5_K_S": 16, "Q5_K_M": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20,
+    "Q2_K_S": 21, "IQ3_XS": 22, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ3_M": 27, "IQ2_S": 28, "IQ2_M": 29,
+    "IQ4_XS": 30, "IQ1_M": 31, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "MXFP4_MOE": 38, "NVFP4": 39, "Q1_0": 40, "Q2_0": 41,
+}  # fmt: skip
+MIXES = {"Q3_K_M": "q3_k", "Q4_K_M": "q4_k", "Q5_K_M": "q5_k", "MXFP4_MOE": "mxfp4"}  # the type that most tensors have
+OTHER_MIXES = ("Q2_K_S", "Q3_K_S", "Q3_K_L", "Q4_K_S", "Q5_K_S", "IQ2_M", "IQ3_XS", "IQ3_M")
+MOSTLY = {  # type of most tensors -> code
+    MIXES.get(name, name.lower()): code for name, code in FILE_TYPES.items() if name not in OTHER_MIXES
+}
