@@ -18,7 +18,7 @@ from glft_schema.errors import safe, shown
 
 ROWS = 20  # shown per table
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
-SIZES, COUNTS = ("bytes", "kB", "MB", "GB", "TB"), ("", "thousand", "M", "B")  # of bytes, and of parameters
+SIZES = ("bytes", "kB", "MB", "GB", "TB")
 FILE_TYPE = "general.file_type"
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
@@ -189,13 +189,23 @@ def tensor_table(tensor: HasTensor) -> Listing:
     return Listing(f"tensor {safe(tensor.name, NAME)}", ("", ""), rows)
 
 
-def rounded(number: float, units: Sequence[str], step: int = 1000) -> str:
-    """Returns a number with four digits and its unit, such as 98.36 MB for ``SIZES``."""
+def rounded(number: float, units: Sequence[str]) -> str:
+    """Returns a number with four digits and its unit, each 1,000 times the one before: 98.36 MB."""
     for unit in units:
         if number < 999.95 or unit == units[-1]:
             break
-        number /= step
-    return f"{number:.4g} {unit}".rstrip()
+        number /= 1000
+    return f"{number:.4g} {unit}"
+
+
+def size_text(nbytes: int) -> str:
+    """Returns a number of bytes in a decimal unit, such as 98.36 MB."""
+    return rounded(nbytes, SIZES)
+
+
+def parameters_text(count: int) -> str:
+    """Returns a number of parameters, such as 134.5 M; exact below a million."""
+    return rounded(count / 1e6, ("M", "B")) if count >= 1e6 else f"{count:,}"
 
 
 def headline(file: HasFile) -> str:
@@ -211,7 +221,7 @@ def headline(file: HasFile) -> str:
     types = [f"{named or most}{' (mostly)' * (len(weights) > 1)}"] if most else []
     if total := weights.total():
         types += [f"{bits / total:.2f} bits per weight"]
-    parts = [kind, f"{rounded(total, COUNTS)} parameters", *counts, *types, rounded(file.nbytes, SIZES)]
+    parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size_text(file.nbytes)]
     return ", ".join(safe(part) for part in parts)
 
 

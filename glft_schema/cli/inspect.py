@@ -1,44 +1,64 @@
-"""`glft inspect`: header, metadata, tensors and bytes by type."""
+"""`glft inspect`: the model, its bytes by type, metadata and tensors."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import typer
 
-from glft_schema.cli.terminal import echo, file_errors
+from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.display import aligned
-from glft_schema.errors import FormatError, safe, shown
+from glft_schema.display import aligned, headline
+from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
 from glft_schema.files.byte_counts import byte_counts
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
+from glft_schema.files.parsing import parse_truncated
 from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
+from glft_schema.storage.file_source import open_source
 
-if TYPE_CHECKING:  # imported when a file is one
-    from glft_schema.weights.importance import ImportanceMatrix
+if TYPE_CHECKING:
+    from glft_schema.tensor_types import TensorType
+    from glft_schema.tensors.tensor import Tensor
+    from glft_schema.weights.importance import ImportanceMatrix  # imported when a file is one
 
 OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
+TEXT = 80  # characters shown of a text
+ROWS = 60  # of tensors
+GAPS = "gaps"
+NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
+NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
 
 def inspect(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file or imatrix.dat; for a set, its first file.")],
+    tensors: Annotated[
+        str | None, typer.Option(metavar="PATTERN", help="List the tensors whose name is or matches PATTERN.")
+    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Print the value of a metadata key, and nothing else.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every tensor, and do not shorten texts.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
 ) -> None:
-    """Shows header, metadata, tensors and sizes.
+    """Shows the model in a file: sizes, metadata and tensors.
 
-    Long metadata arrays are abbreviated. Dims are in stored order, which for GGUF is the reverse
-    of torch's.
+    Tensors of numbered blocks are listed once, with the types that they have. Dims are in stored
+    order, which for GGUF is the reverse of torch's. Of a truncated file, shows what is left, and
+    the exit code is 2.
+
+    --key prints texts as they are, and arrays with one element a line.
 
     Of llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of each matrix, over
     the mean squared activations of its columns: the share of active columns, the entropy in bits
@@ -48,16 +68,58 @@ def inspect(
     with file_errors(file):
         if is_old_matrix(file):
             matrix = _importance_matrix().open(file)
-            found: dict[str, Any] | list[str] = (
-                _old_matrix_as_data(file, matrix) if as_json else _old_matrix_in_lines(file, matrix)
-            )
-        else:
-            with Container.parse_file(file) as parsed:
-                found = as_data(parsed, full) if as_json else in_lines(parsed)
-        if isinstance(found, dict):
-            print(json.dumps(found, indent=2, allow_nan=False))  # escapes everything but ASCII
-        else:
-            echo(*found)
+            _print(_old_matrix_as_data(file, matrix) if as_json else _old_matrix_in_lines(file, matrix))
+            return
+        parsed, fault = _opened(file)
+        with parsed:
+            if key is not None:
+                _print_value(parsed, key)
+            elif as_json:
+                _print(as_data(parsed, full))
+            elif tensors is not None:
+                from glft_schema.weights.patterns import names_matching
+
+                names = names_matching(tensors, parsed.tensors)
+                _print(_tensor_rows(parsed, [parsed.tensors[name] for name in names]))
+            else:
+                _print(in_lines(parsed, everything, file.stat().st_size if fault else None))
+        if fault:
+            raise fault
+
+
+def _opened(path: Path) -> tuple[File, TruncatedError | None]:
+    """Opens a file. A truncated one is opened as far as it goes, and its fault is returned."""
+    try:
+        return Container.parse_file(path), None
+    except TruncatedError as error:
+        if error.file not in (None, str(path)):
+            raise  # of a set
+        try:
+            return parse_truncated(open_source(path)), error
+        except FormatError:
+            raise error from None
+
+
+def _print(found: dict[str, Any] | list[str]) -> None:
+    if isinstance(found, dict):
+        print(json.dumps(found, indent=2, allow_nan=False))  # escapes everything but ASCII
+    else:
+        echo(*found)
+
+
+def _print_value(file: File, key: str) -> None:
+    """Prints the value of a metadata key; to a terminal, without control characters."""
+    if key not in file.metadata:
+        from glft_schema.weights.patterns import suggestion
+
+        raise OptionError(f"expected a metadata key of the file, found {shown(key)}{suggestion(key, file.metadata)}")
+    value = file.metadata[key]
+    is_array = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+    for element in value if is_array else [value]:
+        text = str(element)
+        if sys.stdout.isatty():
+            text = without_controls(text, keep="\n")
+        print(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
 
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:
@@ -122,36 +184,106 @@ def as_json_value(value: Any) -> Any:
     return value
 
 
-def in_lines(file: File) -> list[str]:
-    """Returns the output without ``--json``."""
+def in_lines(file: File, everything: bool = False, size: int | None = None) -> list[str]:
+    """Returns the output without ``--json``.
+
+    Args:
+        file: what is shown.
+        everything: list every tensor, and do not shorten texts.
+        size: bytes that there are of a truncated file.
+    """
     about = [file.format.name, f"{file.nbytes:,} bytes"]
     about += [f"{name} {value}" for name, value in _header(file).items() if name != "magic"]
     if len(file.shards) > 1:
         about.append(f"{'' if _has_index(file) else 'the first of '}{len(file.shards)} files")
     elif part := whole_set(file):
         about.append(f"{part[0]} ({safe(part[1].name)} opens the whole model)")
-    lines = [f"{safe(file.name)}: {', '.join(about)}"]
+    lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about)]
+    if size is not None:
+        whole = sum(tensor.position + tensor.nbytes <= size for tensor in file.tensors.values())
+        lines.append(f"truncated: {size:,} of {file.nbytes:,} bytes, {whole} of {len(file.tensors)} tensors whole")
+    lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
+    if file.tensors.trailing:
+        lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
     if isinstance(file.metadata, TypedMetadata):
-        entries = [(safe(key), safe(file.metadata.type_of(key)), _as_text(file.metadata.stored(key))) for key in file.metadata]
+        entries = [
+            (safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, MAX_LINE if everything else TEXT))
+            for key in file.metadata
+        ]
         lines += ["", *aligned([("key", "type", "value"), *entries], right=0)] if entries else []
     elif file.metadata:
         lines += ["", "metadata", *(f"  {safe(key)} = {safe(value)}" for key, value in file.metadata.items())]
+    lines += ["", *(_tensor_rows(file, file.tensors.values()) if everything else _grouped_rows(file))]
+    if matrix := _importance_in(file):
+        lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
+    return lines
+
+
+def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
+    """Returns a row per tensor type, with `everything` also per field of its payloads, and a row
+    per region with other bytes."""
+    counts, tensors = byte_counts(file), file.tensors.values()
+    numbers = Counter(tensor.dtype for tensor in tensors)
+    weights: Counter[TensorType] = Counter()
+    sizes: Counter[TensorType] = Counter()
+    for tensor in {tensor.identity: tensor for tensor in tensors}.values():
+        weights[tensor.dtype] += math.prod(tensor.shape)
+        sizes[tensor.dtype] += tensor.nbytes
+    rows: list[tuple[str, str, str, int]] = []
+    for type_, nbytes in sizes.most_common():
+        bits = f"{8 * nbytes / weights[type_]:.4g}" if weights[type_] else ""
+        rows.append((type_.name, f"{numbers[type_]:,}", bits, nbytes))
+        fields = [(part.removeprefix(f"{type_} "), n) for part, n in counts.items() if part.startswith(f"{type_} ")]
+        rows += [(f"  {field}", "", "", n) for field, n in fields if everything and len(fields) > 1]
+    rows += [(part, "", "", n) for part, n in counts.items() if n and part in (*file.regions, GAPS)]
+    shares = ((*texts, f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.2f} %") for *texts, nbytes in rows)
+    return [("part", "tensors", "bits per weight", "bytes", "share"), *shares]
+
+
+def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
+    """Returns a table with a row per tensor."""
     rows = [("file", "tensor", "dtype", "dims", "bytes", "at byte")]
-    for tensor in file.tensors.values():
+    for tensor in tensors:
         size, position = f"{tensor.nbytes:,}", f"{tensor.position:,}"
         rows.append(
             (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), size, position)
         )
-    lines += ["", *aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)]
-    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    lines += ["", f"{len(file.tensors)} tensors, {parameters:,} parameters"]
-    parts = [(part, f"{n:,}", f"{100 * n / file.nbytes:.2f} %") for part, n in byte_counts(file).items() if n]
-    lines += ["", *aligned([("part", "bytes", "share"), *parts], right=2)]
-    if file.tensors.trailing:
-        lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
-    if matrix := _importance_in(file):
-        lines += ["", *([f"no statistics: {matrix}"] if isinstance(matrix, str) else _statistics_in_lines(matrix))]
-    return lines
+    return aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)
+
+
+def _grouped_rows(file: File) -> list[str]:
+    """Returns a table with a row per tensor, and of numbered blocks a row per kind of tensor."""
+    blocks: dict[str, dict[str, list[Tensor]]] = {}  # prefix -> rest of the name -> tensors
+    numbers: dict[str, list[int]] = {}
+    for tensor in file.tensors.values():
+        found = NUMBERED.fullmatch(tensor.name)
+        prefix, rest = (found["prefix"], NUMBER.sub(".N", found["rest"])) if found else (tensor.name, "")
+        blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
+        if found:
+            numbers.setdefault(prefix, []).append(int(found["number"]))
+    rows = [("tensor", "dtype", "dims", "bytes")]
+    for prefix, kinds in blocks.items():
+        if not (of_prefix := numbers.get(prefix)):
+            rows += [(safe(tensor.name), *_common(tensors)) for tensors in kinds.values() for tensor in tensors]
+            continue
+        low, high, count = min(of_prefix), max(of_prefix), len(set(of_prefix))
+        each = {of_prefix.count(number) for number in set(of_prefix)}
+        text = f"{safe(prefix)}{low} ... {safe(prefix)}{high}" if high > low else f"{safe(prefix)}{low}"
+        few = f"{min(each):,} to {max(each):,}" if len(each) > 1 else f"{max(each):,}"
+        nbytes = sum(tensor.nbytes for tensors in kinds.values() for tensor in tensors)
+        rows.append((f"{text}: {few} tensors{' each' * (count > 1)}", "", "", f"{nbytes:,}"))
+        rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
+    hidden = max(len(rows) - 1 - ROWS, 0)
+    table = aligned(rows[: ROWS + 1], right=1)
+    return [*table, *([f"  ... and {hidden:,} more: --all, --tensors PATTERN"] if hidden else [])]
+
+
+def _common(tensors: Sequence[Tensor]) -> tuple[str, str, str]:
+    """Returns the types, dims and bytes of tensors of one kind."""
+    types = Counter(tensor.dtype.name for tensor in tensors)
+    names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
+    dims = list(dict.fromkeys(str(list(tensor.dims)) for tensor in tensors))
+    return names, dims[0] if len(dims) == 1 else f"{dims[0]} and others", f"{sum(tensor.nbytes for tensor in tensors):,}"
 
 
 def _importance_matrix() -> type[ImportanceMatrix]:
@@ -216,11 +348,18 @@ def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
     return aligned([head, *rows], right=12)
 
 
-def _as_text(entry: StoredValue) -> str:
+def _with_meaning(file: File, key: str, longest: int) -> str:
+    """Returns a metadata value as text, with the name of an enumerated value."""
+    named = file.format.meaning(key, file.metadata[key])
+    text = _as_text(file.metadata.stored(key), longest)
+    return f"{text} ({named})" if named else text
+
+
+def _as_text(entry: StoredValue, longest: int = TEXT) -> str:
     """Returns a value as text; numbers have the digits of their stored type."""
     value = entry.value
     if not isinstance(value, Array):
-        return safe(value) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
+        return safe(value, longest) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
     parts = [StoredValue(value.type, element) for element in value.values[:FIRST]]
     first = ", ".join(shown(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
     return f"[{first}{f', ... {len(value.values):,} in all' if len(value.values) > FIRST else ''}]"

@@ -20,7 +20,7 @@ from glft_schema.formats.registry import format_of
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.source import Source
+from glft_schema.storage.source import PaddedSource, Source
 
 
 @outside_graphs
@@ -36,6 +36,18 @@ def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
     else:
         return File(format, record, source, device, current(), parse_source)
     raise _with_location(unlocated, format, source, starts=starts)  # here, the first parse's memory is free
+
+
+def parse_truncated(source: Source) -> File:
+    """Parses a file that ends within its payloads. What is missing is read as zeros.
+
+    Raises:
+        FormatError: if the end of the file is in front of the payloads.
+    """
+    format, cursor = format_of(source), Cursor(source)
+    rows = _run(format.head, cursor)[format.table]
+    ends = (row.offset + row.dtype.nbytes(row.shape) for row in rows if row.dtype.is_known)
+    return parse_source(PaddedSource(source, max(source.size, cursor.tell() + max(ends, default=0))))
 
 
 def trace_fields(file: File) -> list[Span]:
@@ -89,10 +101,11 @@ def check_rules(file: File, rules: str | Iterable[str]) -> list[Finding]:
     return [finding for finding in findings if sets.intersection(finding.sets)]
 
 
-def _run(struct: Struct, source: Source, trace: Trace | None = None, **params: Any) -> Record:
+def _run(struct: Struct, source: Source | Cursor, trace: Trace | None = None, **params: Any) -> Record:
     context = new_context(True, trace=trace, limits=current(), **params)
     with our_errors(), gc_paused():
-        record = struct._parse(Cursor(source), context, "(parsing)")
+        cursor = source if isinstance(source, Cursor) else Cursor(source)
+        record = struct._parse(cursor, context, "(parsing)")
     assert isinstance(record, Record)
     return record
 

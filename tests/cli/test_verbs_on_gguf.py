@@ -73,7 +73,6 @@ def test_inspect(gguf: Path) -> None:
         "'token 7', ... 30 in all]",
         "t.scores              array[float64]  [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, ... 5,000 in all]",
         "BF16   [64, 4]",
-        "BF16 weights",
     ):
         assert part in done.stdout
     found = json.loads(glft("inspect", gguf, "--json").stdout)
@@ -84,6 +83,64 @@ def test_inspect(gguf: Path) -> None:
     full = json.loads(glft("inspect", gguf, "--json", "--full").stdout)
     assert full["metadata"]["t.tokens"]["value"] == METADATA["t.tokens"]
     assert sum(found["byte_counts"].values()) == found["bytes"] == gguf.stat().st_size
+
+
+def model_of(blocks: int, path: Path) -> Path:
+    """Writes a model of blocks, each with two matrices of experts and a norm."""
+    tensors = {"token_embd.weight": torch.ones(64, 32)}
+    for i in range(blocks):
+        tensors |= {f"blk.{i}.ffn.{e}.weight": torch.ones(4, 32) for e in range(2)} | {f"blk.{i}.norm.weight": torch.ones(32)}
+    entries = {"general.architecture": "toy", "toy.block_count": blocks, "toy.context_length": 2048, "general.file_type": 2}
+    text = "{{ a\x1b }}\nsecond line"
+    entries |= {"tokenizer.ggml.tokens": ["<s>", "b"], "tokenizer.chat_template": text, "toy.pooling_type": 1}
+    save_file(tensors, path, entries, schemes={"blk.0.ffn.*": "q4_0", "token*": "q8_0"}, rules=[])
+    return path
+
+
+def test_inspect_says_what_a_model_is_and_lists_blocks_once(tmp_path: Path) -> None:
+    path = model_of(3, tmp_path / "m.gguf")
+    lines = glft("inspect", path).stdout.splitlines()
+    assert lines[0] == (
+        f"{path}: toy, 2,912 parameters, 3 layers, 2,048 context, 2 tokens, Q4_0 (mostly), 13.05 bits per weight, "
+        f"{path.stat().st_size / 1000:.4g} kB"
+    )
+    rows = [line.split() for line in lines]
+    assert ["general.file_type", "uint32", "2", "(Q4_0)"] in rows
+    assert ["toy.pooling_type", "uint32", "1", "(mean)"] in rows
+    assert ["blk.0", "...", "blk.2:", "3", "tensors", "each", f"{2 * 4 * 18 + 4 * 4 * 128 + 3 * 128:,}"] in rows
+    assert ["ffn.N.weight", "F32", "(4),", "Q4_0", "(2)", "[32,", "4]", f"{2 * 4 * 18 + 4 * 4 * 128:,}"] in rows
+    assert ["Q8_0", "1", "8.5", "2,176"] in [row[:4] for row in rows]
+    assert not any("blk.1.norm.weight" in line for line in lines)
+    assert sum("blk." in line for line in glft("inspect", path, "--all").stdout.splitlines()) == 9
+    listed = glft("inspect", path, "--tensors", "*.norm.*").stdout.splitlines()
+    assert [line.split()[0] for line in listed[1:]] == [f"blk.{i}.norm.weight" for i in range(3)]
+    assert_refused(glft("inspect", path, "--tensors", "blk.1.norm.weigh"), "did you mean 'blk.1.norm.weight'?")
+
+
+def test_inspect_prints_a_value(tmp_path: Path) -> None:
+    path = model_of(1, tmp_path / "m.gguf")
+    assert glft("inspect", path, "--key", "tokenizer.chat_template").stdout == "{{ a\x1b }}\nsecond line\n"
+    assert glft("inspect", path, "--key", "tokenizer.ggml.tokens").stdout == "<s>\nb\n"
+    assert glft("inspect", path, "--key", "general.file_type").stdout == "2\n"
+    done = glft("inspect", path, "--key", "general.file_typ")
+    assert_refused(done, "expected a metadata key of the file, found 'general.file_typ'; did you mean 'general.file_type'?")
+
+
+def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
+    path = model_of(2, tmp_path / "m.gguf")
+    with Container.parse_file(path) as file:
+        last, size = list(file.tensors.values())[-1], file.nbytes
+    end = last.position + 5
+    path.write_bytes(path.read_bytes()[:end])
+    done = glft("inspect", path)
+    assert done.returncode == 2
+    assert f"truncated: {end:,} of {size:,} bytes, 6 of 7 tensors whole" in done.stdout.splitlines()
+    assert done.stderr == (
+        f"glft: {path}: data -> '{last.name}' -> weights: expected 128 bytes, found 5 "
+        f"(tensor '{last.name}', at byte {last.position})\n"
+    )
+    path.write_bytes(path.read_bytes()[:100])
+    assert_refused(glft("inspect", path), "metadata")
 
 
 def test_inspect_as_json_is_json(tmp_path: Path) -> None:
@@ -118,7 +175,7 @@ def test_inspect_shows_unusual_values(tmp_path: Path) -> None:
     path = tmp_path / "file.gguf"
     for stored, part in (
         (golden("gguf_big"), "[[1, 2], ['x']]"),
-        (READ["a type of a fork, 200"].stored, "type 200 bytes"),
+        (READ["a type of a fork, 200"].stored, "\n  type 200            1 "),
         (READ["a string that is not UTF-8"].stored, "string  '\\udcff'"),
     ):
         path.write_bytes(stored)
@@ -191,7 +248,7 @@ def test_split_and_merge(gguf: Path, tmp_path: Path) -> None:
     assert done.stdout.splitlines()[0] == f"{first}: {first.stat().st_size:,} bytes"
     shown = glft("inspect", first).stdout
     assert "the first of 2 files" in shown
-    assert "part-00002-of-00002.gguf  i " in shown
+    assert "part-00002-of-00002.gguf  i " in glft("inspect", first, "--all").stdout
     files = [tensor["file"] for tensor in json.loads(glft("inspect", first, "--json").stdout)["tensors"]]
     assert files == [str(first)] * 2 + [str(second)]
     assert "2 files" not in glft("inspect", second).stdout

@@ -51,9 +51,7 @@ class Writers:
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.tools.forked_writers"]
-        variables = {
-            name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_")
-        }
+        variables = {name: text for name, text in os.environ.items() if not name.startswith("COVERAGE_")}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
         assert self.answer() == "ready"
 
