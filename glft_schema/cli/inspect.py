@@ -58,7 +58,8 @@ def inspect(
     order, which for GGUF is the reverse of torch's. Of a truncated file, shows what is left, and
     the exit code is 2.
 
-    --key prints texts as they are, and arrays with one element a line.
+    --key prints a text as it is, without a newline if the output is piped, and an array with one
+    element a line.
 
     Of llama.cpp's importance matrices, GGUF or imatrix.dat, shows statistics of each matrix, over
     the mean squared activations of its columns: the share of active columns, the entropy in bits
@@ -108,7 +109,8 @@ def _print(found: dict[str, Any] | list[str]) -> None:
 
 
 def _print_value(file: File, key: str) -> None:
-    """Prints the value of a metadata key; to a terminal, without control characters."""
+    """Prints the value of a metadata key: a text as it is, or to a terminal without control
+    characters and with a newline."""
     if key not in file.metadata:
         from glft_schema.weights.patterns import suggestion
 
@@ -116,10 +118,12 @@ def _print_value(file: File, key: str) -> None:
     value = file.metadata[key]
     is_array = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
     for element in value if is_array else [value]:
-        text = str(element)
+        text, end = str(element), "\n"
         if sys.stdout.isatty():
             text = without_controls(text, keep="\n")
-        print(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+        elif isinstance(value, str):
+            end = ""
+        print(text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"), end=end)
 
 
 def as_data(file: File, full: bool = False) -> dict[str, Any]:

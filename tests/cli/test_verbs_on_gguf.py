@@ -119,7 +119,7 @@ def test_inspect_says_what_a_model_is_and_lists_blocks_once(tmp_path: Path) -> N
 
 def test_inspect_prints_a_value(tmp_path: Path) -> None:
     path = model_of(1, tmp_path / "m.gguf")
-    assert glft("inspect", path, "--key", "tokenizer.chat_template").stdout == "{{ a\x1b }}\nsecond line\n"
+    assert glft("inspect", path, "--key", "tokenizer.chat_template").stdout == "{{ a\x1b }}\nsecond line"
     assert glft("inspect", path, "--key", "tokenizer.ggml.tokens").stdout == "<s>\nb\n"
     assert glft("inspect", path, "--key", "general.file_type").stdout == "2\n"
     done = glft("inspect", path, "--key", "general.file_typ")
