@@ -241,7 +241,7 @@ def format_and_type(session: Session) -> None:
     """Each command that takes any format is there, in a process that loads the page's package."""
     assert session.outputs[""].startswith("2 me T4\n")
     outputs = session.outputs
-    assert "model.toy: toy, 176 bytes, n_tensors 2, n_bytes 9\n" in outputs["glft inspect model.toy"]
+    assert "\ntoy, 176 bytes, n_tensors 2, n_bytes 9\n" in outputs["glft inspect model.toy"]
     assert "all rules hold (spec)" in outputs["glft verify model.toy --values"]
     assert "tensors -> 0 -> dtype: u8 (toy type) = 3, T4" in outputs["glft explain model.toy"]
     assert "# tensor " in outputs["glft hash model.toy"]
