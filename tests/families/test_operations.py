@@ -35,11 +35,12 @@ CONFIG = {"heads": 3, "experts": 2}
 )
 def test_there_and_back(operation: Operation, count: int, dims: tuple[int, ...]) -> None:
     tensors = [torch.arange(i, i + torch.Size(dims).numel(), dtype=torch.float32).reshape(dims) for i in range(count)]
-    results = applied(lambda values: operation.to_gguf(values, CONFIG), [of_values(tensor) for tensor in tensors], "x")
+    sources = [of_values(tensor) for tensor in tensors]
+    results = applied(lambda values: operation.to_gguf(values, CONFIG), sources, "x", operation.scope)
     loaded = [result.load() for result in results]
     assert [(tuple(values.shape), values.dtype) for values in loaded] == [(result.shape, result.dtype) for result in results]
     for result, values in zip(results, loaded, strict=True):
-        for row in range(result.shape[0] if result.has_parts else 0):
+        for row in range(result.shape[0] if result.shape[1:] and result.read else 0):
             whole = [slice(0, size) for size in result.shape[1:]]
             assert torch.equal(result.part((slice(row, row + 1), *whole)), values[row : row + 1])
     for expected, found in zip(tensors, operation.to_hf(loaded, CONFIG), strict=True):
