@@ -25,6 +25,7 @@ from glft_schema.scalar.language import ScalarError
 from glft_schema.scalar.tree import STORED, Constant, Expression, Function, Reference
 
 KINDS = ("u8", "i8", "i16", "i32")
+FEW = 256  # values of an argument for which all results are computed here
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,13 @@ class Number:
     text: str
     kind: str
     axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Constants(Expression):
+    """Values that are known here."""
+
+    values: Index
 
 
 Value: TypeAlias = Number | Index
@@ -274,6 +282,8 @@ class _Printer:
 
     def _value(self, node: Expression) -> Value:
         match node:
+            case Constants():
+                return node.values
             case Constant():
                 return np.array(node.value if node.kind != "float32" else np.float32(node.value))
             case tree.Variable():
@@ -289,9 +299,23 @@ class _Printer:
             case tree.Builtin():
                 return self._builtin(node)
             case tree.Invoke():
-                (result,) = self._called(node.function, node.arguments)
-                return result
+                return self._invoked(node)
         raise self._refused(f"expected known lengths, found {type(node).__name__}")
+
+    def _invoked(self, node: tree.Invoke) -> Value:
+        """Returns the result of a call: looked up, if it depends on an integer of few values."""
+        first, *others = node.arguments
+        if not others and isinstance(first, Expression) and first.kind == "int32" and 0 <= first.span[0] <= first.span[1] < FEW:
+            at = self._value(first)
+            if isinstance(at, Number):
+                whole = Constants("int32", first.span, np.arange(first.span[1] + 1))
+                outer, self._axes = self._axes, (len(whole.values),)
+                (table,) = self._called(node.function, [whole])
+                self._axes = outer
+                if isinstance(table, np.ndarray):
+                    return self._from_table(node.function.name, table, at)
+        (result,) = self._called(node.function, node.arguments)
+        return result
 
     def _unary(self, node: tree.Unary) -> Value:
         value = self._value(node.operand)
@@ -378,8 +402,7 @@ class _Printer:
     def _looked_up(self, array: Reference, table: Index, node: Expression, at: Value) -> Value:
         if isinstance(at, np.ndarray):
             return np.asarray(table[np.clip(at, 0, len(table) - 1)])
-        kind, rank = self._of_index(table), len(self._axes)
-        name = self._table(array.name, table.astype(f"{kind[0]}{STORED[kind].size}"))
+        rank = len(self._axes)
         if isinstance(node, tree.Binary) and node.sign == "+":  # the numbers from `start` on
             start, place, count = self._value(node.left), self._value(node.right), self._axes[-1] if rank else 0
             along = np.arange(count).reshape((1,) * (rank - 1) + (-1,))
@@ -387,13 +410,21 @@ class _Printer:
             if neighbours and isinstance(start, Number) and len(start.axes) < rank:
                 axes = start.axes + (1,) * (rank - 1 - len(start.axes))
                 index = with_axes(self._text(start, "i32"), len(start.axes), rank - 1)
+                name, kind = self._table(array.name, table)
                 return Number(self._named(f"on.neighbours({name}, {count}, {index})"), kind, (*axes, count))
+        return self._from_table(array.name, table, at)
+
+    def _from_table(self, name: str, table: Index, at: Number) -> Number:
+        name, kind = self._table(name, table)
         return self._number(f"on.looked_up({name}, {self._padded(at, 'i32')})", kind, at)
 
-    def _table(self, name: str, numbers: Index) -> str:
-        """Returns the name of a table in the text; tables of one name get a number unless equal."""
+    def _table(self, name: str, numbers: Index) -> tuple[str, str]:
+        """Returns the name of a table in the text, and its kind. Tables of one name get a number
+        unless equal."""
+        kind = self._of_index(numbers)
+        numbers = numbers.astype(f"{kind[0]}{STORED[kind].size}")
         names = (f"{name}{suffix}" for suffix in ("", *map("_{}".format, range(2, 100))))
-        return next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers))
+        return next(one for one in names if np.array_equal(self.tables.setdefault(one, numbers), numbers)), kind
 
 
 def _reduced(value: Value) -> Value:

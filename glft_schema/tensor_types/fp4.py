@@ -14,8 +14,8 @@ from glft_schema.scalar.language import float32
 from glft_schema.tensor_types.blocks import block_type
 from glft_schema.tensor_types.encoders.fp4 import to_iq4_nl, to_iq4_xs, to_mxfp4, to_nvfp4
 from glft_schema.tensor_types.small_floats import (
-    E2M1_DOUBLED,
     IQ4_VALUES,
+    e2m1_doubled,
     e4m3_scale,
     e8m0,
     half_e4m3,
@@ -37,7 +37,7 @@ def decode_mxfp4(w, e, qs):
     half = half_power(e[0])
     for h in range(2):
         for i in range(16):
-            w[16 * h + i] = half * float32(E2M1_DOUBLED[qs[i] >> 4 * h & 15])
+            w[16 * h + i] = half * float32(e2m1_doubled(qs[i] >> 4 * h & 15))
 
 
 # fmt: off
@@ -57,7 +57,7 @@ def decode_nvfp4(w, d, qs):
         half = half_e4m3(d[g])
         for h in range(2):
             for i in range(8):
-                w[16 * g + 8 * h + i] = half * float32(E2M1_DOUBLED[qs[8 * g + i] >> 4 * h & 15])
+                w[16 * g + 8 * h + i] = half * float32(e2m1_doubled(qs[8 * g + i] >> 4 * h & 15))
 
 
 # fmt: off

@@ -34,6 +34,10 @@ def two(x, y):
     else:
         low, high = y, x
     return low, high
+def bent(k):
+    return k * k if k > 5 else -k
+def halved(k):
+    return HALVES[k % 7] if (k & 1) == 0 else float32(k) * 0.5
 """
 # fmt: off
 BODIES = {
@@ -83,6 +87,9 @@ BODIES = {
             y = qs[4 * g : 4 * g + 4]
             for i in range(4):
                 w[4 * g + i] = x * float32(high - low) + float32(y[3 - i]) * HALVES[i] + float32(BIG[y[i] & 3])""",
+    "calls of few values": """
+        for i in range(16):
+            w[i] = float32(bent(qs[i] & 15) + bent(i)) * halved(qs[i]) + float32(bent(qs[i] * 256))""",
     "neighbours": """
         for g in range(4):
             at = qs[g] & 3
@@ -146,6 +153,12 @@ def test_arrays_equal_plain_python(name: str, on: ModuleType) -> None:
     if on is torch_arrays and not name.startswith(NO_SPANS):
         weights = decoder(check(function, LAYOUT.arrays()), compiled_arrays)(**arrays)
         assert same_bits(weights.reshape(30, 16).contiguous().numpy(), expected)
+
+
+def test_results_for_few_values_are_looked_up() -> None:
+    text, tables = printed(check(source(BODIES["calls of few values"]), LAYOUT.arrays()))
+    assert [len(tables[name]) for name in ("bent", "halved")] == [16, 256]
+    assert text.count("on.where") == 1
 
 
 # fmt: off
