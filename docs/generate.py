@@ -7,16 +7,20 @@ function.
 
 from __future__ import annotations
 
+import inspect
 import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
+import click
+
 import glft_schema
 from glft_schema.checks.roles import ROLES, Key
+from glft_schema.cli import app
+from glft_schema.cli.commands import JOBS
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
@@ -89,11 +93,29 @@ def speed() -> str:
 
 def command_line() -> str:
     """Returns the reference of the `glft` command, from the commands themselves."""
-    command = [sys.executable, "-m", "typer", "glft_schema.cli", "utils", "docs", "--name", "glft"]
-    env = {"COLUMNS": "100", "TERM": "dumb"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    text = done.stdout.replace("```console\n$ ", "```text\n")  # a synopsis is no program
-    return text.replace("# `glft`", "## `glft`", 1).strip() + "\n"
+    return "\n\n".join(command_parts(click.Context(app, info_name="glft", **app.context_settings), 2)) + "\n"
+
+
+def command_parts(context: click.Context, level: int) -> Iterator[str]:
+    """Yields the Markdown of a command, and that of its subcommands."""
+    command = context.command
+    yield f"{'#' * level} `{context.command_path}`"
+    yield inspect.cleandoc(command.help or "")
+    yield f"```text\n{' '.join([context.command_path, *command.collect_usage_pieces(context)])}\n```"
+    for title, class_ in (("Arguments", click.Argument), ("Options", click.Option)):
+        parameters = [parameter for parameter in command.get_params(context) if isinstance(parameter, class_)]
+        records = [getattr(parameter, "record", parameter.get_help_record)(context) for parameter in parameters]
+        if records:
+            yield "\n".join([f"**{title}**:\n", *(f"* `{name}`: {about}" for name, about in records)])
+    if command.epilog:
+        yield command.epilog.replace("\b\nExamples:\n", "**Examples**:\n\n```text\n").replace("\n  ", "\n") + "\n```"
+    if isinstance(command, click.Group):
+        jobs = JOBS if command is app else {"Commands": {name: made.short_help for name, made in command.commands.items()}}
+        for job, names in jobs.items():
+            yield "\n".join([f"**{job}**:\n", *(f"* `{name}`: {about}" for name, about in names.items())])
+        for name in command.list_commands(context):
+            made = command.get_command(context, name)
+            yield from command_parts(click.Context(made, parent=context, info_name=name), level + 1 - (command is app))
 
 
 def python() -> str:

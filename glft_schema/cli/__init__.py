@@ -9,38 +9,29 @@ import re
 import signal
 import sys
 import warnings
-from typing import Annotated
+from collections.abc import Iterable
 
-import typer
+import click
 
-from glft_schema.cli.commands import PLAIN, Group
+from glft_schema.cli.commands import Glft
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
 
-app = typer.Typer(cls=Group, no_args_is_help=True, invoke_without_command=True, **PLAIN)
-
-
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
 
 
-@app.callback()
-def options(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and exit.")] = False,
-    limit: Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER", help=LIMIT)] = None,
-) -> None:
+@click.command(cls=Glft)
+@click.version_option(package_name="glft_schema", message="glft_schema %(version)s", help="Print the version and exit.")
+@click.option("--limit", metavar="NAME=NUMBER", multiple=True, help=LIMIT)
+@click.pass_context
+def app(context: click.Context, limit: tuple[str, ...]) -> None:
     """Inspects, verifies, compares, converts, edits and writes files of model weights."""
-    if version:
-        from importlib import metadata
-
-        print(f"glft_schema {metadata.version('glft_schema')}")
-        raise typer.Exit
     with option_errors():
-        context.with_resource(limits_in(limit or []))
+        context.with_resource(limits_in(limit))
 
 
-def limits_in(texts: list[str]) -> Limits:
+def limits_in(texts: Iterable[str]) -> Limits:
     """Parses ``NAME=NUMBER``. Raises OptionError for any other form, and for a repeated name."""
     limits: list[tuple[str, str, int]] = []
     for text in texts:
@@ -51,7 +42,7 @@ def limits_in(texts: list[str]) -> Limits:
     return Limits(**unique("--limit", "name", limits))
 
 
-def main(command: typer.Typer | None = None) -> None:
+def main(command: click.Command | None = None) -> None:
     """Runs a command line app, by default `glft`."""
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)

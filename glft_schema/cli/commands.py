@@ -1,102 +1,93 @@
-"""The subcommands: each is imported when it is used."""
+"""The subcommands by job: each is imported when it is used."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
-COMMANDS = {  # by name: the module that has it
-    "compare": "compare",
-    "convert": "convert",
-    "edit": "edit",
-    "explain": "explain",
-    "fuzz": "fuzz",
-    "get-tensor": "get_tensor",
-    "hash": "hash",
-    "imatrix": "imatrix",
-    "inspect": "inspect",
-    "kernels": "kernels",
-    "lab": "lab",
-    "merge": "split",
-    "merge-lora": "merge_lora",
-    "plan": "plan",
-    "quantize": "quantize",
-    "schema": "schema",
-    "split": "split",
-    "verify": "verify",
-    "view": "view",
+from glft_schema.cli.options import HELP, command
+from glft_schema.cli.terminal import INTERRUPTED
+from glft_schema.words import closest
+
+# fmt: off
+JOBS = {  # the commands of each job, with the first line of their help
+    "Look at files": {
+        "inspect":    "Shows header, metadata, tensors and sizes.",
+        "explain":    "Shows every byte of a file and what it means.",
+        "view":       "Writes an HTML report about a file.",
+        "get-tensor": "Writes one tensor to a .npy file.",
+        "schema":     "Prints the schema of a format or tensor type.",
+    },
+    "Check files": {
+        "verify":     "Verifies a file's rules, hashes and values.",
+        "compare":    "Compares metadata and weights of two files.",
+        "hash":       "Prints SHA-256 hashes of files and tensors.",
+    },
+    "Change files": {
+        "edit":       "Changes metadata and names of tensors.",
+        "convert":    "Converts weights to another format or type.",
+        "split":      "Splits a GGUF or safetensors file into several files.",
+        "merge":      "Merges a split model into one file.",
+    },
+    "Quantize models": {
+        "quantize":   "Quantizes a model to a GGUF file, as llama-quantize does.",
+        "plan":       "Plans a quantization: the best types for a size.",
+        "imatrix":    "Measures, converts or merges llama.cpp's importance matrices.",
+        "merge-lora": "Merges a LoRA adapter into a GGUF model.",
+        "kernels":    "Compiles encoders for this machine.",
+    },
+    "Test": {
+        "fuzz":       "Fuzzes the parser with generated and corrupted files.",
+        "lab":        "Trains, quantizes and verifies a small GPT.",
+    },
 }
-PLAIN = dict[str, Any](add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+# fmt: on
+COMMANDS = {name: about for commands in JOBS.values() for name, about in commands.items()}
+MODULES = {"merge": "split"}  # of commands whose module has another name
 
 
-class Commands(Mapping[str, Any]):
-    """The commands by name."""
+class Commands(click.Group):
+    """A group of commands, which names the closest for an unknown one."""
 
-    def __getitem__(self, name: str) -> Any:
-        module = import_module(f"glft_schema.cli.{COMMANDS[name]}")
-        command = getattr(module, name.replace("-", "_"))
-        if not isinstance(command, typer.Typer):  # a group of commands is one
-            function, command = command, typer.Typer(**PLAIN)
-            command.command(name, cls=Command)(function)
-        made = typer.main.get_command(command)
-        made.name = name
-        return made
+    def __init__(self, name: str | None = None, **attributes: Any) -> None:
+        super().__init__(name, **{"context_settings": HELP, "no_args_is_help": True, **attributes})
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """Returns a command. Exits for an unknown one."""
+        name = args[0]
+        if not name.startswith("-") and not ctx.resilient_parsing and name not in (names := self.list_commands(ctx)):
+            close = closest(name, names)
+            ctx.fail(f"No such command {name!r}.{f' Did you mean {close!r}?' if close else ''}")
+        return super().resolve_command(ctx, args)
 
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-class PlainValue:
-    """Converts the text of one parameter without typer, which from 0.29 on imports pydantic: 80 ms.
-
-    Only texts, paths and absent values. Other types, and paths that exist but cannot be read, are
-    left to typer.
-    """
-
-    def __init__(self, parameter: Any) -> None:
-        self._usual = parameter.get_runtime_param
-        self._type = parameter.type_descriptor.annotation
-
-    def itself(self) -> PlainValue:
-        return self
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Returns the value of a parameter."""
-        if value is None:
-            return () if param.multiple or param.nargs == -1 else None
-        if self._type in (str, list[str]):
-            return value
-        if self._type is Path and (os.access(value, os.R_OK) or not os.path.exists(value)):
-            return Path(value)
-        return self._usual().coerce(value, param=param, ctx=ctx)
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs a command. Ctrl-C ends it with a shell's exit code."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-class _PlainValues:
-    """A command of typer with `PlainValue`s."""
+class Glft(Commands):
+    """The `glft` command."""
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            if hasattr(parameter, "get_runtime_param") and "get_runtime_param" not in vars(parameter):
-                parameter.get_runtime_param = PlainValue(parameter).itself
-        return parameters
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of the commands."""
+        return [*COMMANDS]
 
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a command."""
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        found = getattr(import_module(f"glft_schema.cli.{MODULES.get(name, name)}"), name)
+        return found if isinstance(found, click.Command) else command(found)
 
-class Command(_PlainValues, TyperCommand):
-    """A subcommand."""
-
-
-class Group(_PlainValues, TyperGroup):
-    """The `glft` command, with its subcommands."""
-
-    def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": Commands()})
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by job, without importing them."""
+        width = max(map(len, COMMANDS))
+        for job, commands in JOBS.items():
+            with formatter.section(job):
+                formatter.write_dl([(f"{name:{width}}", about) for name, about in commands.items()])

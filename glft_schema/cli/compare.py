@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
 
-import typer
+from click.exceptions import Exit
 
 from glft_schema.checks.compare import SAME, Comparison, MetadataChange, TensorComparison, TensorVersion
 from glft_schema.checks.compare import compare as compare_checkpoints
-from glft_schema.cli.imatrix import Chunks, Context, Tokenizer
 from glft_schema.cli.inspect import as_json_value
-from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
+from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
+from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.typed_values import ARRAY, Typed
 from glft_schema.display import aligned, displayed
 from glft_schema.errors import OptionError, safe, shown
@@ -27,17 +27,15 @@ FIRST = 8  # elements in JSON of a long array
 
 
 def compare(
-    one: Annotated[Path, typer.Argument(metavar="A", help="Weights file, torch .pt file, or folder.")],
-    other: Annotated[Path, typer.Argument(metavar="B", help="The same, of any format: what is compared with A.")],
-    exclude: Exclude = None,
-    run: Annotated[bool, typer.Option("--run", help="Also run both models, and compare their predictions.")] = False,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run both models on this text. Default: a text of the package.")
-    ] = None,
+    one: Annotated[Path, argument("A", "Weights file, torch .pt file, or folder.")],
+    other: Annotated[Path, argument("B", "The same, of any format: what is compared with A.")],
+    exclude: Exclude = (),
+    run: Annotated[bool, flag("Also run both models, and compare their predictions.")] = False,
+    text: Annotated[Path | None, option("FILE", "Run both models on this text. Default: a text of the package.")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compares metadata and weights of two files.
 
@@ -58,6 +56,10 @@ def compare(
 
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
     or tensors differ, and 2 if a file cannot be read.
+
+    Examples:
+        glft compare f16.gguf q4_k_m.gguf
+        glft compare f16.gguf q4_k_m.gguf --run
     """
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
@@ -69,7 +71,7 @@ def compare(
     with file_errors(one):
         before = mapped_beside(before, one, opened.file)
     with file_errors(other), progress_bar("comparing") as bar:
-        comparison = compare_checkpoints(before, after, exclude=exclude or [], progress=bar)
+        comparison = compare_checkpoints(before, after, exclude=exclude, progress=bar)
     predictions = None
     if run or text:
         with file_errors(text or one):
@@ -92,7 +94,7 @@ def compare(
         summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
         echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors))
     if not comparison.is_same:
-        raise typer.Exit(FAILED)
+        raise Exit(FAILED)
 
 
 def _about(path: Path, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from glft_schema.cli.terminal import (
+from glft_schema.cli.options import (
     AllowRequantize,
-    ConverterOption,
+    ConverterPath,
     Exclude,
+    Imatrix,
     Like,
+    Texts,
     TrustRemoteCode,
-    echo,
-    file_errors,
-    progress_bar,
-    refuse_overwriting,
-    unique,
+    argument,
+    flag,
+    option,
 )
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -44,60 +43,41 @@ TYPED_KEY = re.compile(rf"(?P<key>.*):(?P<type>{TYPES}|array\[.*\])", re.DOTALL)
 
 
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Weights file, torch .pt file, directory of shards, or Hugging Face folder.")
-    ],
+    source: Annotated[Path, argument("IN", "Weights file, torch .pt file, directory of shards, or Hugging Face folder.")],
     output: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUT", help="Output file, replaced only on success. DIR/ with a slash: a new Hugging Face folder."
-        ),
+        str, argument("OUT", "Output file, replaced only on success. DIR/ with a slash: a new Hugging Face folder.")
     ],
     scheme: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN=TYPE", help="Type for matching tensors; TYPE without a pattern applies to all. Repeatable."
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse to use another type if a tensor cannot have one that was asked for.")
-    ] = False,
+        Texts, option("PATTERN=TYPE", "Type for matching tensors; TYPE without a pattern applies to all. Repeatable.")
+    ] = (),
+    strict: Annotated[bool, flag("Refuse to use another type if a tensor cannot have one that was asked for.")] = False,
     metadata: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. @PATH is the text of a file. Repeatable.",
+        Texts,
+        option(
+            "KEY=VALUE",
+            "Metadata entry to set; KEY:TYPE=JSON for a typed value in GGUF. @PATH is the text of a file. Repeatable.",
         ),
-    ] = None,
+    ] = (),
     like: Like = None,
-    exclude: Exclude = None,
+    exclude: Exclude = (),
     alignment: Annotated[
-        int | None,
-        typer.Option(metavar="BYTES", min=1, help="Payload alignment. Default: 1 in GLFT; general.alignment or 32 in GGUF."),
+        int | None, option("BYTES", "Payload alignment. Default: 1 in GLFT; general.alignment or 32 in GGUF.", min=1)
     ] = None,
-    format: Annotated[
-        str | None, typer.Option(metavar="FORMAT", help="glft, gguf or safetensors. Default: from the extension of OUT.")
-    ] = None,
-    gguf_version: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=3, help="GGUF version to write. Default: 3.")
-    ] = None,
-    big_endian: Annotated[bool, typer.Option("--big-endian", help="Write big-endian GGUF.")] = False,
+    format: Annotated[str | None, option("FORMAT", "glft, gguf or safetensors. Default: from the extension of OUT.")] = None,
+    gguf_version: Annotated[int | None, option("N", "GGUF version to write. Default: 3.", min=1, max=3)] = None,
+    big_endian: Annotated[bool, flag("Write big-endian GGUF.")] = False,
     rules: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="SET",
-            help=f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
+        Texts,
+        option(
+            "SET",
+            f"Rule set that OUT must satisfy: {', '.join(RULE_SETS)}. Default: those of OUT's format, "
             "or none if IN already breaks them. Repeatable.",
         ),
-    ] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
-    ] = None,
-    converter: ConverterOption = None,
+    ] = (),
+    imatrix: Imatrix = None,
+    converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
-    as_stored: Annotated[
-        bool, typer.Option("--as-stored", help="Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")
-    ] = False,
+    as_stored: Annotated[bool, flag("Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")] = False,
     allow_requantize: AllowRequantize = False,
 ) -> None:
     """Converts weights to another format or type.
@@ -115,6 +95,10 @@ def convert(
 
     In GGUF, the value of a well-known metadata key such as general.quantization_version is stored
     with the type that other tools expect.
+
+    Examples:
+        glft convert model.safetensors model.gguf --scheme q8_0
+        glft convert folder model.gguf --scheme '*.ffn_*=q4_k'
     """
     out = Path(output)  # without a slash at its end
     header: dict[str, Any] = {} if gguf_version is None else {"version": gguf_version}
@@ -124,9 +108,7 @@ def convert(
         refuse_overwriting(out, source, like, imatrix)
         target = None if format is None and is_folder(output) else target_format(out, format)
         with file_errors(source):
-            checkpoint = open_with_metadata(
-                source, exclude or [], target, like, Converter(converter, trust_remote_code), as_stored
-            )
+            checkpoint = open_with_metadata(source, exclude, target, like, Converter(converter, trust_remote_code), as_stored)
         typed = target is not None and (target.has_typed_metadata or has_types(checkpoint.metadata))
         importance = None
         if imatrix is not None:
@@ -137,13 +119,13 @@ def convert(
             written = convert_file(
                 checkpoint,
                 output,
-                schemes=parse_schemes(scheme or []),
+                schemes=parse_schemes(scheme),
                 strict=strict,
-                metadata=parse_metadata(metadata or [], typed, value_of=text_of),
+                metadata=parse_metadata(metadata, typed, value_of=text_of),
                 format=format,
                 header=header,
                 alignment=alignment,
-                rules=rules,
+                rules=rules or None,
                 progress=bar,
                 importance=importance,
                 allow_requantize=allow_requantize,
@@ -151,14 +133,14 @@ def convert(
     echo(*mapped(checkpoint, source), *report(written, out))
 
 
-def parse_schemes(texts: list[str]) -> list[tuple[str, str]]:
+def parse_schemes(texts: Iterable[str]) -> list[tuple[str, str]]:
     """Parses ``PATTERN=TYPE``, or ``TYPE`` for all."""
     parts = [text.rpartition("=") for text in texts]
     return [(pattern if equals else "*", type_) for pattern, equals, type_ in parts]
 
 
 def parse_metadata(
-    texts: list[str], typed: bool, *, option: str = "--metadata", value_of: Callable[[str], str] = str
+    texts: Iterable[str], typed: bool, *, option: str = "--metadata", value_of: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """Parses ``KEY=VALUE`` and, if `typed`, ``KEY:TYPE=JSON``.
 

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from glft_schema.cli.convert import parse_metadata, text_of
+from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import echo, file_errors, unique
 from glft_schema.errors import OptionError, shown
 from glft_schema.weights.edit import edit as edit_file
 
 
 def edit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file, not part of a set.")],
+    file: Annotated[Path, argument("FILE", "Weights file, not part of a set.")],
     set: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Metadata entry to change or add; KEY:TYPE=JSON for another type. @PATH is the text of a file. Repeatable.",
+        Texts,
+        option(
+            "KEY=VALUE",
+            "Metadata entry to change or add; KEY:TYPE=JSON for another type. @PATH is the text of a file. Repeatable.",
         ),
-    ] = None,
-    remove: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Metadata entry to remove. Repeatable.")] = None,
-    rename: Annotated[list[str] | None, typer.Option(metavar="OLD=NEW", help="Tensor to rename. Repeatable.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="OUT", help="Output file; replaced only on success. Default: FILE.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the changes, but write nothing.")] = False,
+    ] = (),
+    remove: Annotated[Texts, option("KEY", "Metadata entry to remove. Repeatable.")] = (),
+    rename: Annotated[Texts, option("OLD=NEW", "Tensor to rename. Repeatable.")] = (),
+    out: Annotated[Path | None, option("OUT", "Output file; replaced only on success. Default: FILE.", "-o")] = None,
+    dry_run: Annotated[bool, flag("Show the changes, but write nothing.")] = False,
 ) -> None:
     """Changes metadata and names of tensors.
 
@@ -39,14 +37,18 @@ def edit(
     The output has one line for each change. After an error, nothing is written. general.alignment
     and the keys of split files cannot be changed. A new key that resembles a well-known key is
     written with a warning.
+
+    Examples:
+        glft edit model.gguf --set general.name=Toy
+        glft edit model.gguf --set tokenizer.chat_template=@chat.jinja
     """
     with file_errors(file):
         edited = edit_file(
             file,
             out,
-            set=parse_metadata(set or [], typed=True, option="--set", value_of=text_of),
-            remove=remove or [],
-            rename=parse_renames(rename or []),
+            set=parse_metadata(set, typed=True, option="--set", value_of=text_of),
+            remove=remove,
+            rename=parse_renames(rename),
             dry_run=dry_run,
         )
     echo(*map(str, edited.changes))
@@ -54,7 +56,7 @@ def edit(
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
 
 
-def parse_renames(texts: list[str]) -> dict[str, str]:
+def parse_renames(texts: Iterable[str]) -> dict[str, str]:
     """Parses ``OLD=NEW``. Raises OptionError for any other form, and for a repeated OLD."""
     parts = [text.partition("=") for text in texts]
     if wrong := [text for text, (old, _, new) in zip(texts, parts, strict=True) if not (old and new)]:

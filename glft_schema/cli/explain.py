@@ -8,10 +8,11 @@ import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import typer
+import click
 
+from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
@@ -19,26 +20,22 @@ from glft_schema.errors import OptionError, shown
 from glft_schema.storage.file_source import open_source
 from glft_schema.weights.patterns import names_matching
 
+COLORS = ("auto", "always", "never")
 WIDTH = 80  # columns, if stdout is not a terminal
 NUMBER = "0x[0-9a-fA-F]+|[0-9]+"
 RANGE = re.compile(f"(?P<start>{NUMBER})?:(?P<end>{NUMBER})?")
 
 
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file; may be any file of a set.")],
-    tensor: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this tensor: its table entry and the start of its payload.")
-    ] = None,
+    file: Annotated[Path, argument("FILE", "Weights file; may be any file of a set.")],
+    tensor: Annotated[str | None, option("NAME", "Only this tensor: its table entry and the start of its payload.")] = None,
     range: Annotated[
         str | None,
-        typer.Option(
-            metavar="A:B",
-            help="Only bytes A up to, but not including, B, unabridged; decimal or hex (0x...). A or B may be omitted.",
-        ),
+        option("A:B", "Only bytes A up to, but not including, B, unabridged; decimal or hex (0x...). A or B may be omitted."),
     ] = None,
     color: Annotated[
-        Literal["auto", "always", "never"], typer.Option(help="When to use color; auto means if stdout is a terminal.")
-    ] = "auto",
+        str, option(None, "When to use color; auto means if stdout is a terminal.", type=click.Choice(COLORS))
+    ] = COLORS[0],
 ) -> None:
     """Shows every byte of a file and what it means.
 
@@ -47,6 +44,10 @@ def explain(
 
     In a broken file, bytes after the first error belong to no field. The error is printed last, and
     the exit code is 2.
+
+    Examples:
+        glft explain model.gguf
+        glft explain model.gguf --tensor blk.0.attn_q.weight
     """
     with file_errors(file):
         refuse_set(file)

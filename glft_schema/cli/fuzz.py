@@ -11,9 +11,10 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
+from click.exceptions import Exit
 
-from glft_schema.cli.terminal import FAILED, REFUSED, echo, file_errors, progress_bar, refuse_set
+from glft_schema.cli.options import argument, option
+from glft_schema.cli.terminal import FAILED, INTERRUPTED, REFUSED, echo, file_errors, progress_bar, refuse_set
 from glft_schema.errors import OptionError, install, safe
 from glft_schema.files.container import Container
 from glft_schema.formats.format import Format
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from glft_schema.display import Progress
     from glft_schema.testing.fuzzing import Case, Failure, Fuzzed
 
-INTERRUPTED = 130  # a shell's exit code for SIGINT
-
 
 class Target(NamedTuple):
     """What to fuzz."""
@@ -39,16 +38,11 @@ class Target(NamedTuple):
 
 
 def fuzz(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="FILE-OR-FORMAT", help="Weights file, manifest of an earlier run, or a format such as gguf."),
-    ],
-    examples: Annotated[int, typer.Option(metavar="N", min=0, help="Number of files to try.")] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed; reproducible in the same environment.")] = 0,
-    corpus: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write a test corpus for other readers to this empty directory.")
-    ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the failing file, if any.")] = Path(),
+    source: Annotated[str, argument("FILE-OR-FORMAT", "Weights file, manifest of an earlier run, or a format such as gguf.")],
+    examples: Annotated[int, option("N", "Number of files to try.", min=0)] = 1000,
+    seed: Annotated[int, option("N", "Random seed; reproducible in the same environment.")] = 0,
+    corpus: Annotated[Path | None, option("DIR", "Also write a test corpus for other readers to this empty directory.")] = None,
+    out: Annotated[Path, option("DIR", "Directory for the failing file, if any.")] = Path(),
 ) -> None:
     """Fuzzes the parser with generated and corrupted files.
 
@@ -61,18 +55,22 @@ def fuzz(
 
     If a file fails, the smallest such file is written to the --out directory, and the exit code is
     1.
+
+    Examples:
+        glft fuzz gguf --examples 100
+        glft fuzz model.gguf --seed 1
     """
     try:
         import hypothesis.configuration as _configured  # noqa: F401
     except ImportError:
         print(f"glft: fuzz needs hypothesis: {install('fuzz')}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
+        raise Exit(REFUSED) from None
     with file_errors(Path(source)), _hypothesis_storage():
         try:
             _fuzz(source, examples, seed, corpus, out)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            raise Exit(INTERRUPTED) from None
 
 
 def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path) -> None:
@@ -90,14 +88,14 @@ def _fuzz(source: str, examples: int, seed: int, corpus: Path | None, out: Path)
     if fuzzed.failure:
         options = "" if target.is_replay else f" --examples {examples} --seed {seed}"
         _report(fuzzed, fuzzed.failure, target, out, f"glft fuzz {quote(source)}{options}")
-        raise typer.Exit(INTERRUPTED if fuzzed.interrupted else FAILED)
+        raise Exit(INTERRUPTED if fuzzed.interrupted else FAILED)
     interrupted = "interrupted; " if fuzzed.interrupted else ""
     print(f"{safe(source)}: {interrupted}no failure in {_counts(fuzzed)}{'' if target.is_replay else f'; seed {seed}'}")
     if read := " and ".join(f"{count} of the {kind}" for kind, count in fuzzed.read.items() if count):
         print(f"parsed despite the damage: {read}")
     print(f"at most {fuzzed.seconds:.2f} s and {fuzzed.memory:,} bytes of memory per file")
     if fuzzed.interrupted:
-        raise typer.Exit(INTERRUPTED)
+        raise Exit(INTERRUPTED)
     if corpus is not None:
         cases = fuzzing.corpus(target.source, examples, seed=seed)
         manifest = corpora.write_corpus(cases, corpus, format=target.format, seed=seed)

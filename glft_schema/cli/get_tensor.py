@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import typer
 
+from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
@@ -20,19 +20,20 @@ DTYPES = ("float16", "float32", "float64")
 
 
 def get_tensor(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file.")],
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Tensor name, or a wildcard pattern that matches exactly one tensor.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.npy", help="Output file; replaced only on success.")],
+    file: Annotated[Path, argument("FILE", "Weights file.")],
+    name: Annotated[str, argument("NAME", "Tensor name, or a wildcard pattern that matches exactly one tensor.")],
+    out: Annotated[Path, argument("OUT.npy", "Output file; replaced only on success.")],
     dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help=f"{', '.join(DTYPES)}. Default: as stored, or float32 if numpy lacks the type."),
+        str | None, option("DTYPE", f"{', '.join(DTYPES)}. Default: as stored, or float32 if numpy lacks the type.")
     ] = None,
 ) -> None:
     """Writes one tensor to a .npy file.
 
     Quantized tensors are dequantized.
+
+    Examples:
+        glft get-tensor model.gguf output_norm.weight norm.npy
+        glft get-tensor model.gguf token_embd.weight table.npy --dtype float16
     """
     with file_errors(file), open(file) as opened:
         refuse_overwriting(out, file)

@@ -7,15 +7,14 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from glft_schema.checks.manifests import hash_file, manifest_of
+from glft_schema.cli.options import argument
 from glft_schema.cli.terminal import file_errors, progress_bar
 from glft_schema.files.container import Container
 
 
 def hash(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Weights files; for a split model, only its first file.")],
+    files: Annotated[tuple[Path, ...], argument("FILE", "Weights files; for a split model, only its first file.")],
 ) -> None:
     """Prints SHA-256 hashes of files and tensors.
 
@@ -24,6 +23,10 @@ def hash(
 
     The model line is a hash of the sorted tensor lines. It does not depend on the order of tensors,
     the metadata, the format version or the number of files.
+
+    Examples:
+        glft hash model.gguf > model.sha256
+        glft hash model-00001-of-00003.gguf
     """
     with progress_bar("hashing") as bar:
         for path in files:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from glft_schema.cli.options import Chunks, Context, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.errors import OptionError, safe
 from glft_schema.models.activations import measure_importance
@@ -14,29 +13,15 @@ from glft_schema.models.chunks import CONTEXT
 from glft_schema.storage.file_source import read_text
 from glft_schema.weights.importance import TOKENS, ImportanceMatrix, check_ending
 
-Tokenizer = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Hugging Face folder with the tokenizer to use. Default: the model's.")
-]
-Chunks = Annotated[int | None, typer.Option(metavar="N", min=1, help="Use N chunks of the text. Default: all.")]
-Context = Annotated[int, typer.Option(metavar="N", min=1, help="Tokens in a chunk of the text.")]
-
 
 def imatrix(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="IN... OUT", help="MODEL and TEXT, with -o; or importance matrices, and OUT.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="OUT", help="Measure the importance matrix of a model.")
-    ] = None,
+    files: Annotated[tuple[Path, ...], argument("IN... OUT", "MODEL and TEXT, with -o; or importance matrices, and OUT.")],
+    out: Annotated[Path | None, option("OUT", "Measure the importance matrix of a model.", "-o")] = None,
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
-    process_output: Annotated[
-        bool, typer.Option("--process-output", help="Also measure output.weight, unless it is the embedding.")
-    ] = False,
-    chunk_size: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens in a chunk of an imatrix.dat, which does not state it.")
-    ] = TOKENS,
+    process_output: Annotated[bool, flag("Also measure output.weight, unless it is the embedding.")] = False,
+    chunk_size: Annotated[int, option("N", "Tokens in a chunk of an imatrix.dat, which does not state it.", min=1)] = TOKENS,
 ) -> None:
     """Measures, converts or merges llama.cpp's importance matrices.
 
@@ -49,6 +34,10 @@ def imatrix(
     the last dataset, and no matrices without data.
 
     OUT's extension, .gguf or .dat, selects its format. OUT is replaced only on success.
+
+    Examples:
+        glft imatrix f16.gguf text.txt -o imatrix.gguf
+        glft imatrix imatrix.dat imatrix.gguf
     """
     with file_errors(files[0]):
         if len(files) < 2:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import typer
 
+from glft_schema.cli.options import Json, argument, flag, option
 from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
@@ -43,14 +43,12 @@ NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file or imatrix.dat; for a set, its first file.")],
-    tensors: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="List the tensors whose name is or matches PATTERN.")
-    ] = None,
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Print the value of a metadata key, and nothing else.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="List every tensor, and do not shorten texts.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="With --json: print metadata arrays in full.")] = False,
+    file: Annotated[Path, argument("FILE", "Weights file or imatrix.dat; for a set, its first file.")],
+    tensors: Annotated[str | None, option("PATTERN", "List the tensors whose name is or matches PATTERN.")] = None,
+    key: Annotated[str | None, option("KEY", "Print the value of a metadata key, and nothing else.")] = None,
+    everything: Annotated[bool, flag("List every tensor, and do not shorten texts.", "--all")] = False,
+    as_json: Json = False,
+    full: Annotated[bool, flag("With --json: print metadata arrays in full.")] = False,
 ) -> None:
     """Shows the model in a file: sizes, metadata and tensors.
 
@@ -65,6 +63,10 @@ def inspect(
     the mean squared activations of its columns: the share of active columns, the entropy in bits
     and relative to equal columns, the share of columns above the mean by a standard deviation, and
     the cosine similarity with the layer before.
+
+    Examples:
+        glft inspect model.gguf --tensors 'blk.0.*'
+        glft inspect model.gguf --key tokenizer.chat_template > template.jinja
     """
     with file_errors(file):
         if is_old_matrix(file):

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
-from glft_schema.cli.commands import PLAIN
+from glft_schema.cli.commands import Commands
+from glft_schema.cli.options import Texts, argument, command, flag, option
 from glft_schema.cli.terminal import FAILED, echo, option_errors
 from glft_schema.kernels import BuiltKernel, installed
 from glft_schema.kernels import build as build_kernels
 from glft_schema.kernels import remove as remove_kernels
 from glft_schema.tensor_types.kernels.folder import kernel_folder
 
-kernels = typer.Typer(no_args_is_help=True, help="Compiles encoders for this machine.", **PLAIN)
-Types = Annotated[list[str] | None, typer.Argument(metavar="[TYPE]...", help="Tensor types. Default: all quantized types.")]
 
-
-@kernels.command()
 def build(
-    types: Types = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes. Default: one per two processors.")] = None,
+    types: Annotated[Texts, argument("[TYPE]...", "Tensor types. Default: all quantized types.")] = (),
+    jobs: Annotated[int | None, option("N", "Processes. Default: one per two processors.", min=1)] = None,
 ) -> None:
     """Compiles steps of the encoders of tensor types, to quantize faster.
 
@@ -32,16 +29,19 @@ def build(
     The folder is GLFT_KERNELS_FOLDER, or glft_schema/kernels in the user's folder of caches. The
     variable GLFT_KERNELS is "off" to use no kernels, or "auto" to build missing ones in the
     background.
+
+    Examples:
+        glft kernels build
+        glft kernels build q4_k q6_k --jobs 2
     """
     with option_errors():
-        found = build_kernels(types or (), jobs=jobs, built=lambda kernel: echo(_line(kernel)))
+        found = build_kernels(types, jobs=jobs, built=lambda kernel: echo(_line(kernel)))
     if not found:
         echo("no kernels: the encoders of these types have no steps to compile")
     elif all(kernel.problem for kernel in found):
-        raise typer.Exit(FAILED)
+        raise Exit(FAILED)
 
 
-@kernels.command("list")
 def list_() -> None:
     """Lists the kernels, and why one is not used."""
     with option_errors():
@@ -49,17 +49,23 @@ def list_() -> None:
     echo(*(map(_line, found) if found else [f"no kernels in {kernel_folder()}"]))
 
 
-@kernels.command()
 def remove(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Steps. Default: all.")] = None,
-    stale: Annotated[
-        bool, typer.Option("--stale", help="Only damaged kernels, and those for another torch or machine.")
-    ] = False,
+    names: Annotated[Texts, argument("[NAME]...", "Steps. Default: all.")] = (),
+    stale: Annotated[bool, flag("Only damaged kernels, and those for another torch or machine.")] = False,
 ) -> None:
-    """Removes kernels."""
+    """Removes kernels.
+
+    Examples:
+        glft kernels remove
+        glft kernels remove --stale
+    """
     with option_errors():
-        count = remove_kernels(names or (), stale=stale)
+        count = remove_kernels(names, stale=stale)
     echo(f"removed {count} kernel{'' if count == 1 else 's'}")
+
+
+commands = [command(function) for function in (build, list_, remove)]
+kernels = Commands("kernels", commands={made.name or "": made for made in commands}, help="Compiles encoders for this machine.")
 
 
 def _line(kernel: BuiltKernel) -> str:

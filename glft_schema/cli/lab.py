@@ -6,22 +6,27 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from click.exceptions import Exit
 
+from glft_schema.cli.options import flag, option
 from glft_schema.cli.terminal import FAILED, file_errors, progress_bar
 from glft_schema.display import aligned
 
 
 def lab(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Output directory.")],
-    tied: Annotated[bool, typer.Option("--tied/--untied", help="Tie the output head to the token embedding.")] = False,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Number of training batches.")] = 300,
-    seed: Annotated[int, typer.Option(metavar="N", help="Random seed for weights and batches.")] = 0,
+    out: Annotated[Path, option("DIR", "Output directory.")],
+    tied: Annotated[bool, flag("Tie the output head to the token embedding.", "--tied/--untied")] = False,
+    steps: Annotated[int, option("N", "Number of training batches.", min=1)] = 300,
+    seed: Annotated[int, option("N", "Random seed for weights and batches.")] = 0,
 ) -> None:
     """Trains, quantizes and verifies a small GPT.
 
     Writes the model in q8 and q4, reads both files back, compares every layer, and writes a report.
     The exit code is 1 if a result is outside its limit.
+
+    Examples:
+        glft lab --out lab-out
+        glft lab --out lab-out --tied --steps 100
     """
     from glft_schema.lab.minigpt import MiniGPTConfig
     from glft_schema.lab.run import LabError, run_lab
@@ -31,7 +36,7 @@ def lab(
             manifest = run_lab(out, MiniGPTConfig(tied=tied), steps, seed, bar)
     except LabError as failure:
         print(f"glft: {failure}", file=sys.stderr)
-        raise typer.Exit(FAILED) from None
+        raise Exit(FAILED) from None
     training = manifest["training"]
     rows = [("scheme", "bytes", "times smaller", "loss", "weight error", "tensors off fake-quant", "layers off")]
     rows.append(("float32", f"{manifest['torch_save_bytes']:,}", "1.00", f"{training['held_back_loss']:.4f}", "", "", ""))

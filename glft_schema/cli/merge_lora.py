@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from glft_schema.adapters.merging import MergedTensor
 from glft_schema.adapters.merging import merge_lora as merge
+from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.display import aligned
 from glft_schema.errors import safe
 
 
 def merge_lora(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="GGUF model, or a file of a set.")],
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="LoRA adapter: a folder of peft, or a GGUF file.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
-    scale: Annotated[float, typer.Option(metavar="X", help="Factor of the adapter's update.")] = 1.0,
-    imatrix: Annotated[Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for encoding.")] = None,
+    model: Annotated[Path, argument("MODEL", "GGUF model, or a file of a set.")],
+    adapter: Annotated[Path, argument("ADAPTER", "LoRA adapter: a folder of peft, or a GGUF file.")],
+    out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
+    scale: Annotated[float, option("X", "Factor of the adapter's update.")] = 1.0,
+    imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for encoding.")] = None,
 ) -> None:
     """Merges a LoRA adapter into a GGUF model.
 
@@ -27,6 +26,10 @@ def merge_lora(
     in their own types, all others are copied. For each changed tensor the report has the size of
     the update relative to the weights, and the error of the stored weights relative to the merged
     ones.
+
+    Examples:
+        glft merge-lora model.gguf adapter/ merged.gguf
+        glft merge-lora model.gguf adapter.gguf merged.gguf --scale 0.5
     """
     with file_errors(out, tensors=model):
         refuse_overwriting(out, model, adapter, imatrix)

@@ -8,18 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from glft_schema.cli.inspect import as_json_value
-from glft_schema.cli.terminal import (
-    ConverterOption,
-    Like,
-    TrustRemoteCode,
-    echo,
-    file_errors,
-    progress_bar,
-    refuse_overwriting,
-)
+from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, flag, option
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, shown
@@ -36,31 +27,19 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "
 
 
 def plan(
-    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Model, as for glft quantize.")],
-    imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for MODEL; weights the errors.")
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Find the best mix for a file of SIZE, such as 90MB.")
-    ] = None,
-    bpw: Annotated[float | None, typer.Option(metavar="BITS", help="Find the best mix for BITS per weight, as 4.5.")] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="RECIPE", help="Write the mix as a recipe file for glft quantize.")
-    ] = None,
-    types: Annotated[
-        str | None, typer.Option(metavar="TYPE,...", help="Types to choose from. Default: all K-quants, Q4_0 to Q8_0, ...")
-    ] = None,
-    rows: Annotated[int, typer.Option(metavar="N", min=1, help="Rows to measure of each tensor.")] = ROWS,
-    allow_requantize: Annotated[
-        bool, typer.Option("--allow-requantize", help="Also plan tensors that are quantized already.")
-    ] = False,
-    page: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a picture of the errors.")
-    ] = None,
+    source: Annotated[Path, argument("MODEL", "Model, as for glft quantize.")],
+    imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for MODEL; weights the errors.")] = None,
+    size: Annotated[str | None, option("SIZE", "Find the best mix for a file of SIZE, such as 90MB.")] = None,
+    bpw: Annotated[float | None, option("BITS", "Find the best mix for BITS per weight, as 4.5.")] = None,
+    out: Annotated[Path | None, option("RECIPE", "Write the mix as a recipe file for glft quantize.", "-o")] = None,
+    types: Annotated[str | None, option("TYPE,...", "Types to choose from. Default: all K-quants, Q4_0 to Q8_0, ...")] = None,
+    rows: Annotated[int, option("N", "Rows to measure of each tensor.", min=1)] = ROWS,
+    allow_requantize: Annotated[bool, flag("Also plan tensors that are quantized already.")] = False,
+    page: Annotated[Path | None, option("FILE", "Write a page with a picture of the errors.", "--html")] = None,
     like: Like = None,
-    converter: ConverterOption = None,
+    converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the error of each type for each tensor.")] = False,
+    as_json: Annotated[bool, flag("Print JSON, with the error of each type for each tensor.", "--json")] = False,
 ) -> None:
     """Plans a quantization: the best types for a size.
 
@@ -72,6 +51,10 @@ def plan(
     weights is least. --size is the size of the file, --bpw that of all tensors. SIZE is a number
     of bytes, or one with kB, MB, GB, KiB, MiB or GiB. If the types took an importance matrix, give
     it to glft quantize, too.
+
+    Examples:
+        glft plan f16.gguf
+        glft plan f16.gguf --size 90MB -o recipe.txt
     """
     with file_errors(out or source, tensors=source):
         limit = None if size is None else bytes_of(size)

@@ -6,19 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from glft_schema.cli.terminal import (
+from glft_schema.cli.options import (
     AllowRequantize,
-    ConverterOption,
+    ConverterPath,
+    Imatrix,
     Like,
+    Texts,
     TrustRemoteCode,
-    echo,
-    file_errors,
-    progress_bar,
-    refuse_overwriting,
-    unique,
+    argument,
+    flag,
+    option,
 )
+from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -35,54 +34,36 @@ VALUES: dict[str, Callable[[str], Any]] = {
     "str": str,
     "bool": {"true": True, "false": False}.__getitem__,
 }
-Texts = list[str] | None
 
 
 def quantize(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Model: a GGUF file, a file of a set, or a Hugging Face folder.")
-    ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="GGUF file; replaced only on success.")],
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="TYPE", help="File type such as Q4_K_M, its code, or a recipe file: glft schema recipes."),
-    ],
-    imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="llama.cpp importance matrix for IN; required by some types.")
-    ] = None,
+    source: Annotated[Path, argument("IN", "Model: a GGUF file, a file of a set, or a Hugging Face folder.")],
+    out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
+    recipe: Annotated[str, argument("TYPE", "File type such as Q4_K_M, its code, or a recipe file: glft schema recipes.")],
+    imatrix: Imatrix = None,
     imatrix_keys: Annotated[
-        bool, typer.Option("--imatrix-keys/--no-imatrix-keys", help="Add the keys quantize.imatrix.*, which name the matrix.")
+        bool, flag("Add the keys quantize.imatrix.*, which name the matrix.", "--imatrix-keys/--no-imatrix-keys")
     ] = True,
     include_weights: Annotated[
-        Texts, typer.Option(metavar="TEXT", help="Use the importance only of tensors whose name has TEXT. Repeatable.")
-    ] = None,
-    exclude_weights: Annotated[
-        Texts, typer.Option(metavar="TEXT", help="Use no importance of tensors whose name has TEXT. Repeatable.")
-    ] = None,
+        Texts, option("TEXT", "Use the importance only of tensors whose name has TEXT. Repeatable.")
+    ] = (),
+    exclude_weights: Annotated[Texts, option("TEXT", "Use no importance of tensors whose name has TEXT. Repeatable.")] = (),
     tensor_type: Annotated[
-        Texts,
-        typer.Option(metavar="REGEX=TYPE", help="Type of tensors whose name has a match; the first match counts. Repeatable."),
-    ] = None,
-    tensor_type_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="More of --tensor-type, separated by spaces or newlines.")
-    ] = None,
-    output_tensor_type: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of output.weight, or of a tied token embedding.")
-    ] = None,
-    token_embedding_type: Annotated[str | None, typer.Option(metavar="TYPE", help="Type of the token embedding.")] = None,
-    leave_output_tensor: Annotated[bool, typer.Option("--leave-output-tensor", help="Keep the type of output.weight.")] = False,
-    pure: Annotated[bool, typer.Option("--pure", help="Give all tensors the file type's main type.")] = False,
+        Texts, option("REGEX=TYPE", "Type of tensors whose name has a match; the first match counts. Repeatable.")
+    ] = (),
+    tensor_type_file: Annotated[Path | None, option("FILE", "More of --tensor-type, separated by spaces or newlines.")] = None,
+    output_tensor_type: Annotated[str | None, option("TYPE", "Type of output.weight, or of a tied token embedding.")] = None,
+    token_embedding_type: Annotated[str | None, option("TYPE", "Type of the token embedding.")] = None,
+    leave_output_tensor: Annotated[bool, flag("Keep the type of output.weight.")] = False,
+    pure: Annotated[bool, flag("Give all tensors the file type's main type.")] = False,
     allow_requantize: AllowRequantize = False,
-    keep_split: Annotated[
-        bool, typer.Option("--keep-split", help="Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")
-    ] = False,
+    keep_split: Annotated[bool, flag("Write a set with the tensors of IN's files: OUT-00001-of-00003.gguf.")] = False,
     like: Like = None,
     override_kv: Annotated[
-        Texts,
-        typer.Option(metavar="KEY=TYPE:VALUE", help="Metadata entry to set; TYPE is int, float, bool or str. Repeatable."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show types and sizes, but write nothing.")] = False,
-    converter: ConverterOption = None,
+        Texts, option("KEY=TYPE:VALUE", "Metadata entry to set; TYPE is int, float, bool or str. Repeatable.")
+    ] = (),
+    dry_run: Annotated[bool, flag("Show types and sizes, but write nothing.")] = False,
+    converter: ConverterPath = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
     """Quantizes a model to a GGUF file, as llama-quantize does.
@@ -93,13 +74,17 @@ def quantize(
     smaller blocks is used. The report begins with these tensors.
 
     Options are those of llama-quantize; --prune-layers and COPY are left out.
+
+    Examples:
+        glft quantize f16.gguf q4_k_m.gguf Q4_K_M
+        glft quantize folder iq2_xs.gguf IQ2_XS --imatrix imatrix.gguf
     """
     with file_errors(out, tensors=source):
         refuse_overwriting(out, source, like, imatrix)
         with file_errors(source):
             mapping = IN_FLOAT32._replace(path=converter, trust_remote_code=trust_remote_code)
             checkpoint = open_with_metadata(source, (), WITH_TYPES, like, mapping)
-        texts = [*(tensor_type or []), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
+        texts = [*(tensor_type), *(read_text(tensor_type_file).split() if tensor_type_file else [])]
         with progress_bar(f"writing {out.name}") as bar:
             quantized = quantize_model(
                 checkpoint,
@@ -107,8 +92,8 @@ def quantize(
                 recipe,
                 importance=imatrix,
                 imatrix_keys=imatrix_keys,
-                include_weights=include_weights or [],
-                exclude_weights=exclude_weights or [],
+                include_weights=include_weights,
+                exclude_weights=exclude_weights,
                 tensor_types=[tensor_type_of(text) for text in texts],
                 output_tensor_type=output_tensor_type,
                 token_embedding_type=token_embedding_type,
@@ -116,7 +101,7 @@ def quantize(
                 pure=pure,
                 allow_requantize=allow_requantize,
                 keep_split=keep_split,
-                override=unique("--override-kv", "key", [override_of(text) for text in override_kv or []]),
+                override=unique("--override-kv", "key", [override_of(text) for text in override_kv]),
                 dry_run=dry_run,
                 progress=bar,
             )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from enum import Enum
 from typing import Annotated
 
-import typer
+import click
 
+from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import option_errors
 from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
@@ -17,14 +17,15 @@ from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.quantizer.as_markdown import recipes_as_markdown
 from glft_schema.tensor_types import TensorType
 
-Language = Enum("Language", {name: name for name in WRITERS}, type=str)  # type: ignore[misc]
-DEFAULT = next(iter(Language))
+DEFAULT = next(iter(WRITERS))
 RECIPES = "recipes"
 
 
 def schema(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A format such as gguf, a tensor type such as q4_k, or recipes.")],
-    language: Annotated[Language, typer.Option("--as", help="Output format: a document, data, or source code.")] = DEFAULT,
+    name: Annotated[str, argument("NAME", "A format such as gguf, a tensor type such as q4_k, or recipes.")],
+    language: Annotated[
+        str, option(None, "Output format: a document, data, or source code.", "--as", type=click.Choice([*WRITERS]))
+    ] = DEFAULT,
 ) -> None:
     """Prints the schema of a format or tensor type.
 
@@ -32,14 +33,18 @@ def schema(
 
     The schema is derived from the declaration that reads and writes the files. The Markdown output
     shows which bits make up each weight; this requires torch.
+
+    Examples:
+        glft schema q4_k
+        glft schema gguf --as kaitai
     """
     with option_errors():
         if name.lower() == RECIPES:
-            if language is not DEFAULT:
-                raise OptionError(f"recipes are a document: expected --as {DEFAULT.value}, found {language.value}")
+            if language != DEFAULT:
+                raise OptionError(f"recipes are a document: expected --as {DEFAULT}, found {language}")
             print(recipes_as_markdown(), end="")
             return
-        print(write(schema_of(find(name)), language.value), end="")
+        print(write(schema_of(find(name)), language), end="")
 
 
 def find(name: str) -> Format | TensorType:

@@ -5,24 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from glft_schema.cli.terminal import Out, echo, file_errors, refuse_overwriting
+from glft_schema.cli.options import Out, argument, option
+from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
 from glft_schema.files.splitting import split as split_file
 
 
 def split(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="GGUF or safetensors file.")],
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
-    max_tensors: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum tensors per file.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum payload bytes per file.")] = None,
+    file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
+    prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
+    max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
+    max_bytes: Annotated[int | None, option("N", "Maximum payload bytes per file.", min=1)] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 
     --max-tensors or --max-bytes is required. A tensor larger than --max-bytes gets its own file.
     For safetensors, the index PREFIX.safetensors.index.json is written, too.
+
+    Examples:
+        glft split model.gguf parts/model --max-tensors 100
+        glft split model.gguf parts/model --max-bytes 2000000000
     """
     with file_errors(file), open(file) as opened:
         for path in split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes):
@@ -30,10 +33,15 @@ def split(
 
 
 def merge(
-    first: Annotated[Path, typer.Argument(metavar="FIRST", help="First file of a GGUF set; index of a safetensors set.")],
+    first: Annotated[Path, argument("FIRST", "First file of a GGUF set; index of a safetensors set.")],
     out: Out,
 ) -> None:
-    """Merges a split model into one file."""
+    """Merges a split model into one file.
+
+    Examples:
+        glft merge parts/model-00001-of-00003.gguf model.gguf
+        glft merge parts/model.safetensors.index.json model.safetensors
+    """
     with file_errors(first), open(first) as opened:
         refuse_overwriting(out, first)
         merge_files(opened, out)

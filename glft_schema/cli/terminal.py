@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
+from click.exceptions import Exit
 
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
@@ -18,23 +18,12 @@ from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
 FAILED = 1  # exit code of a check that failed
+INTERRUPTED = 130  # a shell's exit code for SIGINT
 REFUSED = 2  # exit code for bad input, as click's for a bad option
 MAX_LINE = 1000  # characters
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
 Value = TypeVar("Value")
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; replaced only on success.")]
-Exclude = Annotated[
-    list[str] | None, typer.Option(metavar="PATTERN", help="Skip tensors that match this name or wildcard pattern. Repeatable.")
-]
-Like = Annotated[
-    Path | None,
-    typer.Option(metavar="DONOR", help="GGUF model like OUT: its names and metadata are taken, by convert also its types."),
-]
-AllowRequantize = Annotated[
-    bool,
-    typer.Option("--allow-requantize", help="Also quantize tensors that are quantized already; their error grows."),
-]
 
 
 def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:
@@ -53,23 +42,6 @@ def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:
         except OSError as failure:
             failure.filename = "standard output"
             raise
-
-
-ConverterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--converter",
-        metavar="PATH",
-        help="llama.cpp's convert_hf_to_gguf.py or its folder, or installed: maps a Hugging Face folder in a process of its "
-        "own. Default: the installed one, for architectures that are not declared.",
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code", help="Let the converter read a folder with code (auto_map, Python files) or links that leave it."
-    ),
-]
 
 
 @contextmanager
@@ -96,7 +68,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     else:
         return
     echo(f"glft: {path}: {reason}", error=True)
-    raise typer.Exit(REFUSED)
+    raise Exit(REFUSED)
 
 
 @contextmanager
@@ -107,7 +79,7 @@ def option_errors() -> Iterator[None]:
         yield
     except (OptionError, NotImplementedError) as error:
         echo(f"glft: {error}", error=True)
-        raise typer.Exit(REFUSED) from None
+        raise Exit(REFUSED) from None
 
 
 def unique(option: str, what: str, uses: Iterable[tuple[str, str, Value]]) -> dict[str, Value]:

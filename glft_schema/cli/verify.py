@@ -7,11 +7,12 @@ import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from click.exceptions import Exit
 
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
@@ -21,7 +22,8 @@ from glft_schema.checks.rules import ALL_SETS, check_rules, with_implied
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value
-from glft_schema.cli.terminal import FAILED, Exclude, echo, file_errors, progress_bar
+from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
+from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.display import aligned
 from glft_schema.errors import Finding, OptionError, safe, shown
@@ -51,28 +53,19 @@ class Outcome:
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Weights file; for a set, its first file.")],
-    against: Annotated[Path | None, typer.Option(metavar="SOURCE", help="Checkpoint that FILE was made from.")] = None,
-    tolerance: Annotated[
-        float, typer.Option(metavar="ERROR", min=0, help="With --against: maximum absolute error allowed for a weight.")
-    ] = 0.0,
-    rules: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SET", help=f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable."),
-    ] = None,
-    manifest: Annotated[
-        Path | None, typer.Option(metavar="MANIFEST", help="Output of glft hash or sha256sum; - for standard input.")
-    ] = None,
-    fits: Annotated[Path | None, typer.Option(metavar="BASE", help="Model that FILE, an adapter, must fit.")] = None,
+    file: Annotated[Path, argument("FILE", "Weights file; for a set, its first file.")],
+    against: Annotated[Path | None, option("SOURCE", "Checkpoint that FILE was made from.")] = None,
+    tolerance: Annotated[float, option("ERROR", "With --against: maximum absolute error allowed for a weight.", min=0)] = 0.0,
+    rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
+    manifest: Annotated[Path | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
+    fits: Annotated[Path | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
     derives_from: Annotated[
-        Path | None, typer.Option(metavar="BASE", help="Checkpoint that FILE must be a quantization of, byte for byte.")
+        Path | None, option("BASE", "Checkpoint that FILE must be a quantization of, byte for byte.")
     ] = None,
-    imatrix: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --derives-from or --against: the importance matrix used.")
-    ] = None,
-    values: Annotated[bool, typer.Option("--values", help="Check for NaN, infinities and reserved codes.")] = False,
-    exclude: Exclude = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imatrix: Annotated[Path | None, option("FILE", "With --derives-from or --against: the importance matrix used.")] = None,
+    values: Annotated[bool, flag("Check for NaN, infinities and reserved codes.")] = False,
+    exclude: Exclude = (),
+    as_json: Json = False,
 ) -> None:
     """Verifies a file's rules, hashes and values.
 
@@ -95,6 +88,10 @@ def verify(
     extra, or unknown: without --imatrix, those whose type can use an importance matrix.
 
     The exit code is 1 if a check fails, and 2 if a file cannot be read.
+
+    Examples:
+        glft verify model.gguf --rules llama.cpp --values
+        glft verify q4_k_m.gguf --derives-from f16.gguf
     """
     if manifest:
         with file_errors(manifest):
@@ -121,7 +118,7 @@ def verify(
             with file_errors(manifest):
                 outcomes["manifest"] = manifest_outcome(hashed, hashes, manifest)
         if values:
-            outcomes["values"] = values_outcome(parsed, exclude or [])
+            outcomes["values"] = values_outcome(parsed, exclude)
         importance = None
         if imatrix is not None:
             with file_errors(imatrix):
@@ -141,7 +138,7 @@ def verify(
         else:
             echo(*(line for outcome in outcomes.values() for line in outcome.lines))
     if not holds:
-        raise typer.Exit(FAILED)
+        raise Exit(FAILED)
 
 
 def _read(manifest: Path) -> bytes:
@@ -206,7 +203,7 @@ def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], path: Pat
     return Outcome(lines, {"compared": verdict.compared, **differing}, verdict.holds)
 
 
-def values_outcome(file: File, exclude: list[str]) -> Outcome:
+def values_outcome(file: File, exclude: Sequence[str]) -> Outcome:
     """Checks the values of the tensors."""
     odd, checked = list[Oddity](), 0
     with progress_bar("checking values") as bar:
@@ -225,11 +222,11 @@ def values_outcome(file: File, exclude: list[str]) -> Outcome:
 
 
 def _derivations(
-    file: File, base: Path, importance: dict[str, torch.Tensor] | None, exclude: list[str] | None
+    file: File, base: Path, importance: dict[str, torch.Tensor] | None, exclude: Sequence[str]
 ) -> list[Derivation]:
     found, entries = list[Derivation](), mapped_beside(open_entries(base), base, file)
     with progress_bar("comparing") as bar:
-        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude or []):
+        for derivation in check_derivation(file, entries, importance=importance, exclude=exclude):
             found.append(derivation)
             bar(derivation.name, len(found) / max(len(entries.tensors), len(found)))
     return found

@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
 from functools import wraps
-from typing import Annotated, Any, TextIO, cast
+from typing import Any, TextIO, cast
 
-import typer
+import click
+from click.exceptions import Exit
 
 from glft_schema.cli import main
-from glft_schema.cli.commands import PLAIN, Command
+from glft_schema.cli.commands import Commands
 from glft_schema.cli.convert import convert
+from glft_schema.cli.options import command as made_command
 from glft_schema.cli.quantize import quantize
 from glft_schema.cli.terminal import FAILED, REFUSED, echo
 from glft_schema.distributed.ranks import TIMEOUT, Ranks, RanksError
@@ -29,16 +31,19 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.folders import is_folder
 
 INPUTS = ("source", "like", "imatrix", "recipe", "tensor_type_file")  # arguments of the commands
-app = typer.Typer(no_args_is_help=True, **PLAIN)
 _TIMEOUT = ContextVar("timeout", default=TIMEOUT)
 
 
-@app.callback()
-def options(
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Give up if no rank makes progress for this long.")
-    ] = TIMEOUT,
-) -> None:
+@click.command(cls=Commands)
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=TIMEOUT,
+    show_default=True,
+    help="Give up if no rank makes progress for this long.",
+)
+def app(timeout: float) -> None:
     """Quantizes and converts models in several processes, which a launcher starts:
 
     torchrun --nproc-per-node N [--nnodes M] -m glft_schema.distributed quantize IN OUT Q4_K_M
@@ -88,14 +93,14 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
                     if arguments.get("format") is None and is_folder(arguments.get("output", "")):
                         raise OptionError("expected a file as the output of several processes, found a folder")
                     command(**arguments)
-                except typer.Exit as done:
+                except Exit as done:
                     if done.exit_code:
                         raise _RefusedError(stderr.last.removeprefix("glft: ")) from None
         except _RefusedError:
-            raise typer.Exit(REFUSED) from None
+            raise Exit(REFUSED) from None
         except (RanksError, OptionError) as error:
             echo(f"glft: {error}", error=True)
-            raise typer.Exit(FAILED) from None
+            raise Exit(FAILED) from None
 
     return run
 
@@ -128,7 +133,7 @@ def _speaking(ranks: Ranks) -> Iterator[_Stderr]:
 
 
 for command in (quantize, convert):
-    app.command(command.__name__, cls=Command)(_shared(command))
+    app.add_command(made_command(_shared(command)))
 
 if __name__ == "__main__":
     main(app)

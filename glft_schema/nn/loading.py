@@ -21,7 +21,7 @@ from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.upload import usable_device
-from glft_schema.weights.patterns import suggestion
+from glft_schema.words import suggestion
 
 LISTED = 5  # names in an error
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]

@@ -24,10 +24,10 @@ from glft_schema.storage.source import StrPath
 from glft_schema.weights.checkpoints import Checkpoint, opened
 from glft_schema.weights.convert import convert
 from glft_schema.weights.importance import ImportanceMatrix
-from glft_schema.weights.patterns import suggestion
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor
 from glft_schema.weights.schemes import Chosen
 from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.words import suggestion
 
 
 @dataclass(frozen=True)

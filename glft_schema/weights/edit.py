@@ -33,8 +33,8 @@ from glft_schema.storage.source import SplicedSource, StrPath, path_text
 from glft_schema.storage.tensor_bytes import copy_all, write_all
 from glft_schema.tensors.region import TensorMap
 from glft_schema.weights.convert import MARKER, as_texts, has_types
-from glft_schema.weights.patterns import suggestion
 from glft_schema.weights.similar_keys import warn_of_slips
+from glft_schema.words import suggestion
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
 SHOWN = 60  # characters of a value in a report

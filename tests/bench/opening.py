@@ -38,7 +38,7 @@ def processes(folder: Path) -> Iterator[Row]:
     small = files.many_tensors(folder, 1)
     commands = {
         "python": ["-c", "pass"],
-        "imports": ["-c", "import numpy, construct, typer"],
+        "imports": ["-c", "import numpy, construct, click"],
         "python -c 'import glft_schema'": ["-c", "import glft_schema"],
         "glft --help": ["-m", "glft_schema", "--help"],
         "glft inspect, a small file": ["-m", "glft_schema", "inspect", str(small)],
@@ -49,7 +49,7 @@ def processes(folder: Path) -> Iterator[Row]:
     run = partial(subprocess.run, stdout=subprocess.DEVNULL, env=compiled, check=True)
     times = in_turn({name: partial(run, [sys.executable, *options]) for name, options in commands.items()}, 3)
     for name in list(commands)[2:]:
-        peer = ("python -c pass", "python") if "import" in name else ("python -c 'import numpy, construct, typer'", "imports")
+        peer = ("python -c pass", "python") if "import" in name else ("python -c 'import numpy, construct, click'", "imports")
         yield Row(name, times[name], peer[0], times[peer[1]], "s", at_most=1.3 if "small" in name else None)
 
 

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from glft_schema import Container, byte_map
 from glft_schema.cli.explain import bounds, explain
+from glft_schema.cli.options import command
 from glft_schema.describe.hex_view import STYLES, HexView
 from glft_schema.errors import OptionError
 from tests.golden import golden
@@ -24,9 +24,8 @@ from tests.tools import gguf_strategies
 from tests.tools import glft_strategies as strategies
 from tests.tools.command_line import on_a_terminal
 
-APP = typer.Typer(add_completion=False)
-APP.command()(explain)
-ALONE = [sys.executable, "-c", "import typer; from glft_schema.cli.explain import explain; typer.run(explain)"]
+APP = command(explain)
+ALONE = [sys.executable, "-c", "from glft_schema.cli.commands import Glft; Glft().get_command(None, 'explain')()"]
 HEX = re.compile(r"  ([0-9a-f]{8})  ((?:[0-9a-f]{2} ){0,15}[0-9a-f]{2}) {2,}(.*)")
 
 
@@ -217,13 +216,11 @@ def test_whoever_has_read_enough_may_leave(tmp_path: Path) -> None:
 def test_torch_is_not_needed(four_types: Path) -> None:
     script = f"""
 import sys, runpy
-from typer.testing import CliRunner
-import typer
+from click.testing import CliRunner
 from glft_schema.cli.explain import explain
-app = typer.Typer()
-app.command()(explain)
+from glft_schema.cli.options import command
 for args in ([], ["--range", ":"], ["--tensor", "fc2"]):
-    assert CliRunner().invoke(app, [{str(four_types)!r}, *args]).exit_code == 0
+    assert CliRunner().invoke(command(explain), [{str(four_types)!r}, *args]).exit_code == 0
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)

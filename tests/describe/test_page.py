@@ -18,10 +18,10 @@ import construct
 import numpy as np
 import pytest
 import torch
-import typer
 
 import glft_schema
 from glft_schema import Container, File, save_file
+from glft_schema.cli.options import command
 from glft_schema.cli.view import view
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
@@ -421,10 +421,8 @@ def test_names_of_folders_are_not_on_the_page(tmp_path: Path) -> None:
 
 def glft_view(*arguments: object, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Runs the verb alone; gives exit code, stdout and stderr."""
-    app = typer.Typer()
-    app.command()(view)
     with pytest.raises(SystemExit) as ended:
-        app([str(argument) for argument in arguments])
+        command(view)([str(argument) for argument in arguments])
     done = capsys.readouterr()
     return int(ended.value.code or 0), done.out, done.err
 

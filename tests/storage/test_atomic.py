@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import typer
+from click.exceptions import Exit
 
 import glft_schema.storage.atomic
 from glft_schema import Container, FormatError, TensorError, convert, load_file, save_file
@@ -426,7 +426,7 @@ def test_verbs_refuse_before_any_work(path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(render, "page", work)
     monkeypatch.setattr(Tensor, "dequantize", work)
     for verb in (lambda: view(path, out), lambda: get_tensor(path, "a", out)):
-        with pytest.raises(typer.Exit) as caught:
+        with pytest.raises(Exit) as caught:
             verb()
         assert (caught.value.exit_code, capsys.readouterr().err) == (2, f"glft: {out}: No such file or directory\n")
     monkeypatch.setattr(run, "train", work)

@@ -17,13 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
+from click.testing import CliRunner
 from hypothesis import settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from glft_schema import Container, FormatError, TensorError
 from glft_schema.cli.fuzz import fuzz as verb
+from glft_schema.cli.options import command
 from glft_schema.codec import tables
 from glft_schema.codec.rules import Check
 from glft_schema.codec.text import Text
@@ -42,8 +42,7 @@ from tests.tools import forked
 from tests.tools.depth import FULL
 
 ROOT = Path(__file__).parents[2]
-app = typer.Typer()
-app.command()(verb)
+app = command(verb)
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -324,7 +323,7 @@ def test_an_interrupt_while_a_corpus_is_made(tmp_path: Path, monkeypatch: pytest
 
 def run_in(folder: Path, package: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs the verb of a copy of the package in a process whose working directory is `folder`."""
-    program = "import typer; from glft_schema.cli.fuzz import fuzz; typer.run(fuzz)"
+    program = "from glft_schema.cli.fuzz import fuzz; from glft_schema.cli.options import command; command(fuzz)()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
     env = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
     return subprocess.run(command, cwd=folder, env={**env, "PYTHONPATH": str(package)}, capture_output=True, text=True)

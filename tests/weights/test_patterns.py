@@ -11,8 +11,9 @@ import pytest
 from glft_schema import SchemeError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.weights import similar_keys
-from glft_schema.weights.patterns import COMPARED, closest, names_matching
+from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.similar_keys import KEYS, LONGEST, similar_key, warn_of_slips
+from glft_schema.words import COMPARED, closest
 
 NAMES = [
     f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"

