@@ -36,6 +36,7 @@ from glft_schema.tensor_types.kernels.folder import (
 )
 from glft_schema.tensor_types.kernels.in_use import MODE, Identity, difference, forget_kernels
 from glft_schema.tensor_types.tensor_type import TensorType
+from glft_schema.words import suggestion
 
 __all__ = ["BuiltKernel", "build", "installed", "remove"]
 
@@ -127,7 +128,9 @@ def remove(names: Sequence[str] = (), *, stale: bool = False) -> int:
     """
     count, chosen = 0, set(names)
     if unknown := next((name for name in names if name not in STEPS), None):
-        raise OptionError(f"expected a step of encoders, {alternatives(sorted(STEPS))}, found {shown(unknown)}")
+        raise OptionError(
+            f"expected a step of encoders, {alternatives(sorted(STEPS))}, found {shown(unknown)}{suggestion(unknown, STEPS)}"
+        )
     if (folder := _existing_folder()) is None:
         return 0
     with _alone(folder):
@@ -166,7 +169,7 @@ def _quantized() -> dict[str, TensorType]:
 
 def _known(name: str, quantized: Mapping[str, TensorType]) -> str:
     if name.lower() not in quantized:
-        raise OptionError(f"expected a quantized type, found {shown(name)}")
+        raise OptionError(f"expected a quantized type, found {shown(name)}{suggestion(name, quantized)}")
     return name.lower()
 
 

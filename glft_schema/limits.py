@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from glft_schema.errors import LimitError, OptionError, shown
+from glft_schema.words import suggestion
 
 
 class Maximum(NamedTuple):
@@ -71,7 +72,9 @@ class Limits:
     def __init__(self, **limits: int) -> None:
         for name, most in limits.items():
             if name not in LIMITS:
-                raise OptionError(f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}")
+                raise OptionError(
+                    f"expected one of the limits {', '.join(LIMITS)}, found {shown(name)}{suggestion(name, LIMITS)}"
+                )
             if not isinstance(most, int) or isinstance(most, bool) or most < 0:
                 raise OptionError(f"expected a non-negative integer for the limit {name}, found {shown(most)}")
         enclosing = _blocks.get()

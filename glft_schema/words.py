@@ -11,10 +11,33 @@ COMPARED = 100  # names that difflib compares, at 0.3 ms each
 SIMILAR = 0.6  # the least ratio of a suggestion, difflib's default
 
 
+class MissingKeyError(KeyError):
+    """A KeyError that suggests the closest key when it is shown.
+
+    Args:
+        key: the unknown key.
+        names: the known keys; others than texts are ignored.
+    """
+
+    def __init__(self, key: object, names: Iterable[object]) -> None:
+        super().__init__(key)
+        self._names = names
+
+    def __str__(self) -> str:
+        return f"{shown(self.args[0])}{suggestion(self.args[0], (name for name in self._names if isinstance(name, str)))}"
+
+    def __reduce__(self) -> tuple[type[KeyError], tuple[object, ...]]:
+        return KeyError, self.args
+
+
 def suggestion(name: object, names: Iterable[str]) -> str:
-    """Returns the end of an error about an unknown name: the closest name, if one is close."""
-    close = closest(str(name), list(names))
-    return f"; did you mean {shown(close)}?" if close is not None else ""
+    """Returns the end of an error about an unknown name: the closest name, if one is close.
+
+    Case is ignored.
+    """
+    by_lower = {known.lower(): known for known in names}
+    close = closest(str(name).lower(), [*by_lower])
+    return f"; did you mean {shown(by_lower[close])}?" if close is not None else ""
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:

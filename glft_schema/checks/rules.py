@@ -12,6 +12,7 @@ from glft_schema.files import parsing
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
+from glft_schema.words import suggestion
 
 ALL_SETS = (*RULE_SETS, *ROLES, LLAMA_CPP)
 
@@ -39,7 +40,7 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Findin
     file = as_file(file)
     names = with_implied([rules] if isinstance(rules, str) else rules)
     if unknown := [name for name in names if name not in ALL_SETS]:
-        raise OptionError(f"expected one of {', '.join(ALL_SETS)}, found {shown(unknown[0])}")
+        raise OptionError(f"expected one of {', '.join(ALL_SETS)}, found {shown(unknown[0])}{suggestion(unknown[0], ALL_SETS)}")
     own = [name for name in names if name not in RULE_SETS]
     if own and GGML not in file.format.rule_sets:
         raise OptionError(f"expected a rule set of {file.format.name}, found {own[0]!r}")

@@ -17,6 +17,7 @@ from glft_schema.cli.commands import Glft
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
+from glft_schema.words import suggestion
 
 LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(DEFAULTS)}. Repeatable."
 
@@ -37,7 +38,8 @@ def limits_in(texts: Iterable[str]) -> Limits:
     for text in texts:
         name, _, number = text.partition("=")
         if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
-            raise OptionError(f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}")
+            hint = "" if name in DEFAULTS else suggestion(name, DEFAULTS)
+            raise OptionError(f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}{hint}")
         limits.append((name, number, int(number)))
     return Limits(**unique("--limit", "name", limits))
 

@@ -10,9 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
-import click
-
-from glft_schema.cli.options import argument, option
+from glft_schema.cli.options import Choice, argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
@@ -33,9 +31,9 @@ def explain(
         str | None,
         option("A:B", "Only bytes A up to, but not including, B, unabridged; decimal or hex (0x...). A or B may be omitted."),
     ] = None,
-    color: Annotated[
-        str, option(None, "When to use color; auto means if stdout is a terminal.", type=click.Choice(COLORS))
-    ] = COLORS[0],
+    color: Annotated[str, option(None, "When to use color; auto means if stdout is a terminal.", type=Choice(COLORS))] = COLORS[
+        0
+    ],
 ) -> None:
     """Shows every byte of a file and what it means.
 

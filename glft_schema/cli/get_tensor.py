@@ -14,6 +14,7 @@ from glft_schema.files.container import open
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.patterns import names_matching
+from glft_schema.words import suggestion
 
 ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
@@ -43,7 +44,7 @@ def get_tensor(
         if len(names) > 1:
             raise OptionError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
         if dtype not in (None, *DTYPES):
-            raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}")
+            raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
             tensor = opened.tensors[names[0]]
             weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)

@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 import click
 
+from glft_schema.words import suggestion
+
 Function = Callable[..., None]
 Texts = tuple[str, ...]
 HELP = {"help_option_names": ["--help", "-h"]}
@@ -89,6 +91,14 @@ def _attributes(parameter: inspect.Parameter, **attributes: Any) -> dict[str, An
 def dashed(name: str) -> str:
     """Returns the name of a command or option for a name in Python."""
     return name.strip("_").replace("_", "-")
+
+
+class Choice(click.Choice[str]):
+    """One of several words. Suggests the closest for an unknown one."""
+
+    def get_invalid_choice_message(self, value: object, ctx: click.Context | None) -> str:
+        """Returns the error."""
+        return super().get_invalid_choice_message(value, ctx).rstrip(".") + (suggestion(value, self.choices) or ".")
 
 
 class Command(click.Command):

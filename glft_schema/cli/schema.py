@@ -5,9 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Annotated
 
-import click
-
-from glft_schema.cli.options import argument, option
+from glft_schema.cli.options import Choice, argument, option
 from glft_schema.cli.terminal import option_errors
 from glft_schema.describe.languages import WRITERS, write
 from glft_schema.describe.schema import schema_of
@@ -16,6 +14,7 @@ from glft_schema.formats.format import Format
 from glft_schema.formats.registry import FORMATS, format_named
 from glft_schema.quantizer.as_markdown import recipes_as_markdown
 from glft_schema.tensor_types import TensorType
+from glft_schema.words import suggestion
 
 DEFAULT = next(iter(WRITERS))
 RECIPES = "recipes"
@@ -24,7 +23,7 @@ RECIPES = "recipes"
 def schema(
     name: Annotated[str, argument("NAME", "A format such as gguf, a tensor type such as q4_k, or recipes.")],
     language: Annotated[
-        str, option(None, "Output format: a document, data, or source code.", "--as", type=click.Choice([*WRITERS]))
+        str, option(None, "Output format: a document, data, or source code.", "--as", type=Choice([*WRITERS]))
     ] = DEFAULT,
 ) -> None:
     """Prints the schema of a format or tensor type.
@@ -60,4 +59,5 @@ def find(name: str) -> Format | TensorType:
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types)
     raise OptionError(
         f"expected {' or '.join(format.name.lower() for format in FORMATS)}, or one of {', '.join(types)}; found {shown(name)}"
+        f"{suggestion(name, types)}"
     )

@@ -16,6 +16,7 @@ from glft_schema.codec.typed_text import from_value_text
 from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
 from glft_schema.display import displayed, metadata_table
 from glft_schema.errors import FormatError, shown
+from glft_schema.words import MissingKeyError
 
 
 class Metadata(Mapping[str, Any]):
@@ -25,7 +26,13 @@ class Metadata(Mapping[str, Any]):
         self._entries = dict(entries)
 
     def __getitem__(self, key: str) -> Any:
-        return self._entries[key]
+        return self._entry(key)
+
+    def _entry(self, key: str) -> Any:
+        try:
+            return self._entries[key]
+        except KeyError:
+            raise MissingKeyError(key, self._entries) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
@@ -92,7 +99,7 @@ class TypedMetadata(Metadata):
         self.key_types = keys
 
     def __getitem__(self, key: str) -> Any:
-        return self._entries[key].plain
+        return self._entry(key).plain
 
     def __eq__(self, other: object) -> bool:
         """Compares keys and values in any order; NaN is not equal to itself."""
@@ -151,7 +158,7 @@ class TypedMetadata(Metadata):
     def without(self, *keys: str) -> TypedMetadata:
         """Returns a copy without `keys`. Raises KeyError for an unknown key."""
         for key in keys:
-            self._entries[key]
+            self._entry(key)
         without = set(keys)
         return self.replaced({key: entry for key, entry in self._entries.items() if key not in without})
 
@@ -161,14 +168,15 @@ class TypedMetadata(Metadata):
 
     def type_of(self, key: str) -> str:
         """Returns a value's type, such as ``array[string]``. Raises KeyError for an unknown key."""
-        return self._entries[key].type_text
+        return str(self._entry(key).type_text)
 
     def _displayed(self, key: str) -> Any:
         return displayed(self[key], self.type_of(key))
 
     def stored(self, key: str) -> StoredValue:
         """Returns a value as stored. Raises KeyError for an unknown key."""
-        return self._entries[key]
+        entry: StoredValue = self._entry(key)
+        return entry
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -19,6 +19,7 @@ from glft_schema.codec.expressions import Allowed, compiled, equality, field_of,
 from glft_schema.codec.trace import LABELS, without_root
 from glft_schema.errors import Finding, FormatError, LimitError, OptionError, shown
 from glft_schema.limits import A_LIMIT, DEFAULTS, exceeded
+from glft_schema.words import suggestion
 
 SPEC = "spec"  # the format's specification
 GGML = "ggml"  # llama.cpp's reader
@@ -32,7 +33,7 @@ def rule_sets(names: str | Iterable[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in RULE_SETS:
-            raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {shown(name)}")
+            raise OptionError(f"expected one of {', '.join(RULE_SETS)}, found {shown(name)}{suggestion(name, RULE_SETS)}")
     return found
 
 

@@ -12,6 +12,7 @@ import construct
 from glft_schema.codec.context import Context
 from glft_schema.codec.fast_rows import Reader, fast_reader
 from glft_schema.errors import FormatError, shown
+from glft_schema.words import MissingKeyError
 
 Code = int | str
 
@@ -81,7 +82,7 @@ class TypeTable(Generic[T]):
             code = key if isinstance(key, int) else getattr(key, "code", None)
             if self.unknown and isinstance(code, int) and code >= 0 and key in (code, self.unknown(code)):
                 return self.unknown(code)
-        raise KeyError(key)
+        raise MissingKeyError(key, self._known) from None
 
     def _with_more(self) -> Mapping[object, T]:
         """Returns the types by key, after `more` has been called once."""

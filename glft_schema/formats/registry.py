@@ -18,6 +18,7 @@ from glft_schema.formats.slips import first_slip
 from glft_schema.storage.source import Source, StrPath, path_text
 from glft_schema.storage.streams import START
 from glft_schema.tensor_types import TensorType
+from glft_schema.words import suggestion
 
 FORMATS = [GLFT, GGUF, SAFETENSORS]
 DEFAULT = GLFT  # for other endings
@@ -104,7 +105,8 @@ def format_named(name: object) -> Format:
             if isinstance(name, str) and format.name.lower() == name.lower():
                 return format
         load_plugins()
-    raise OptionError(f"expected {alternatives(format.name for format in FORMATS)}, found {shown(name)}")
+    names = [format.name for format in FORMATS]
+    raise OptionError(f"expected {alternatives(names)}, found {shown(name)}{suggestion(name, names)}")
 
 
 def registered_type(name: str) -> TensorType:
@@ -117,7 +119,8 @@ def registered_type(name: str) -> TensorType:
                 if type_.scheme == name.lower():
                     return type_
         load_plugins()
-    raise OptionError(f"expected a tensor type, found {shown(name)}")
+    schemes = {type_.scheme for format in FORMATS for type_ in format.types}
+    raise OptionError(f"expected a tensor type, found {shown(name)}{suggestion(name, schemes)}")
 
 
 def format_for(path: StrPath, name: str | None) -> Format:

@@ -23,6 +23,7 @@ from glft_schema.storage.source import BytesSource, Source
 from glft_schema.storage.tensor_bytes import write_all
 from glft_schema.tensor_types.tensor_type import TensorType
 from glft_schema.tensors.tensor import Place, Tensor
+from glft_schema.words import MissingKeyError
 
 GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
 MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64-bit integer
@@ -150,7 +151,11 @@ class TensorMap(Tensors):
         return tuple(map(Gap._make, self._payloads.gaps))
 
     def __getitem__(self, name: str) -> Tensor:
-        dims, place = self._place(self._numbers[name])
+        try:
+            number = self._numbers[name]
+        except KeyError:
+            raise MissingKeyError(name, self._numbers) from None
+        dims, place = self._place(number)
         return Tensor(name, dims, place, self._source, self.start, self.order, self.device)
 
     def __iter__(self) -> Iterator[str]:

@@ -15,6 +15,7 @@ from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal, type_before
 from glft_schema.weights.stored_tensors import StoredTensor
+from glft_schema.words import suggestion
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,9 @@ def type_named(scheme: str, types: TypeTable[TensorType]) -> TensorType:
                 raise SchemeError(f"expected a type with an encoder, found {scheme!r}, which can only be read")
             return type_
     names = alternatives(type_.scheme for type_ in types if type_.has_encoder)
-    raise SchemeError(f"{types.kind} has no type {scheme!r}: expected {names}")
+    raise SchemeError(
+        f"{types.kind} has no type {scheme!r}: expected {names}{suggestion(scheme, [type_.scheme for type_ in types])}"
+    )
 
 
 def choose_type(name: str, tensor: StoredTensor, types: TypeTable[TensorType]) -> Choice:

@@ -1,0 +1,67 @@
+"""Suggestions for misspelled names, from Python and on the command line."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.words import MissingKeyError
+from tests.tools.command_line import in_this_process
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    metadata = {"general.architecture": "toy", "general.name": "a"}
+    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 32)}, tmp_path / "model.gguf", metadata)
+    return tmp_path / "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggested"),
+    [
+        (["--limit", "nestin=3", "inspect", "MODEL"], "'nesting'"),
+        (["convert", "MODEL", "o.gguf", "--scheme", "q4k"], "'q4_k'"),
+        (["convert", "MODEL", "o.gguf", "--format", "ggfu"], "'GGUF'"),
+        (["convert", "MODEL", "o.gguf", "--rules", "gmml"], "'ggml'"),
+        (["verify", "MODEL", "--rules", "llamacpp"], "'llama.cpp'"),
+        (["quantize", "MODEL", "o.gguf", "Q4KM"], "'Q4_K_M'"),
+        (["edit", "MODEL", "--remove", "general.nam"], "'general.name'"),
+        (["explain", "MODEL", "--tensor", "blk.0.attn_k.weight"], "'blk.0.attn_q.weight'"),
+        (["explain", "MODEL", "--color", "nver"], "'never'"),
+        (["get-tensor", "MODEL", "blk.0.attn_q.weight", "o.npy", "--dtype", "flot16"], "'float16'"),
+        (["schema", "Q4K"], "'q4_k'"),
+        (["schema", "gguf", "--as", "kaitia"], "'kaitai'"),
+        (["kernels", "build", "q4k"], "'q4_k'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_errors_suggest_the_closest_word(arguments: list[str], suggested: str, model: Path) -> None:
+    done = in_this_process(*(model if word == "MODEL" else word for word in arguments))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"; did you mean {suggested}?\n")
+
+
+@pytest.mark.parametrize(
+    ("look_up", "text"),
+    [
+        (lambda file: file.tensors["blk.0.attn_k.weight"], "'blk.0.attn_k.weight'; did you mean 'blk.0.attn_q.weight'?"),
+        (lambda file: file.get_slice("BLK.0.attn_q.weight"), "'BLK.0.attn_q.weight'; did you mean 'blk.0.attn_q.weight'?"),
+        (lambda file: file.metadata["general.nam"], "'general.nam'; did you mean 'general.name'?"),
+        (lambda file: file.metadata.type_of("general.nam"), "'general.nam'; did you mean 'general.name'?"),
+        (lambda file: file.format.types["q4k"], "'q4k'; did you mean 'q4_k'?"),
+        (lambda file: file.tensors["nothing like it"], "'nothing like it'"),
+        (lambda file: file.metadata[3], "3"),
+    ],
+)
+def test_key_errors_suggest_the_closest_key(look_up: Callable[[Any], object], text: str, model: Path) -> None:
+    with glft.open(model) as file, pytest.raises(MissingKeyError) as caught:
+        look_up(file)
+    assert str(caught.value) == text
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (type(copied), copied.args) == (KeyError, caught.value.args)
