@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +19,8 @@ from glft_schema.errors import safe, shown
 
 ROWS = 20  # shown per table
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
+COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)  # that tables must fit into
+SHORTEST = 12  # letters of a text that is shortened for that
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
 FILE_TYPE = "general.file_type"
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
@@ -93,11 +96,25 @@ class Listing(NamedTuple):
 
 
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
-    """Returns rows as lines with aligned columns; the last `right` columns are numbers."""
+    """Returns rows as lines with aligned columns; the last `right` columns are numbers.
+
+    If lines are longer than `COLUMNS`, the middle of long texts in the widest column is left out.
+    """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    most = COLUMNS.get()
+    if most is not None and (excess := sum(widths) + 2 * len(widths) - most) > 0:
+        widest = widths.index(max(widths))
+        widths[widest] = max(widths[widest] - excess, SHORTEST)
+        rows = [(*row[:widest], shortened(row[widest], widths[widest]), *row[widest + 1 :]) for row in rows]
     sides = ["<"] * (len(widths) - right) + [">"] * right
     line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
     return [line.format(*row).rstrip() for row in rows]
+
+
+def shortened(text: str, length: int) -> str:
+    """Returns text with its middle left out if it is longer than `length`."""
+    kept = length - 3
+    return text if len(text) <= length else f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"
 
 
 def tensors_table(tensors: Mapping[str, HasTensor]) -> Listing:

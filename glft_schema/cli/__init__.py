@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
-import re
+import shutil
 import signal
 import sys
 import warnings
@@ -14,7 +14,9 @@ from collections.abc import Iterable
 import click
 
 from glft_schema.cli.commands import Glft
+from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
+from glft_schema.display import COLUMNS
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
 from glft_schema.words import suggestion
@@ -37,15 +39,20 @@ def limits_in(texts: Iterable[str]) -> Limits:
     limits: list[tuple[str, str, int]] = []
     for text in texts:
         name, _, number = text.partition("=")
-        if name not in DEFAULTS or not re.fullmatch("[0-9]{1,20}", number):
+        try:
+            limits.append((name, number, bytes_of(number if name in DEFAULTS else "")))
+        except OptionError:
             hint = "" if name in DEFAULTS else suggestion(name, DEFAULTS)
-            raise OptionError(f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}{hint}")
-        limits.append((name, number, int(number)))
+            raise OptionError(
+                f"expected NAME=NUMBER, NAME being one of {', '.join(DEFAULTS)}, found {shown(text)}{hint}"
+            ) from None
     return Limits(**unique("--limit", "name", limits))
 
 
 def main(command: click.Command | None = None) -> None:
     """Runs a command line app, by default `glft`."""
+    if sys.stdout and sys.stdout.isatty():
+        COLUMNS.set(shutil.get_terminal_size().columns)
     gc.freeze()  # modules live until the process ends: no collection need scan them, the last one included
     warnings.showwarning = lambda message, *_: echo(f"glft: warning: {message}", error=True)
     # None if the parent process closed it

@@ -17,11 +17,12 @@ from glft_schema.cli.options import (
     Like,
     Texts,
     TrustRemoteCode,
+    Verbose,
     argument,
     flag,
     option,
 )
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -79,6 +80,7 @@ def convert(
     trust_remote_code: TrustRemoteCode = False,
     as_stored: Annotated[bool, flag("Copy codes and scales of GPTQ, AWQ, FP8 and others as separate tensors.")] = False,
     allow_requantize: AllowRequantize = False,
+    verbose: Verbose = False,
 ) -> None:
     """Converts weights to another format or type.
 
@@ -130,7 +132,8 @@ def convert(
                 importance=importance,
                 allow_requantize=allow_requantize,
             )
-    echo(*mapped(checkpoint, source), *report(written, out))
+    echo(*mapped(checkpoint, source), *report(written, out, verbose))
+    echo_written([out], "verify", out)
 
 
 def parse_schemes(texts: Iterable[str]) -> list[tuple[str, str]]:
@@ -188,9 +191,9 @@ def text_of(value: str) -> str:
     return read_text(value[1:])
 
 
-def report(written: list[WrittenTensor], out: Path) -> list[str]:
+def report(written: list[WrittenTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report, which begins with what was not done as asked."""
-    parts = [totals(written), payloads(written), fallbacks(written), ties(written)]
+    parts = [totals(written), payloads(written) if verbose else [], fallbacks(written), ties(written)]
     size = (out / WEIGHTS if out.is_dir() else out).stat().st_size
     lines = [*requantized(written), *unlike_asked(written), f"{out}: {len(written)} tensors, {size:,} bytes"]
     return lines + [line for number, part in enumerate(parts) if part for line in ([""] * (number > 0) + part)]

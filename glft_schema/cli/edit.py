@@ -8,7 +8,7 @@ from typing import Annotated
 
 from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
-from glft_schema.cli.terminal import echo, file_errors, unique
+from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
 from glft_schema.errors import OptionError, shown
 from glft_schema.weights.edit import edit as edit_file
 
@@ -51,9 +51,12 @@ def edit(
             rename=parse_renames(rename),
             dry_run=dry_run,
         )
-    echo(*map(str, edited.changes))
+    for change in edited.changes:
+        echo(str(change), colour=RED if change.action == "remove" else GREEN)
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
+    else:
+        echo_written([out or file], "inspect", out or file)
 
 
 def parse_renames(texts: Iterable[str]) -> dict[str, str]:

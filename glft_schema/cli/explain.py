@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glft_schema.cli.options import Choice, argument, option
-from glft_schema.cli.terminal import echo, file_errors, refuse_set
+from glft_schema.cli.terminal import echo, file_errors, has_colours, refuse_set
 from glft_schema.describe.byte_map import byte_map_of
 from glft_schema.describe.hex_view import PLAIN_STYLES, STYLES, HexView
 from glft_schema.errors import OptionError, shown
@@ -91,7 +90,7 @@ def is_coloured(color: str) -> bool:
     """Returns whether to use colour; ``auto`` means on a terminal, unless ``NO_COLOR`` is set."""
     if color != "auto":
         return color == "always"
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return has_colours(sys.stdout)
 
 
 def width() -> int:

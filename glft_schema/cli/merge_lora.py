@@ -7,8 +7,8 @@ from typing import Annotated
 
 from glft_schema.adapters.merging import MergedTensor
 from glft_schema.adapters.merging import merge_lora as merge
-from glft_schema.cli.options import argument, option
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.options import Verbose, argument, option
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.display import aligned
 from glft_schema.errors import safe
 
@@ -19,13 +19,14 @@ def merge_lora(
     out: Annotated[Path, argument("OUT", "GGUF file; replaced only on success.")],
     scale: Annotated[float, option("X", "Factor of the adapter's update.")] = 1.0,
     imatrix: Annotated[Path | None, option("FILE", "llama.cpp importance matrix for encoding.")] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Merges a LoRA adapter into a GGUF model.
 
     Only tensors that the adapter changes are decoded. They are merged in float32 and encoded again
-    in their own types, all others are copied. For each changed tensor the report has the size of
-    the update relative to the weights, and the error of the stored weights relative to the merged
-    ones.
+    in their own types, all others are copied. With --verbose, the report has for each changed
+    tensor the size of the update relative to the weights, and the error of the stored weights
+    relative to the merged ones.
 
     Examples:
         glft merge-lora model.gguf adapter/ merged.gguf
@@ -35,14 +36,16 @@ def merge_lora(
         refuse_overwriting(out, model, adapter, imatrix)
         with progress_bar(f"writing {out.name}") as bar:
             merged = merge(model, adapter, out, scale=scale, importance=imatrix, progress=bar)
-    echo(*report(merged, out))
+    echo(*report(merged, out, verbose))
+    echo_written([out], "compare", model, out)
 
 
-def report(merged: list[MergedTensor], out: Path) -> list[str]:
+def report(merged: list[MergedTensor], out: Path, verbose: bool) -> list[str]:
     """Returns the lines of the report."""
     rows = []
     for tensor in merged:
         relative = f"{tensor.update:.3%}", f"{tensor.errors.relative:.3%}"
         rows.append((safe(tensor.name), tensor.type.name, *relative, f"{tensor.errors.largest:g}"))
     lines = [f"{out}: {len(merged)} tensors changed, all others copied"]
-    return [*lines, "", *aligned([("tensor", "dtype", "update", "error", "max error"), *rows], right=3)]
+    table = aligned([("tensor", "dtype", "update", "error", "max error"), *rows], right=3)
+    return [*lines, "", *table] if verbose else lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Annotated, Any, get_args, get_origin
 
 import click
 
+from glft_schema.errors import OptionError, shown
 from glft_schema.words import suggestion
 
 Function = Callable[..., None]
 Texts = tuple[str, ...]
 HELP = {"help_option_names": ["--help", "-h"]}
 RANGES: dict[type, Any] = {int: click.IntRange, float: click.FloatRange}
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 TYPES: dict[type, Any] = {Path: click.Path(path_type=Path)}
 
 
@@ -93,6 +96,25 @@ def dashed(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
+def bytes_of(text: str, option: str = "a size") -> int:
+    """Parses a size such as ``90MB`` or ``2GiB``. Raises OptionError for any other form."""
+    found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
+    if not found or found[2].upper() not in UNITS:
+        raise OptionError(f"expected {option} in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found {shown(text)}")
+    return int((float if "." in found[1] else int)(found[1]) * UNITS[found[2].upper()])
+
+
+class Size(click.IntRange):
+    """A size in bytes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the number of bytes."""
+        try:
+            return super().convert(bytes_of(str(value)), param, ctx)
+        except OptionError as error:
+            self.fail(str(error), param, ctx)
+
+
 class Choice(click.Choice[str]):
     """One of several words. Suggests the closest for an unknown one."""
 
@@ -129,6 +151,7 @@ Like = Annotated[Path | None, option(
     "DONOR", "GGUF model like OUT: its names and metadata are taken, by convert also its types."
 )]
 Imatrix = Annotated[Path | None, option("FILE", "llama.cpp importance matrix for IN; required by some types.")]
+Verbose = Annotated[bool, flag("Add a row for each tensor to the report.", "--verbose", "-v")]
 Json = Annotated[bool, flag("Print JSON.", "--json")]
 AllowRequantize = Annotated[bool, flag("Also quantize tensors that are quantized already; their error grows.")]
 Tokenizer = Annotated[Path | None, option("DIR", "Hugging Face folder with the tokenizer to use. Default: the model's.")]

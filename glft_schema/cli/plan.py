@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from glft_schema.cli.inspect import as_json_value
-from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, flag, option
+from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
 from glft_schema.display import aligned
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
@@ -22,8 +21,6 @@ from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.checkpoints import open_with_metadata
-
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 
 def plan(
@@ -57,7 +54,7 @@ def plan(
         glft plan f16.gguf --size 90MB -o recipe.txt
     """
     with file_errors(out or source, tensors=source):
-        limit = None if size is None else bytes_of(size)
+        limit = None if size is None else bytes_of(size, "--size")
         if limit is not None and bpw is not None:
             raise OptionError("expected --size or --bpw, found both")
         if out is not None:
@@ -89,14 +86,6 @@ def plan(
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:
         echo(*mapped(checkpoint, source), *report(planned, mix))
-
-
-def bytes_of(text: str) -> int:
-    """Parses a size such as ``90MB``. Raises OptionError for any other form."""
-    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)", text)
-    if not found or found[2].upper() not in UNITS:
-        raise OptionError(f"expected --size in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found {shown(text)}")
-    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:

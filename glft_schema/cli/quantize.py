@@ -17,7 +17,7 @@ from glft_schema.cli.options import (
     flag,
     option,
 )
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, requantized, totals, unlike_asked
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError, safe, shown
@@ -106,6 +106,8 @@ def quantize(
                 progress=bar,
             )
     echo(*mapped(checkpoint, source), *report(quantized, out, dry_run=dry_run))
+    if not dry_run and out.is_file():
+        echo_written([out], "compare", source, out)
 
 
 def tensor_type_of(text: str) -> tuple[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from glft_schema.cli.options import Out, argument, option
-from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
+from glft_schema.cli.options import Out, Size, argument, option
+from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
 from glft_schema.files.splitting import split as split_file
@@ -16,7 +16,7 @@ def split(
     file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
     prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
     max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
-    max_bytes: Annotated[int | None, option("N", "Maximum payload bytes per file.", min=1)] = None,
+    max_bytes: Annotated[int | None, option("SIZE", "Maximum payload bytes per file, such as 2GB.", type=Size(1))] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 
@@ -25,11 +25,13 @@ def split(
 
     Examples:
         glft split model.gguf parts/model --max-tensors 100
-        glft split model.gguf parts/model --max-bytes 2000000000
+        glft split model.gguf parts/model --max-bytes 2GB
     """
     with file_errors(file), open(file) as opened:
-        for path in split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes):
+        paths = split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes)
+        for path in paths:
             echo(f"{path}: {Path(path).stat().st_size:,} bytes")
+    echo_written(paths, "verify", paths[0])
 
 
 def merge(
@@ -46,3 +48,4 @@ def merge(
         refuse_overwriting(out, first)
         merge_files(opened, out)
         echo(f"{out}: {len(opened.tensors)} tensors, {out.stat().st_size:,} bytes")
+    echo_written([out], "verify", out)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from click.exceptions import Exit
 
-from glft_schema.display import Progress
+from glft_schema.display import SIZES, Progress, rounded
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
@@ -21,27 +23,52 @@ FAILED = 1  # exit code of a check that failed
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 REFUSED = 2  # exit code for bad input, as click's for a bad option
 MAX_LINE = 1000  # characters
+RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
+STARTED = time.monotonic()
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
 Value = TypeVar("Value")
 
 
-def echo(*lines: str, error: bool = False, coloured: bool = False) -> None:
+def echo(*lines: str, error: bool = False, coloured: bool = False, colour: str = "") -> None:
     """Prints lines, cut to `MAX_LINE`, with control characters and newlines escaped.
 
     Args:
         lines: the lines.
         error: print to stderr.
         coloured: keep escape sequences of colours.
+        colour: escape sequence of a colour for whole lines, if the stream is a terminal.
     """
     for line in lines:
         parts = COLOUR.split(line) if coloured else [line]
         text = "".join(part if i % 2 else printable(part, MAX_LINE) for i, part in enumerate(parts))
+        if colour and has_colours(sys.stderr if error else sys.stdout):
+            text = f"{colour}{text}{PLAIN}"
+        elif error and text.startswith("glft:") and has_colours(sys.stderr):
+            text = f"{RED}glft:{PLAIN}{text[5:]}"
         try:
             print(text, file=sys.stderr if error else sys.stdout)
         except OSError as failure:
             failure.filename = "standard output"
             raise
+
+
+def has_colours(stream: Any) -> bool:
+    """Returns whether to use colours: on a terminal, unless ``NO_COLOR`` is set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def echo_written(paths: Sequence[str | Path], *following: object) -> None:
+    """Prints the size of written files, the time taken, and a command that may follow.
+
+    Prints nothing if stdout is not a terminal.
+    """
+    if sys.stdout.isatty():
+        files = [file for path in map(Path, paths) for file in (path.iterdir() if path.is_dir() else [path])]
+        nbytes = rounded(sum(file.stat().st_size for file in files), SIZES)
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        echo(f"wrote {paths[0]}{more}: {nbytes} in {time.monotonic() - STARTED:.1f} s")
+        echo(f"next: glft {shlex.join(map(str, following))}")
 
 
 @contextmanager
@@ -144,8 +171,14 @@ def progress_bar(title: str) -> Iterator[Progress]:
     from rich import progress
     from rich.console import Console
     from rich.markup import escape
+    from rich.text import Text
 
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    class Rate(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
+            return Text(f"{task.speed:.1%}/s" if task.speed else "")
+
+    named = progress.TextColumn("{task.description}")
+    columns = (named, progress.BarColumn(), progress.TaskProgressColumn(), Rate(), progress.TimeRemainingColumn())
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=1.0)
         yield lambda text, done: bar.update(task, description=escape(f"{title}: {printable(text, 50)}"), completed=done)

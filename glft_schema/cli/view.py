@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from glft_schema.cli.options import Exclude, argument, option
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.describe.page.render import page
 from glft_schema.errors import OptionError
 from glft_schema.files.container import Container
@@ -42,3 +42,4 @@ def view(
             html = page(parsed, source, against_name=against.name if against else "", progress=bar).encode()
             stream.write(html)
     echo(f"{out}: {len(html):,} bytes")
+    echo_written([out], "explain", file)

@@ -339,7 +339,7 @@ def test_tied_embeddings_are_named(tmp_path: Path) -> None:
 def test_report_of_the_command_line(tmp_path: Path) -> None:
     path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
     adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": pair(64, 64)})
-    done = in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf", "--scale", "2")
+    done = in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf", "--scale", "2", "--verbose")
     assert (done.returncode, done.stderr) == (0, "")
     first, empty, header, row = done.stdout.splitlines()
     assert (first, empty) == (f"{tmp_path / 'out.gguf'}: 1 tensors changed, all others copied", "")

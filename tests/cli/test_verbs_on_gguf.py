@@ -219,7 +219,7 @@ def test_rule_sets_are_a_formats_own(tmp_path: Path) -> None:
 
 def test_convert(gguf: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
-    done = glft("convert", gguf, out, "--scheme", "w.*=f16")
+    done = glft("convert", gguf, out, "--scheme", "w.*=f16", "--verbose")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert rows["w.weight"] == ["F16", "converted", "0"]

@@ -14,7 +14,7 @@ import torch
 
 import glft_schema
 from glft_schema import Candidate, OptionError, Plan, SchemeError, TensorError, TensorPlan, plan, quantize
-from glft_schema.cli.plan import bytes_of
+from glft_schema.cli.options import bytes_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
 from glft_schema.quantizer.recipe_files import read_recipe

@@ -1,0 +1,88 @@
+"""Output on a terminal: width, colours, the lines after a job; sizes as options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+import torch
+
+import glft_schema as glft
+from glft_schema.cli.options import Size, bytes_of
+from glft_schema.display import COLUMNS, aligned
+from glft_schema.errors import OptionError
+from tests.tools.command_line import in_this_process, on_a_terminal
+
+RED = "\x1b[31m"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    state = {"a_module_with_a_rather_long_name.blk.0.attn_q.weight": torch.ones(2, 32), "b": torch.ones(1)}
+    glft.save_file(state, tmp_path / "model.gguf", {"general.architecture": "toy", "general.name": "a"})
+    return tmp_path / "model.gguf"
+
+
+def test_tables_fit_the_columns_of_a_terminal() -> None:
+    rows = [("name", "bytes"), ("a.rather.long.name.weight", "1,000"), ("short", "2")]
+    before = aligned(rows, right=1)
+    token = COLUMNS.set(30)
+    try:
+        fitted = aligned(rows, right=1)
+        COLUMNS.set(1)
+        assert aligned(rows, right=1)[1] == "  a.ra...eight  1,000"
+    finally:
+        COLUMNS.reset(token)
+    assert fitted == ["  name                   bytes", "  a.rather....me.weight  1,000", "  short                      2"]
+    assert "  a.rather.long.name.weight  1,000" in before == aligned(rows, right=1)
+
+
+def test_names_are_whole_if_stdout_is_no_terminal(model: Path) -> None:
+    name = "a_module_with_a_rather_long_name.blk.0.attn_q.weight"
+    assert name in in_this_process("inspect", model).stdout
+    done = on_a_terminal("inspect", model, COLUMNS="60")
+    assert (done.returncode, name in done.stdout, "....attn_q.weight" in done.stdout) == (
+        0,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_red"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)], ids=str
+)
+def test_errors_are_red_on_a_terminal(environment: dict[str, str], is_red: bool, tmp_path: Path) -> None:
+    done = on_a_terminal("inspect", tmp_path / "none", **environment)
+    assert (done.returncode, done.stdout.startswith(f"{RED}glft:")) == (2, is_red)
+    assert RED not in in_this_process("inspect", tmp_path / "none").stderr
+
+
+def test_changes_are_coloured_on_a_terminal(model: Path) -> None:
+    done = on_a_terminal("edit", model, "--remove", "general.name", "--set", "general.type=x", "--dry-run")
+    assert f"{RED}remove 'general.name': 'a'" in done.stdout
+    assert "\x1b[32madd 'general.type': 'x'" in done.stdout
+
+
+def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out file.gguf"
+    *_, wrote, following = on_a_terminal("convert", model, out, COLUMNS="300").stdout.splitlines()
+    assert wrote.startswith(f"wrote {out}: {out.stat().st_size} bytes in ")
+    assert following == f"next: glft verify '{out}'"
+    assert "next:" not in in_this_process("convert", model, out).stdout
+    parts = on_a_terminal("split", model, tmp_path / "part", "--max-bytes", "1kB", COLUMNS="300").stdout.splitlines()
+    assert parts[-1] == f"next: glft verify {tmp_path / 'part'}-00001-of-00001.gguf"
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5.", "90 pounds", "MB", "1e3"])
+def test_sizes_are_numbers_with_a_unit(text: str) -> None:
+    assert [bytes_of(text) for text in ("30MB", "2GiB", "18446744073709551615")] == [30_000_000, 2 << 30, (1 << 64) - 1]
+    with pytest.raises(OptionError, match="expected a size in bytes, kB, MB, GB, KiB, MiB or GiB, such as 90MB, found"):
+        bytes_of(text)
+    with pytest.raises(click.BadParameter, match="expected a size in bytes"):
+        Size(1).convert(text, None, None)
+
+
+def test_limits_take_units(model: Path) -> None:
+    assert in_this_process("--limit", "text=1kB", "inspect", model).returncode == 0
+    assert "limit text" in in_this_process("--limit", "text=0.004kB", "inspect", model).stderr
