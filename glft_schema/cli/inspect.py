@@ -114,7 +114,7 @@ def _print_value(file: File, key: str) -> None:
     """Prints the value of a metadata key: a text as it is, or to a terminal without control
     characters and with a newline."""
     if key not in file.metadata:
-        from glft_schema.weights.patterns import suggestion
+        from glft_schema.words import suggestion
 
         raise OptionError(f"expected a metadata key of the file, found {shown(key)}{suggestion(key, file.metadata)}")
     value = file.metadata[key]
