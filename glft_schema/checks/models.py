@@ -153,9 +153,29 @@ def _finding(what: str, shard: File, path: str, problem: str) -> Finding:
     return Finding(f"{LLAMA_CPP}-{what}", (LLAMA_CPP,), path, problem, file=shard.name)
 
 
+def unchecked(file: File) -> str:
+    """Returns why `check_model` cannot judge a GGUF file; an empty string if it can."""
+    arch, vocabulary = file.metadata.get(ARCHITECTURE), file.metadata.get(MODEL)
+    if _is_part(file):
+        return f"the file is one of {file.metadata[COUNT]} of a set"
+    if not file.tensors:
+        return "the file has no tensors"
+    if ARCHITECTURE not in file.metadata:
+        return f"the file has no {ARCHITECTURE}"
+    if isinstance(arch, str) and arch not in REQUIREMENTS:
+        return f"no rules for the architecture {shown(arch)}"
+    return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in OTHER_VOCABULARIES else ""
+
+
+def _is_part(file: File) -> bool:
+    """Returns whether a file is one of a set, without the others."""
+    metadata = file.metadata
+    return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == TYPES[COUNT] and metadata[COUNT] > 1
+
+
 def _findings(file: File) -> Iterator[Finding]:
     metadata, first = file.metadata, file.shards[0]
-    if len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == TYPES[COUNT] and metadata[COUNT] > 1:
+    if _is_part(file):
         problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
@@ -176,6 +196,14 @@ def _findings(file: File) -> Iterator[Finding]:
         return
     numbers = Numbers(file, arch)
     yield from _set_keys(file)
+    yield from read_keys(first, numbers, requirements)
+    yield from broken_limits(first, numbers, requirements)
+    yield from _vocabulary(first, numbers)
+    yield from broken_tensors(file, numbers, requirements)
+
+
+def read_keys(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+    """Reads the keys of `numbers`, and yields the findings of missing keys and of types."""
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
         for key in keys(numbers, requirements):
             if key.name in numbers.read:
@@ -184,9 +212,6 @@ def _findings(file: File) -> Iterator[Finding]:
             for finding in _broken_keys(first, [key]):
                 numbers.unknown.add(key.name)
                 yield finding
-    yield from _broken_limits(first, numbers, requirements)
-    yield from _vocabulary(first, numbers)
-    yield from _tensors(file, numbers, requirements)
 
 
 def _set_keys(file: File) -> Iterator[Finding]:
@@ -241,9 +266,9 @@ def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(OF_TOKENS, TOKENIZER, False)]
 
 
-def _broken_limits(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+def broken_limits(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
-    blocks = numbers.value("block_count") if numbers.full("block_count") not in numbers.unknown else None
+    blocks = numbers.number("block_count") if numbers.full("block_count") not in numbers.unknown else None
     for key in (*COMMON.required.split(), *COMMON.optional.split(), *requirements.optional.split()):
         name = numbers.full(key)
         per_block = TYPES.get(key) == PER_BLOCK and is_array(first, name)
@@ -292,12 +317,11 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 
-def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+def broken_tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     tensors, first = file.tensors, file.shards[0]
     owners = {name: shard for shard in file.shards for name in shard.tensors}
-    stored = 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
-    blocks = stored
+    stored = blocks = stored_blocks(tensors)
     with suppress(KeyError):
         blocks = numbers["layers"]
         if blocks > stored:
@@ -310,11 +334,11 @@ def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterat
     for row in requirements.tensors:
         for block in range(min(blocks, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
-            applies = _applies(row, block, numbers, tensors)
+            applies = is_read(row, block, numbers, tensors)
             if applies is False:
                 continue
             read.add(name)
-            dims = _dims(row, numbers)
+            dims = dims_of(row.dims, numbers)
             expected = f"{dims} ({', '.join(_text(part) for part in row.dims.split())})"
             if name not in tensors:
                 if row.required and applies:
@@ -322,7 +346,7 @@ def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterat
                     yield _finding("tensors", first, first.format.table, problem)
                 continue
             shard, tensor = owners[name], tensors[name]
-            if dims and _padded(tensor.dims) != _padded(dims):
+            if dims and padded(tensor.dims) != padded(dims):
                 problem = f"expected dims {expected} of {shown(name)}, found {list(tensor.dims)}"
                 yield _finding("dims", shard, rows[shard.name].tensor(name, "dims"), problem)
             if row.type and tensor.dtype.name != row.type:
@@ -341,7 +365,7 @@ def _tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterat
         yield _finding("names", shard, rows[shard.name].tensor(name, "name"), problem)
 
 
-def _applies(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:
+def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | None:
     """Returns whether the loader reads a tensor if it is there; None if that is unknown."""
     word = row.when.removeprefix("no ")
     if not word:
@@ -353,10 +377,15 @@ def _applies(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | 
     return holds is (word == row.when)
 
 
-def _dims(row: Loaded, numbers: Numbers) -> list[int] | None:
+def stored_blocks(tensors: Iterable[str]) -> int:
+    """Returns the number of blocks, by the names of tensors."""
+    return 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
+
+
+def dims_of(text: str, numbers: Numbers) -> list[int] | None:
     """Returns the dims of a tensor as stored; None if they depend on a missing key."""
     with suppress(KeyError):
-        return [sum(int(part) if part.isdigit() else numbers[part] for part in dim.split("+")) for dim in row.dims.split()]
+        return [sum(int(part) if part.isdigit() else numbers[part] for part in dim.split("+")) for dim in text.split()]
     return None
 
 
@@ -365,7 +394,7 @@ def _text(dim: str) -> str:
     return " + ".join(SIZES[part].text if part in SIZES else part for part in dim.split("+"))
 
 
-def _padded(dims: Iterable[int]) -> list[int]:
+def padded(dims: Iterable[int]) -> list[int]:
     """Returns four dims."""
     found = list(dims)
     return found + [1] * (4 - len(found))

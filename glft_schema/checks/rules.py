@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from glft_schema.checks.models import LLAMA_CPP, check_model
-from glft_schema.checks.roles import ROLES, broken_role, located
+from glft_schema.checks.causes import common_cause
+from glft_schema.checks.models import LLAMA_CPP, check_model, unchecked
+from glft_schema.checks.roles import ROLES, broken_role, located, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
 from glft_schema.files import parsing
@@ -50,3 +52,49 @@ def check_rules(file: File | StrPath, rules: str | Iterable[str]) -> list[Findin
     added += check_model(file) if LLAMA_CPP in own else []
     order = {shard.name: i for i, shard in enumerate(file.shards)}
     return sorted([*findings, *added], key=lambda finding: (order.get(finding.file or "", 0), finding.offset or 0))
+
+
+@dataclass
+class Report:
+    """Findings of a file, or of all files of a set.
+
+    Attributes:
+        sets: the rule sets that were checked.
+        enforced: those whose violations are failures.
+        findings: pairs of a file's number in its set and a finding.
+        failures: the number of findings that are failures.
+        not_checked: why the rules of llama.cpp's loader were not checked, or an empty string.
+        cause: a number of the metadata that explains most findings, or an empty string.
+    """
+
+    sets: list[str]
+    enforced: list[str]
+    findings: list[tuple[int, Finding]]
+    failures: int
+    not_checked: str
+    cause: str
+
+
+def report(file: File, rules: Sequence[str] = ()) -> Report:
+    """Checks some rule sets, or those that apply to a file.
+
+    Without `rules`, the sets are those of the format, and for GGUF that of the file's role or of
+    llama.cpp's loader of models. Failures are then what llama.cpp refuses to load. With `rules`,
+    all findings are failures.
+    """
+    sets, enforced, not_checked, role = with_implied(rules), with_implied(rules), "", None
+    if not rules:
+        sets, role = list(file.format.rule_sets), role_of(file)
+        if GGML in sets:
+            not_checked = "" if role else unchecked(file)
+            enforced = [] if not_checked else [GGML, role.name if role else LLAMA_CPP]
+            sets = list(dict.fromkeys([*sets, *enforced]))
+    names = {shard.name: i for i, shard in enumerate(file.shards)}
+    findings = [(names.get(finding.file or "", 0), finding) for finding in check_rules(file, sets)]
+    of_one = [name for name in sets if name != LLAMA_CPP]
+    findings += [(i, finding) for i, shard in enumerate(file.shards[1:], 1) for finding in check_rules(shard, of_one)]
+    failures = sum(not {*finding.sets}.isdisjoint(enforced) for _, finding in findings)
+    if role:  # loads without some keys
+        failures -= sum(1 for _ in broken_role(file, role)) - sum(1 for _ in broken_role(file, role, to_load=True))
+    cause = common_cause(file, len(findings)) if LLAMA_CPP in sets else ""
+    return Report(sets, enforced, findings, len(findings) if rules else failures, not_checked, cause)

@@ -17,8 +17,8 @@ from click.exceptions import Exit
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
 from glft_schema.checks.models import LLAMA_CPP
-from glft_schema.checks.roles import check_fit, role_of
-from glft_schema.checks.rules import ALL_SETS, check_rules, with_implied
+from glft_schema.checks.roles import check_fit
+from glft_schema.checks.rules import ALL_SETS, report
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
 from glft_schema.cli.inspect import as_json_value
@@ -73,8 +73,11 @@ def verify(
     reader). lora, controlvector, mmproj and imatrix have what llama.cpp requires of such GGUF
     files. llama.cpp has what its loader requires of a model, ggml included: metadata keys and their
     types, tensors and their dims, the vocabulary; an architecture that cannot be checked is a
-    violation. Without --rules, violations of spec, ggml and the file's role are listed but are not
-    failures.
+    violation.
+
+    Without --rules, all sets that apply to the file are checked. What llama.cpp refuses is a
+    failure; other violations are listed. If llama.cpp's rules cannot be checked, such as those of
+    an unknown architecture, the first line says so, and nothing they cover is a failure.
 
     --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
@@ -106,9 +109,7 @@ def verify(
             raise OptionError("--imatrix requires --against or --derives-from")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
-        role = role_of(parsed)
-        sets = with_implied(rules or [*parsed.format.rule_sets, *([role.name] if role else [])])
-        outcomes = {"rules": rules_outcome(parsed, sets, bool(rules))}
+        outcomes = {"rules": rules_outcome(parsed, rules or [])}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
@@ -150,20 +151,32 @@ def _read(manifest: Path) -> bytes:
         return stream.read(current().manifest + 1)
 
 
-def rules_outcome(file: File, sets: list[str], binding: bool) -> Outcome:
-    """Checks the rules; violations fail only if `binding`."""
-    first, *others = file.shards
-    found = [(Path(finding.file or first.name).name, finding) for finding in check_rules(file, sets)]
-    of_one = [name for name in sets if name != LLAMA_CPP]
-    found += [(Path(shard.name).name, finding) for shard in others for finding in check_rules(shard, of_one)]
+def rules_outcome(file: File, rules: list[str]) -> Outcome:
+    """Checks rule sets, by default those that apply to the file."""
+    verdict = report(file, rules)
+    found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
     state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
-    lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(sets)})"]
+    lines = [f"{safe(file.name)}: {file.format.name}, {size}, {state} ({', '.join(verdict.sets)})"]
+    if verdict.not_checked:
+        lines[0] += f"; {LLAMA_CPP}: not checked, {verdict.not_checked}"
+    elif verdict.failures and not rules:
+        lines[0] += f"; {LLAMA_CPP} refuses the file"
+    if verdict.cause:
+        lines.append(verdict.cause)
     if found:
         lines += _findings(found, len(file.shards) > 1)
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
-    return Outcome(lines, {"checked": list(sets), "broken": _findings_data(found)}, not (found and binding))
+    data = {
+        "checked": verdict.sets,
+        "enforced": verdict.enforced,
+        "not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {},
+        "failures": verdict.failures,
+        "cause": verdict.cause or None,
+        "broken": _findings_data(found),
+    }
+    return Outcome(lines, data, not verdict.failures)
 
 
 def _findings(found: list[tuple[str, Finding]], is_set: bool) -> list[str]:

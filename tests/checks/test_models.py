@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import struct
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 import glft_schema as glft
+from glft_schema.checks.rules import report
 from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.loading import COMMON, REQUIREMENTS, SLIDING
 from glft_schema.families.names import Names
@@ -177,7 +179,9 @@ def compare(model: Path, path: Path, every: int) -> int:
             refusal = loader.refusal(path)
             with glft.open(path) as file:
                 found = glft.check_rules(file, "llama.cpp")
+                verdict = report(file)
             assert bool(refusal) == bool(found), (case.change, case.subject, refusal, found)
+            assert verdict.not_checked or bool(refusal) == bool(verdict.failures), (case.change, case.subject, refusal)
             if found:
                 assert any(case.named in finding.problem for finding in found), (case.change, case.subject, refusal, found)
                 assert all("expected" in finding.problem and finding.offset is not None for finding in found)
@@ -306,6 +310,7 @@ def test_variants(tiny: Callable[[str], Path], tmp_path: Path) -> None:
             path.write_bytes(gguf_reference.File(entries=[*kept, *added.values()], infos=infos).bytes())
             with glft.open(path) as file:
                 found = [finding.problem for finding in glft.check_rules(file, "llama.cpp")]
+                assert bool(report(file).failures) == bool(problem)
             assert (bool(loader.refusal(path)), bool(found)) == (bool(problem), bool(problem)), (name, found)
             assert any(problem in text for text in found) or not problem, (name, found)
 
@@ -334,7 +339,11 @@ def test_everyday_faults(tiny: Callable[[str], Path], tmp_path: Path) -> None:
         done = in_this_process("verify", path, "--rules", "llama.cpp")
         assert done.returncode == 1
         assert all(problem in done.stdout for _, problem in problems)
-        assert in_this_process("verify", path).returncode == 0
+        by_default = in_this_process("verify", path)
+        assert by_default.returncode == 1
+        assert "; llama.cpp refuses the file\n" in by_default.stdout
+        assert all(problem in by_default.stdout for _, problem in problems)
+    assert in_this_process("verify", model).stdout.endswith("all rules hold (spec, ggml, llama.cpp)\n")
     assert in_this_process("verify", model, "--rules", "llama.cpp").stdout.endswith("all rules hold (ggml, llama.cpp)\n")
 
 
@@ -371,6 +380,30 @@ def test_what_cannot_be_checked(tiny: Callable[[str], Path], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"general.architecture": text("flux")}, "no rules for the architecture 'flux'"),
+        ({"general.architecture": None}, "the file has no general.architecture"),
+        ({"tokenizer.ggml.model": text("t5")}, "no rules for the vocabulary 't5'"),
+        ({"tensors": None}, "the file has no tensors"),
+    ],
+)
+def test_what_is_not_checked_by_default(
+    change: dict[str, tuple[int, Any] | None], reason: str, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, (entries, infos) = tmp_path / "model.gguf", contents_of(tiny("tiny-llama"))
+    rows = {key: (code, value) for key, code, value in entries}
+    rows |= {key.encode(): value for key, value in change.items() if value}
+    stored = [(key, *value) for key, value in rows.items() if change.get(key.decode(), value)]
+    path.write_bytes(gguf_reference.File(entries=stored, infos=[] if "tensors" in change else infos).bytes())
+    done = in_this_process("verify", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].endswith(f"; llama.cpp: not checked, {reason}")
+    data = json.loads(in_this_process("verify", path, "--json").stdout)
+    assert (data["holds"], data["rules"]["not_checked"]) == (True, {"llama.cpp": reason})
+
+
+@pytest.mark.parametrize(
     ("keys", "problem"),
     [
         ({}, "expected the first of 3 files, and the others beside it, found one file"),
@@ -404,6 +437,7 @@ def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
         assert loader.refusal(others[0])
         (alone,) = glft.check_rules(file, "llama.cpp")
         assert alone.problem == "expected the first of 3 files, and the others beside it, found one file"
+        assert report(file).not_checked == "the file is one of 3 of a set"
     last, number = others[-1], b"split.tensors.count" + struct.pack("<I", KINDS["i32"])
     last.write_bytes(last.read_bytes().replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
     first.write_bytes(first.read_bytes().replace(number, number[:-4] + struct.pack("<I", KINDS["u32"])))

@@ -16,6 +16,7 @@ import torch
 import glft_schema
 from glft_schema import OptionError, Typed, check_fit, check_rules, save_file
 from glft_schema.checks.roles import ROLES, role_of
+from glft_schema.checks.rules import report
 from tests.oracles import llama_cpp
 from tests.tools.command_line import assert_refused
 from tests.tools.command_line import in_this_process as glft
@@ -151,7 +152,9 @@ def check(path: Path, role: str, own: list[tuple[str, str]], misfits: list[tuple
     """Checks the findings of an adapter. If llama.cpp loads it, its own ones are no misfits."""
     with glft_schema.open(path) as file, glft_schema.open(base) as model:
         found, unfit = check_rules(file, role), check_fit(file, model)
+        verdict = report(file)
     assert [(finding.path, finding.problem) for finding in found] == own
+    assert bool(verdict.failures) == bool(own and not loads)
     assert [(finding.path, finding.problem) for finding in unfit] == [*([] if loads else own), *misfits]
     assert all(finding.offset is not None and finding.rule.startswith(f"{role}-") for finding in [*found, *unfit])
 
@@ -284,8 +287,8 @@ def test_findings_of_roles_are_in_file_order_with_others(tmp_path: Path) -> None
 def test_verify_checks_the_role_and_the_fit(tmp_path: Path, base: Path) -> None:
     adapter = write(tmp_path / "a.gguf", LORA, {A: (4, 33)})
     done = glft("verify", adapter)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "1 rule violation (spec, ggml, lora)" in done.stdout
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "1 rule violation (spec, ggml, lora); llama.cpp refuses the file\n" in done.stdout
     assert "lora-pairs" in done.stdout
     assert glft("verify", adapter, "--rules", "lora").returncode == 1
     assert glft("verify", adapter, "--rules", "ggml").returncode == 0

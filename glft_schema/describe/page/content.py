@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
+from glft_schema.checks.rules import report
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
@@ -21,7 +22,6 @@ from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.display import Progress
 from glft_schema.errors import shown
 from glft_schema.files.file import File
-from glft_schema.files.parsing import check_rules
 from glft_schema.tensors.tensor import Tensor
 from glft_schema.weights.stored_tensors import StoredTensor
 
@@ -76,7 +76,7 @@ class Content:
 
     def _texts(self, against: Original | None) -> dict[str, Any]:
         file = self._file
-        findings = [(i, found) for i, shard in enumerate(file.shards) for found in check_rules(shard, shard.format.rule_sets)]
+        verdict = report(file)
         outside = sum(self._outside.values())
         return {
             "name": _name(file),
@@ -84,11 +84,14 @@ class Content:
             "tiles": self._tiles(),
             "files": [{"name": _name(shard)} for shard in file.shards],
             "tensors": len(self._tensors),
-            "rule_sets": file.format.rule_sets,
-            "broken": len(findings),
+            "rule_sets": verdict.sets,
+            "refused": verdict.failures > 0,
+            "not_checked": visible(verdict.not_checked),
+            "cause": visible(verdict.cause, 2 * LONGEST),
+            "broken": len(verdict.findings),
             "findings": [
                 (i, replace(finding, path=visible(finding.path), problem=visible(finding.problem, 2 * LONGEST)))
-                for i, finding in findings[:FINDINGS]
+                for i, finding in verdict.findings[:FINDINGS]
             ],
             "unclaimed": _unclaimed(self._maps),
             "types": [{"name": visible(type_.name), **_share(self._type_bytes[type_], file.nbytes)} for type_ in self._types],
