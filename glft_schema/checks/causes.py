@@ -7,11 +7,10 @@ again with the best values, and the value that removes the most findings is the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from heapq import nlargest
 
 from glft_schema.checks.models import (
-    BLOCKS,
+    BLOCK,
     Numbers,
     broken_limits,
     broken_tensors,
@@ -20,10 +19,9 @@ from glft_schema.checks.models import (
     is_read,
     padded,
     read_keys,
-    stored_blocks,
 )
 from glft_schema.checks.roles import ARCHITECTURE
-from glft_schema.families.loading import MOST_BLOCKS, PER_BLOCK, REQUIREMENTS, SIZES, TYPES, Requirements
+from glft_schema.families.loading import PER_BLOCK, REQUIREMENTS, SIZES, TYPES, Requirements
 from glft_schema.files.file import File
 
 SMALL = range(513)  # values tried besides the stored dims: counts of heads, blocks and experts, lengths of heads
@@ -35,42 +33,26 @@ Equations = Counter[tuple[str, tuple[int, ...]]]  # (dims in terms of `SIZES`, d
 
 
 class Trial(Numbers):
-    """Numbers of a model, one of them replaced.
-
-    Attributes:
-        replaced: the key and its value.
-        stated: the numbers that were used, by key; None if the model has none.
-    """
+    """Numbers of a model: those used, in `stated`, and one `replaced`, a key and its value."""
 
     def __init__(self, file: File, arch: str) -> None:
         super().__init__(file, arch)
         self.replaced, self.stated = ("", 0), dict[str, int | None]()
 
     def number(self, key: str, default: int = 0) -> int:
-        stated = self._stated(key, lambda: None if self.value(key) is None else super(Trial, self).number(key))
+        if key not in self.stated:
+            self.stated[key] = None if self.value(key) is None else super().number(key)
+        stated = self.replaced[1] if key == self.replaced[0] else self.stated[key]
         return default if stated is None else stated
 
     def count(self, key: str) -> int:
-        return self._stated(key, lambda: super(Trial, self).count(key)) or 0
-
-    def _stated(self, key: str, read: Callable[[], int | None]) -> int | None:
-        if key == self.replaced[0]:
-            return self.replaced[1]
         if key not in self.stated:
-            self.stated[key] = read()
-        return self.stated[key]
+            self.stated[key] = super().count(key)
+        return self.number(key)
 
 
 def common_cause(file: File, total: int) -> str:
-    """Returns the number of a model's metadata that explains most of its `total` findings.
-
-    Args:
-        file: a GGUF model, or a set of files.
-        total: the number of findings.
-
-    Returns:
-        A sentence; an empty string if no number explains more than half of the findings.
-    """
+    """Returns which number of a model explains most of its `total` findings, or an empty string."""
     arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
     if total < LEAST or not isinstance(arch, str) or arch not in REQUIREMENTS:
         return ""
@@ -78,8 +60,7 @@ def common_cause(file: File, total: int) -> str:
     list(read_keys(first, numbers, requirements))
 
     def findings() -> int:
-        limits, tensors = broken_limits(first, numbers, requirements), broken_tensors(file, numbers, requirements)
-        return sum(1 for _ in limits) + sum(1 for _ in tensors)
+        return len([*broken_limits(first, numbers, requirements), *broken_tensors(file, numbers, requirements)])
 
     before = findings()
     cause, most = "", max(LEAST - 1, total // 2)
@@ -108,15 +89,17 @@ def _candidates(file: File, numbers: Trial, requirements: Requirements) -> list[
 
 def _equations(file: File, numbers: Trial, requirements: Requirements) -> Equations:
     """Returns equations that do not hold."""
-    stored = stored_blocks(file.tensors)
-    equations = Equations({("layers", (stored, 1, 1, 1)): 1})
-    for row in requirements.tensors:
-        word = row.when.removeprefix("no ")
-        for block in range(min(stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
-            if tensor := file.tensors.get(row.name.replace(BLOCKS, str(block))):
-                equations[row.dims, tuple(padded(tensor.dims))] += 1
-                if word in SIZES and word != row.when and is_read(row, block, numbers, file.tensors) is False:
-                    equations[word, (0, 1, 1, 1)] += 1
+    equations, blocks, rows = Equations(), 0, {row.name: row for row in requirements.tensors}
+    for name, tensor in file.tensors.items():
+        match = BLOCK.match(name)
+        block = int(match[1]) if match else 0
+        blocks = max(blocks, block + bool(match))
+        if row := rows.get(BLOCK.sub("blk.{i}.", name, count=1)):
+            equations[row.dims, tuple(padded(tensor.dims))] += 1
+            word = row.when.removeprefix("no ")
+            if word in SIZES and word != row.when and is_read(row, block, numbers, file.tensors) is False:
+                equations[word, (0, 1, 1, 1)] += 1
+    equations["layers", (blocks, 1, 1, 1)] += 1
     broken = Equations({one: count for one, count in equations.items() if _sizes(one[0], numbers) != one[1]})
     return Equations(dict(broken.most_common(EQUATIONS)))
 

@@ -321,7 +321,7 @@ def broken_tensors(file: File, numbers: Numbers, requirements: Requirements) -> 
     """Yields the findings of tensors: missing, with other dims, or not read."""
     tensors, first = file.tensors, file.shards[0]
     owners = {name: shard for shard in file.shards for name in shard.tensors}
-    stored = blocks = stored_blocks(tensors)
+    stored = blocks = 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
     with suppress(KeyError):
         blocks = numbers["layers"]
         if blocks > stored:
@@ -375,11 +375,6 @@ def is_read(row: Loaded, block: int, numbers: Numbers, tensors: Any) -> bool | N
     except KeyError:
         return None
     return holds is (word == row.when)
-
-
-def stored_blocks(tensors: Iterable[str]) -> int:
-    """Returns the number of blocks, by the names of tensors."""
-    return 1 + max((int(match[1]) for name in tensors if (match := BLOCK.match(name))), default=-1)
 
 
 def dims_of(text: str, numbers: Numbers) -> list[int] | None:

@@ -76,12 +76,7 @@ class Report:
 
 
 def report(file: File, rules: Sequence[str] = ()) -> Report:
-    """Checks some rule sets, or those that apply to a file.
-
-    Without `rules`, the sets are those of the format, and for GGUF that of the file's role or of
-    llama.cpp's loader of models. Failures are then what llama.cpp refuses to load. With `rules`,
-    all findings are failures.
-    """
+    """Checks rule sets. By default all that apply; failures are then what llama.cpp refuses."""
     sets, enforced, not_checked, role = with_implied(rules), with_implied(rules), "", None
     if not rules:
         sets, role = list(file.format.rule_sets), role_of(file)

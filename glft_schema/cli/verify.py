@@ -168,14 +168,9 @@ def rules_outcome(file: File, rules: list[str]) -> Outcome:
         lines += _findings(found, len(file.shards) > 1)
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
-    data = {
-        "checked": verdict.sets,
-        "enforced": verdict.enforced,
-        "not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {},
-        "failures": verdict.failures,
-        "cause": verdict.cause or None,
-        "broken": _findings_data(found),
-    }
+    data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}
+    data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
+    data["broken"] = _findings_data(found)
     return Outcome(lines, data, not verdict.failures)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,11 +114,13 @@ def test_no_cause(changed: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_cost_is_bounded(tmp_path: Path) -> None:
-    """Tensors with many different dims: few equations are solved."""
-    dims = {f"blk.{i}.{name}.weight": (96 + i, 7 * i + j) for i in range(100) for j, name in enumerate((*ATTENTION, *DENSE), 1)}
+    """Few equations are solved of tensors with many different dims. Solving all takes minutes."""
+    dims = {f"blk.{i}.{name}.weight": (96 + i, 7 * i + j) for i in range(60) for j, name in enumerate((*ATTENTION, *DENSE), 1)}
     glft.save_file({name: torch.zeros(shape) for name, shape in dims.items()}, tmp_path / "m.gguf", KEYS, rules=[])
     with glft.open(tmp_path / "m.gguf") as file:
-        assert report(file).failures > 100
+        start = time.process_time()
+        assert report(file).failures > 50
+        assert time.process_time() - start < 10
 
 
 def test_a_page_names_the_cause(tmp_path: Path) -> None:
