@@ -14,7 +14,7 @@ from glft_schema.words import closest
 # fmt: off
 JOBS = {  # the commands of each job, with the first line of their help
     "Look at files": {
-        "inspect":    "Shows header, metadata, tensors and sizes.",
+        "inspect":    "Shows the model in a file: sizes, metadata and tensors.",
         "explain":    "Shows every byte of a file and what it means.",
         "view":       "Writes an HTML report about a file.",
         "get-tensor": "Writes one tensor to a .npy file.",

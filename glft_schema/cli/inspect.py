@@ -269,15 +269,14 @@ def _grouped_rows(file: File) -> list[str]:
             numbers.setdefault(prefix, []).append(int(found["number"]))
     rows = [("tensor", "dtype", "dims", "bytes")]
     for prefix, kinds in blocks.items():
-        if not (of_prefix := numbers.get(prefix)):
-            rows += [(safe(tensor.name), *_common(tensors)) for tensors in kinds.values() for tensor in tensors]
+        of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
+        if len(of_prefix) < 2:
+            rows += [(safe(tensor.name), *_common([tensor])) for tensors in kinds.values() for tensor in tensors]
             continue
-        low, high, count = min(of_prefix), max(of_prefix), len(set(of_prefix))
-        each = {of_prefix.count(number) for number in set(of_prefix)}
-        text = f"{safe(prefix)}{low} ... {safe(prefix)}{high}" if high > low else f"{safe(prefix)}{low}"
-        few = f"{min(each):,} to {max(each):,}" if len(each) > 1 else f"{max(each):,}"
+        low, high, fewest, most = min(of_prefix), max(of_prefix), min(of_prefix.values()), max(of_prefix.values())
+        each = f"{fewest:,} to {most:,}" if most > fewest else f"{most:,}"
         nbytes = sum(tensor.nbytes for tensors in kinds.values() for tensor in tensors)
-        rows.append((f"{text}: {few} tensors{' each' * (count > 1)}", "", "", f"{nbytes:,}"))
+        rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", f"{nbytes:,}"))
         rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
     hidden = max(len(rows) - 1 - ROWS, 0)
     table = aligned(rows[: ROWS + 1], right=1)

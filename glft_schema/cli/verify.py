@@ -109,7 +109,7 @@ def verify(
             raise OptionError("--imatrix requires --against or --derives-from")
         if unknown := set(rules or ()).intersection(RULE_SETS) - {*parsed.format.rule_sets, REQUIRED}:
             raise OptionError(f"expected a rule set of {parsed.format.name}, found {shown(unknown.pop())}")
-        outcomes = {"rules": rules_outcome(parsed, rules or [])}
+        outcomes = {"rules": rules_outcome(parsed, rules)}
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
@@ -151,9 +151,9 @@ def _read(manifest: Path) -> bytes:
         return stream.read(current().manifest + 1)
 
 
-def rules_outcome(file: File, rules: list[str]) -> Outcome:
+def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     """Checks rule sets, by default those that apply to the file."""
-    verdict = report(file, rules)
+    verdict = report(file, list(rules))
     found = [(Path(file.shards[i].name).name, finding) for i, finding in verdict.findings]
     state = f"{len(found)} rule violation{'s' * (len(found) > 1)}" if found else "all rules hold"
     size = f"{len(file.tensors)} tensors, {file.nbytes:,} bytes"
