@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import click
 
 from glft_schema.cli.commands import Glft
+from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
 from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
 from glft_schema.display import COLUMNS
@@ -26,7 +27,7 @@ LIMIT = f"Override a resource limit; goes before the command. Names: {', '.join(
 
 @click.command(cls=Glft)
 @click.version_option(package_name="glft_schema", message="glft_schema %(version)s", help="Print the version and exit.")
-@click.option("--limit", metavar="NAME=NUMBER", multiple=True, help=LIMIT)
+@click.option("--limit", metavar="NAME=NUMBER", multiple=True, help=LIMIT, shell_complete=completer("limits"))
 @click.pass_context
 def app(context: click.Context, limit: tuple[str, ...]) -> None:
     """Inspects, verifies, compares, converts, edits and writes files of model weights."""

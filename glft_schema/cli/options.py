@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 import click
 
+from glft_schema.cli.completing import ARGUMENTS, OPTIONS, completer
 from glft_schema.errors import OptionError, shown
 from glft_schema.words import suggestion
 
@@ -42,7 +43,8 @@ def argument(metavar: str, about: str) -> Declared:
     """
 
     def made(parameter: inspect.Parameter) -> click.Parameter:
-        found = Argument([parameter.name], metavar=metavar, nargs=-1 if _is_many(parameter) else 1, **_attributes(parameter))
+        nargs = -1 if _is_many(parameter) else 1
+        found = Argument([parameter.name], nargs=nargs, **_attributes(parameter, metavar, ARGUMENTS, {}))
         found.about = about
         return found
 
@@ -61,7 +63,7 @@ def option(metavar: str | None, about: str, *names: str, **attributes: Any) -> D
 
     def made(parameter: inspect.Parameter) -> click.Parameter:
         default = () if any(name.startswith("--") for name in names) else (f"--{dashed(parameter.name)}",)
-        found = _attributes(parameter, **attributes) | {"metavar": metavar, "help": about, "multiple": _is_many(parameter)}
+        found = _attributes(parameter, metavar, OPTIONS, {"help": about, "multiple": _is_many(parameter), **attributes})
         return click.Option([*default, *names, parameter.name], show_default=True, **found)
 
     return made
@@ -74,21 +76,17 @@ def _is_many(parameter: inspect.Parameter) -> bool:
     return get_origin(get_args(parameter.annotation)[0]) is tuple
 
 
-def _attributes(parameter: inspect.Parameter, **attributes: Any) -> dict[str, Any]:
-    """Returns click's attributes for the annotation and default of a parameter."""
+def _attributes(
+    parameter: inspect.Parameter, metavar: str | None, words: Mapping[str, str], attributes: dict[str, Any]
+) -> dict[str, Any]:
+    """Adds click's attributes for the annotation, default and metavar of a parameter."""
     hint = get_args(parameter.annotation)[0]
     type_ = (get_args(hint) or (hint,))[0]  # of Path | None, and of tuple[Path, ...]
     bounds = {name: attributes.pop(name) for name in ("min", "max") if name in attributes}
-    if type_ is bool:
-        attributes["is_flag"] = True
-    else:
-        attributes.setdefault("type", RANGES[type_](**bounds) if bounds else TYPES.get(type_, type_))
-    required = parameter.default is parameter.empty
-    return {
-        **attributes,
-        "required": required,
-        **({"default": parameter.default} if not required and parameter.default != () else {}),
-    }
+    usual = {"is_flag": True} if type_ is bool else {"type": RANGES[type_](**bounds) if bounds else TYPES.get(type_, type_)}
+    usual |= {} if parameter.default in (parameter.empty, ()) else {"default": parameter.default}
+    usual |= {"metavar": metavar, "shell_complete": completer(words.get(metavar or ""))}
+    return {**usual, "required": parameter.default is parameter.empty, **attributes}
 
 
 def dashed(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -42,11 +43,8 @@ def test_names_are_whole_if_stdout_is_no_terminal(model: Path) -> None:
     name = "a_module_with_a_rather_long_name.blk.0.attn_q.weight"
     assert name in in_this_process("inspect", model).stdout
     done = on_a_terminal("inspect", model, COLUMNS="60")
-    assert (done.returncode, name in done.stdout, "....attn_q.weight" in done.stdout) == (
-        0,
-        False,
-        True,
-    )
+    assert (done.returncode, name in done.stdout) == (0, False)
+    assert re.search(r"  a_module_\w*\.\.\.[\w.]*weight  F32 ", done.stdout)
 
 
 @pytest.mark.parametrize(

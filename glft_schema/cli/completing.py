@@ -1,0 +1,54 @@
+"""Completion by shells: closed sets of words, and the names in a file on the command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import click
+
+from glft_schema.limits import DEFAULTS
+
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def words(kind: str, path: str) -> Iterable[str]:
+    """Returns the words of a kind: those of a closed set, or names in a file."""
+    from glft_schema.checks.rules import ALL_SETS
+    from glft_schema.files.container import Container
+    from glft_schema.formats.registry import FORMATS
+    from glft_schema.quantizer.recipes import RECIPES
+
+    if kind == "types" or (kind == "names" and not path):
+        return dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types if type_.has_encoder)
+    if kind in (sets := {"rules": ALL_SETS, "limits": DEFAULTS, "file types": [recipe.name for recipe in RECIPES]}):
+        return sets[kind]
+    file = Container.parse_file(path)
+    return [*(file.metadata if kind == "keys" else file.tensors)]
+
+
+def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Completes a word; the file is the first on the command line."""
+    at = max(incomplete.rfind("="), incomplete.rfind(",")) + 1  # of PATTERN=TYPE or TYPE,...
+    given = [*map(str, ctx.params.values()), *ctx.args]  # args, if the option's value is missing
+    try:
+        found = [*words(kind, next(filter(os.path.isfile, given), ""))]
+    except Exception:  # a shell shows no errors
+        return []
+    ending = "=" if parameter.metavar in ("KEY=VALUE", "OLD=NEW", "NAME=NUMBER") else ""
+    return [f"{incomplete[:at]}{word}{ending}" for word in found if word.lower().startswith(incomplete[at:].lower())]
+
+
+# fmt: off
+ARGUMENTS = {"TYPE": "file types", "[TYPE]...": "types", "NAME": "names"}  # kinds by metavar
+OPTIONS = {
+    "TYPE": "types", "TYPE,...": "types", "PATTERN=TYPE": "types", "REGEX=TYPE": "types", "SET": "rules",
+    "NAME": "tensors", "PATTERN": "tensors", "OLD=NEW": "tensors", "KEY": "keys", "KEY=VALUE": "keys",
+}
+# fmt: on
+
+
+def completer(kind: str | None) -> Completer | None:
+    """Returns click's ``shell_complete`` for a kind of words."""
+    return None if kind is None else partial(complete, kind)
