@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from glft_schema.codec.rules import GGML
@@ -271,7 +272,9 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     adapter, base = as_file(adapter), as_file(base)
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
-        raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}")
+        folder = Path(adapter.name).parent
+        hint = f"; give its folder, {shown(str(folder))}" if (folder / "adapter_config.json").is_file() else ""
+        raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}{hint}")
     if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
         raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {shown(base.name)} ({base.format.name})")
     misfits = FITTING[role.name](adapter, base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable
@@ -186,6 +187,8 @@ def text_of(value: str) -> str:
     """
     if value == "@":
         raise OptionError("expected a path after @, or @@ for a literal @")
+    if os.path.isfile(value):
+        echo(f"glft: warning: the value is {shown(value)} itself; @{safe(value)} is the text of the file", error=True)
     if not value.startswith("@") or value.startswith("@@"):
         return value.removeprefix("@")
     return read_text(value[1:])

@@ -12,6 +12,8 @@ from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_b
 from glft_schema.display import aligned
 from glft_schema.errors import safe
 
+LOST = 0.99  # if an update changes no code, the error is the update but for rounding
+
 
 def merge_lora(
     model: Annotated[Path, argument("MODEL", "GGUF model, or a file of a set.")],
@@ -37,6 +39,9 @@ def merge_lora(
         with progress_bar(f"writing {out.name}") as bar:
             merged = merge(model, adapter, out, scale=scale, importance=imatrix, progress=bar)
     echo(*report(merged, out, verbose))
+    if lost := [tensor.name for tensor in merged if tensor.errors.relative > LOST * tensor.update]:
+        problem = f"in {len(lost)} of {len(merged)} tensors the error of their type is as large as the adapter's update"
+        echo(f"glft: warning: {problem}, e.g. {safe(lost[0])}: merge into a model of larger types", error=True)
     echo_written([out], "compare", model, out)
 
 

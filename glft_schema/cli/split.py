@@ -7,6 +7,7 @@ from typing import Annotated
 
 from glft_schema.cli.options import Out, Size, argument, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, refuse_overwriting
+from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.files.splitting import merge as merge_files
 from glft_schema.files.splitting import split as split_file
@@ -28,6 +29,8 @@ def split(
         glft split model.gguf parts/model --max-bytes 2GB
     """
     with file_errors(file), open(file) as opened:
+        if not (folder := Path(prefix).parent).is_dir():
+            raise OptionError(f"expected PREFIX in an existing folder, found {shown(str(folder))}: create it first")
         paths = split_file(opened, prefix, max_tensors=max_tensors, max_bytes=max_bytes)
         for path in paths:
             echo(f"{path}: {Path(path).stat().st_size:,} bytes")

@@ -198,7 +198,11 @@ def find_set(folder: Path) -> Path:
     files = sorted(path for format, _ in suffixes for ending in format.endings for path in folder.glob(f"*{ending}"))
     if len(files) != 1:
         wanted = " or ".join(f"an index (*{suffix}) or one {format.name} file" for format, suffix in suffixes)
-        raise FormatError(f"expected {wanted}, found {len(files)} files", file=str(folder))
+        others = sorted(path.name for path in folder.iterdir() if path.suffix == ".gguf")
+        hint = (
+            f"; give one of its GGUF files: {', '.join(map(safe, others[:5]))}{', ...' * (len(others) > 5)}" if others else ""
+        )
+        raise FormatError(f"expected {wanted}, found {len(files)} files{hint}", file=str(folder))
     return files[0]
 
 

@@ -15,7 +15,7 @@ from glft_schema.tensor_types import TensorType
 from glft_schema.weights.file_types import divides, fallback
 from glft_schema.weights.patterns import names_matching
 from glft_schema.weights.requantizing import refusal
-from glft_schema.weights.schemes import Choice, as_pairs, choose_type, type_named
+from glft_schema.weights.schemes import MEASURE, Choice, as_pairs, choose_type, type_named
 from glft_schema.weights.stored_tensors import StoredTensor
 
 FLOATS = ("f32", "f16", "bf16")
@@ -102,7 +102,7 @@ class RecipeTypes:
         if not type_.takes(tensor.dtype):
             problem = f"tensor {shown(name)} cannot be stored as {type_.scheme}: {type_.dtype_refusal(tensor.dtype)}"
         elif needs_importance and tensor.importance is None:
-            problem = f"{type_.scheme}, for tensor {shown(name)}, requires an importance matrix, found none"
+            problem = f"{type_.scheme}, for tensor {shown(name)}, requires an importance matrix, found none{MEASURE}"
         elif tensor.quantized:
             self.again[name] = tensor.quantized
         if problem:

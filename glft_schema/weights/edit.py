@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_values import Typed
 from glft_schema.display import displayed
-from glft_schema.errors import FormatError, OptionError, shown
+from glft_schema.errors import FormatError, OptionError, one_line, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules, parse_source
@@ -38,6 +39,7 @@ from glft_schema.words import suggestion
 
 PAGE = 4096  # bytes: alignments of payloads up to this one are kept
 SHOWN = 60  # characters of a value in a report
+TEMPLATE = "tokenizer.chat_template"  # begins the keys of chat templates
 
 
 class Change(NamedTuple):
@@ -160,6 +162,9 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
     if not (set or removed):
         return old, []
     new: Mapping[str, Any]
+    for key, value in set.items():
+        if key.startswith(TEMPLATE) and isinstance(value, str):
+            _check_template(key, value)
     if isinstance(old, TypedMetadata):
         new = old.with_texts(set).without(*removed)
         for key in set:
@@ -177,6 +182,18 @@ def _edited_metadata(file: File, set: Mapping[str, Any], removed: list[str]) -> 
         new = replaced({key: text for key, text in entries.items() if key not in removed})
     changes = [Change("set" if key in old else "add", key, _value(old, key), _value(new, key)) for key in set]
     return new, [*changes, *(Change("remove", key, _value(old, key), None) for key in removed)]
+
+
+def _check_template(key: str, text: str) -> None:
+    """Raises FormatError if a chat template is not valid Jinja."""
+    import jinja2
+
+    text = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", text)  # transformers' own tag
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=True).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        problem = f"expected Jinja, found at line {error.lineno}: {one_line(str(error.message))}"
+        raise FormatError(problem, f"metadata -> {key}") from None
 
 
 def _value(entries: Mapping[str, Any], key: str) -> Any:

@@ -41,6 +41,9 @@ class TypeChooser(Protocol):
         """Returns a type for each tensor, in the new file's order. Raises as `choose_types`."""
 
 
+MEASURE = "; to measure one: glft imatrix MODEL TEXT -o FILE"
+
+
 class Chosen(NamedTuple):
     """Types that are chosen already."""
 
@@ -91,7 +94,7 @@ def choose_types(
     for key, scheme in as_pairs(schemes):
         type_, names = type_named(scheme, types), names_matching(key, tensors)
         if type_.needs_importance and all(tensors[name].importance is None for name in names):
-            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}")
+            raise SchemeError(f"{type_.scheme} requires an importance matrix, found none for {shown(key)}{MEASURE}")
         for name in names:
             requests.setdefault(name, []).append((key, type_))
     choices = {name: _choose(name, tensor, requests.get(name, []), types, keep_vectors) for name, tensor in tensors.items()}

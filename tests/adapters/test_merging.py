@@ -346,3 +346,14 @@ def test_report_of_the_command_line(tmp_path: Path) -> None:
     assert header.split() == ["tensor", "dtype", "update", "error", "max", "error"]
     assert row.split()[:2] == ["blk.0.attn_q.weight", "Q8_0"]
     assert row.split()[2].endswith("%")
+
+
+def test_a_merge_whose_update_is_lost(tmp_path: Path) -> None:
+    path = gguf_of(tmp_path, "tiny-llama", "Q8_0")
+    adapter = in_gguf(tmp_path / "adapter.gguf", {"blk.0.attn_q.weight": pair(64, 64)})
+    warnings = {
+        scale: in_this_process("merge-lora", path, adapter, tmp_path / "out.gguf", "--scale", scale).stderr
+        for scale in ("1e-6", "10")
+    }
+    lost = "in 1 of 1 tensors the error of their type is as large as the adapter's update, e.g. blk.0.attn_q.weight"
+    assert warnings == {"1e-6": f"glft: warning: {lost}: merge into a model of larger types\n", "10": ""}

@@ -1,0 +1,66 @@
+"""Slips of users: the error names what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import glft_schema as glft
+from glft_schema.errors import FormatError
+from tests.tools.command_line import assert_refused, in_this_process
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    metadata = {"general.architecture": "llama", "llama.block_count": 1, "tokenizer.chat_template": "{{ messages }}"}
+    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 256)}, tmp_path / "model.gguf", metadata)
+    return tmp_path / "model.gguf"
+
+
+def test_split_into_a_missing_folder(model: Path, tmp_path: Path) -> None:
+    done = in_this_process("split", model, tmp_path / "none" / "part", "--max-tensors", 1)
+    assert_refused(done, f"expected PREFIX in an existing folder, found '{tmp_path / 'none'}': create it first")
+
+
+def test_a_folder_of_gguf_files(model: Path) -> None:
+    assert_refused(in_this_process("inspect", model.parent), "found 0 files; give one of its GGUF files: model.gguf\n")
+
+
+def test_types_that_need_an_importance_matrix(model: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("quantize", model, tmp_path / "o.gguf", "IQ2_XS"),
+        ("convert", model, tmp_path / "o.gguf", "--scheme", "iq2_xs"),
+    ):
+        assert_refused(in_this_process(*arguments), "; to measure one: glft imatrix MODEL TEXT -o FILE\n")
+
+
+def test_weights_of_an_adapter_without_its_folder(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({"w": torch.ones(1)}, folder / "adapter_model.safetensors")
+    done = in_this_process("merge-lora", model, folder / "adapter_model.safetensors", tmp_path / "out.gguf")
+    assert_refused(done, f"; give its folder, '{folder}'\n")
+
+
+def test_a_value_that_names_a_file(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ bos_token }}")
+    done = in_this_process("edit", model, "--set", f"tokenizer.chat_template={path}", "--dry-run")
+    assert done.returncode == 0
+    assert done.stderr == f"glft: warning: the value is '{path}' itself; @{path} is the text of the file\n"
+    assert in_this_process("edit", model, "--set", f"tokenizer.chat_template=@{path}", "--dry-run").stderr == ""
+
+
+@pytest.mark.parametrize(
+    "template", ["{% generation %}{{ x }}{% endgeneration %}", "{% for x in y %}{% break %}{% endfor %}", ""]
+)
+def test_chat_templates_are_jinja(template: str, model: Path) -> None:
+    assert glft.edit(model, set={"tokenizer.chat_template": template}, dry_run=True).changes
+    broken = f"{template}\n\n{{% if x %}}\n{{{{ x }}"
+    with pytest.raises(FormatError, match=r"metadata -> tokenizer\.chat_template: expected Jinja, found at line 4: "):
+        glft.edit(model, set={"tokenizer.chat_template": broken})
+    assert_refused(in_this_process("edit", model, "--set", f"tokenizer.chat_template={broken}"), "found at line 4")
