@@ -20,8 +20,9 @@ from glft_schema.errors import safe, shown
 ROWS = 20  # shown per table
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
 COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)  # that tables must fit into
-SHORTEST = 12  # letters of a text that is shortened for that
+SHORTEST = 24  # letters of a text that is shortened for that; before a shorter one, columns are left out
 SIZES = ("bytes", "kB", "MB", "GB", "TB")
+LEAST = 4  # columns that a table keeps
 FILE_TYPE = "general.file_type"
 ELEMENTS = 200  # of an array, whose text is longer than any that is shown
 
@@ -98,13 +99,16 @@ class Listing(NamedTuple):
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     """Returns rows as lines with aligned columns; the last `right` columns are numbers.
 
-    If lines are longer than `COLUMNS`, the middle of long texts in the widest column is left out.
+    If lines are longer than `COLUMNS`, the middle of long texts in the widest column is left out,
+    and if that is not enough, columns at the right.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    most = COLUMNS.get()
-    if most is not None and (excess := sum(widths) + 2 * len(widths) - most) > 0:
+    widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], COLUMNS.get() or math.inf
+    while len(widths) > LEAST and sum(widths) - max(widths) + SHORTEST + 2 * len(widths) > most:
+        del widths[-1]
+        rows, right = [row[:-1] for row in rows], max(right - 1, 0)
+    if (excess := sum(widths) + 2 * len(widths) - most) > 0:
         widest = widths.index(max(widths))
-        widths[widest] = max(widths[widest] - excess, SHORTEST)
+        widths[widest] = min(widths[widest], max(widths[widest] - int(excess), SHORTEST))
         rows = [(*row[:widest], shortened(row[widest], widths[widest]), *row[widest + 1 :]) for row in rows]
     sides = ["<"] * (len(widths) - right) + [">"] * right
     line = "".join(f"  {{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))

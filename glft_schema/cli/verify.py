@@ -37,6 +37,9 @@ from glft_schema.weights.checkpoints import mapped_beside, open_entries
 from glft_schema.weights.importance import read_importance
 
 
+FINDINGS = 20  # shown of the violations of a file
+
+
 @dataclass
 class Outcome:
     """The result of a check.
@@ -165,7 +168,9 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     if verdict.cause:
         lines.append(verdict.cause)
     if found:
-        lines += _findings(found, len(file.shards) > 1)
+        lines += _findings(found[:FINDINGS], len(file.shards) > 1)
+    if len(found) > FINDINGS:
+        lines.append(f"  ... and {len(found) - FINDINGS:,} more: --json")
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}

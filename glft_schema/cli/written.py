@@ -50,7 +50,11 @@ def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line for each type that some tensors have not got: ``Q4_K: asked for 9, got 8``."""
     asked = Counter(str(tensor.asked) for tensor in written if tensor.asked is not None)
     got = Counter(str(tensor.asked) for tensor in written if tensor.asked == tensor.type)
-    return [f"{name}: asked for {count} tensors, got {got[name]}" for name, count in asked.items() if got[name] < count]
+    return [
+        f"{name}: asked for {count} tensor{'s' * (count > 1)}, got {got[name]}"
+        for name, count in asked.items()
+        if got[name] < count
+    ]
 
 
 def requantized(written: Sequence[WrittenTensor]) -> list[str]:

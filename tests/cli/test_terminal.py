@@ -32,10 +32,12 @@ def test_tables_fit_the_columns_of_a_terminal() -> None:
     try:
         fitted = aligned(rows, right=1)
         COLUMNS.set(1)
-        assert aligned(rows, right=1)[1] == "  a.ra...eight  1,000"
+        assert aligned(rows, right=1)[1] == "  a.rather.l...name.weight  1,000"
+        six = [("a", "b", "c", "d", "e", "f")]
+        assert aligned(six, right=2) == ["  a  b  c  d"]
     finally:
         COLUMNS.reset(token)
-    assert fitted == ["  name                   bytes", "  a.rather....me.weight  1,000", "  short                      2"]
+    assert fitted[1] == "  a.rather.l...name.weight  1,000"
     assert "  a.rather.long.name.weight  1,000" in before == aligned(rows, right=1)
 
 
