@@ -111,7 +111,8 @@ def test_a_model_without_metadata(tmp_path: Path) -> None:
 def test_a_dry_run_says_what_would_be_refused(source: Path, tmp_path: Path) -> None:
     plan = quantize(source, tmp_path / "out.gguf", "IQ2_M", dry_run=True, tensor_types={"nothing": "q8_0"})
     assert plan.notes == (
-        "would be refused: iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none",
+        "would be refused: iq2_s, for tensor 'blk.0.attn_k.weight', requires an importance matrix, found none"
+        "; to measure one: glft imatrix MODEL TEXT -o FILE",
         "no tensor gets its type by the pattern 'nothing'",
     )
     quantize(source, tmp_path / "q8_0.gguf", "Q8_0")
