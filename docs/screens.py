@@ -1,4 +1,7 @@
-"""Writes screens.md: what commands print on terminals of 80 and 120 columns. `python docs/screens.py MODEL`, SmolLM2's file."""
+"""Writes screens.md, what commands print on terminals of 80 and 120 columns.
+
+python docs/screens.py smollm2.gguf
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ COMMANDS = (  # columns, command
 )
 HEAD = """# Screens
 
-What commands print on a terminal of 80 and of 120 columns, without colours. `python docs/screens.py`
-makes this page. The file `wrong.gguf` is SmolLM2 with another `llama.attention.head_count`.
+What commands print on a terminal of 80 and of 120 columns, without colours. `python
+docs/screens.py` makes this page. The file `wrong.gguf` is SmolLM2 with another
+`llama.attention.head_count`.
 """
 
 
@@ -71,7 +75,7 @@ def main() -> None:
         for columns, command in COMMANDS:
             lines = screen(command, columns, folder).splitlines()
             shown = "\n".join([*lines[:LINES], *(["..."] if len(lines) > LINES else [])])
-            parts.append(f"\n## {columns} columns: `{command}`\n\n```text\n{shown}\n```\n")
+            parts.append(f"\n## `glft {command.split()[1]}`, {columns} columns\n\n```text\n$ {command}\n{shown}\n```\n")
     PAGE.write_text("".join(parts), "utf-8")
 
 

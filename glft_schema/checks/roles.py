@@ -273,7 +273,7 @@ def check_fit(adapter: File | StrPath, base: File | StrPath) -> list[Finding]:
     role = role_of(adapter)
     if role is None or role.name not in FITTING:
         folder = Path(adapter.name).parent
-        hint = f"; give its folder, {shown(str(folder))}" if (folder / "adapter_config.json").is_file() else ""
+        hint = f"; give its folder, {shown(str(folder), 1000)}" if (folder / "adapter_config.json").is_file() else ""
         raise OptionError(f"expected a LoRA adapter or a control vector, found {shown(adapter.name)}{hint}")
     if GGML not in base.format.rule_sets or ARCHITECTURE not in base.metadata:
         raise OptionError(f"expected a GGUF model with {ARCHITECTURE}, found {shown(base.name)} ({base.format.name})")

@@ -23,7 +23,7 @@ from glft_schema.cli.options import (
     flag,
     option,
 )
-from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
+from glft_schema.cli.terminal import MAX_LINE, echo, echo_written, file_errors, progress_bar, refuse_overwriting, unique
 from glft_schema.cli.written import fallbacks, mapped, payloads, requantized, ties, totals, unlike_asked
 from glft_schema.codec.rules import RULE_SETS
 from glft_schema.codec.typed_text import STRING, how_to_write
@@ -188,7 +188,10 @@ def text_of(value: str) -> str:
     if value == "@":
         raise OptionError("expected a path after @, or @@ for a literal @")
     if os.path.isfile(value):
-        echo(f"glft: warning: the value is {shown(value)} itself; @{safe(value)} is the text of the file", error=True)
+        echo(
+            f"glft: warning: the value is {shown(value, MAX_LINE)} itself; @{safe(value, MAX_LINE)} is the text of the file",
+            error=True,
+        )
     if not value.startswith("@") or value.startswith("@@"):
         return value.removeprefix("@")
     return read_text(value[1:])

@@ -36,7 +36,6 @@ from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import mapped_beside, open_entries
 from glft_schema.weights.importance import read_importance
 
-
 FINDINGS = 20  # shown of the violations of a file
 
 
