@@ -26,7 +26,8 @@ from glft_schema.cli.view import view
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
 from glft_schema.describe.page.module_tree import modules
-from glft_schema.describe.page.render import content_hash, page
+from glft_schema.describe.page.frame import content_hash
+from glft_schema.describe.page.render import page
 from glft_schema.describe.page.samples import BINS, RUNS, describe, histogram, sample, sample_parts, sample_size
 from glft_schema.describe.page.text import as_json, visible
 from glft_schema.formats.format import Format

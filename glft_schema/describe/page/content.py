@@ -17,9 +17,10 @@ from glft_schema.describe.byte_map import FIELD, ByteMap, byte_map
 from glft_schema.describe.page.fields import FieldTree, is_payload, path_steps, segments
 from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.quantization_errors import errors
-from glft_schema.describe.page.samples import describe, sample, sample_size
+from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.text import LONGEST, visible
-from glft_schema.display import Progress
+from glft_schema.describe.page.vocabulary import vocabulary
+from glft_schema.display import COUNTS, SIZES, Progress, headline, rounded
 from glft_schema.errors import shown
 from glft_schema.files.file import File
 from glft_schema.tensors.tensor import Tensor
@@ -32,7 +33,7 @@ VALUES = 1 << 18  # characters of all values of the metadata, likewise
 ENTRIES = 2000  # of the metadata
 LONGEST_VALUE = 1 << 13  # characters
 FIRST = 16  # elements of a long array
-HISTOGRAMS = 4000  # tensors: with more, errors have no histograms
+HISTOGRAMS = 4000  # tensors: with more, errors have no histograms, and values no heat maps
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ class Content:
         for i, tensor in enumerate(self._tensors):
             if progress:
                 progress(tensor.name, i / len(self._tensors))
-            self._numbers.append(
-                {"problem": reason} if (reason := tensor.dtype.bytes_only) else describe(sample(tensor, count))
-            )
+            reason = tensor.dtype.bytes_only
+            self._numbers.append({"problem": reason} if reason else describe(sample(tensor, count)))
+            if not reason and len(self._tensors) <= HISTOGRAMS and (found := heat_map(tensor)):
+                self._numbers[-1]["heat"] = found
             if against is not None and self._errors is not None:
                 self._errors.append(errors(tensor, against.tensors, count))
                 if len(self._tensors) > HISTOGRAMS:
                     self._errors[-1].pop("sample", None)
+        self._vocabulary = vocabulary(file)
         self._outside = _outside_payloads(self._maps)
         self.texts = self._texts(against)
         self.data = self._data()
@@ -81,6 +84,8 @@ class Content:
         return {
             "name": _name(file),
             "format": file.format.name,
+            "headline": visible(headline(file)),
+            "vocabulary": self._vocabulary,
             "tiles": self._tiles(),
             "files": [{"name": _name(shard)} for shard in file.shards],
             "tensors": len(self._tensors),
@@ -103,15 +108,15 @@ class Content:
     def _tiles(self) -> list[tuple[str, str, str]]:
         """Returns the figures of the summary: a term, its value, and a note."""
         file = self._file
-        numbers = sum(math.prod(tensor.shape) for tensor in self._tensors)
+        weights = sum(math.prod(tensor.shape) for tensor in {tensor.identity: tensor for tensor in self._tensors}.values())
         payload = sum(self._type_bytes.values())
-        tiles = [("Size", *in_units(file.nbytes))]
+        tiles = [("Size", rounded(file.nbytes, SIZES), f"{file.nbytes:,} bytes")]
         if len(file.shards) > 1:
             tiles.append(("Files", f"{len(file.shards):,}", "of one set"))
         tiles += [
             ("Tensors", f"{len(self._tensors):,}", f"of {len(self._types)} type{'s' * (len(self._types) != 1)}"),
-            ("Numbers", f"{numbers:,}", ""),
-            ("Bits per number", f"{8 * payload / numbers:.4g}" if numbers else "0", "on average"),
+            ("Parameters", rounded(weights, COUNTS), f"{weights:,}"),
+            ("Bits per weight", f"{8 * payload / weights:.4g}" if weights else "0", "on average"),
             ("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"),
         ]
         magic = self._maps[0].at(0).name
@@ -165,6 +170,7 @@ class Content:
             "numbers": self._numbers,
             "errors": self._errors,
             "modules": [label, self._file.nbytes, nodes],
+            "vocabulary": self._vocabulary,
             "entries": len(self._metadata),
             "metadata": _entries(self._metadata),
             "files": [
@@ -191,14 +197,6 @@ def _static_row(tensor: Tensor) -> dict[str, str]:
 def _share(nbytes: int, whole: int) -> dict[str, str]:
     percent = 100 * nbytes / whole if whole else 0
     return {"amount": f"{nbytes:,} bytes, {percent:.2f} %", "percent": f"{percent:.3f}"}
-
-
-def in_units(nbytes: int) -> tuple[str, str]:
-    """Returns a number of bytes in a binary unit, and a note: the exact number, or the unit."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.1f} {unit}", f"{nbytes:,} bytes"
-    return f"{nbytes:,}", "bytes"
 
 
 def _outside_payloads(maps: Sequence[ByteMap]) -> dict[tuple[str, str], int]:

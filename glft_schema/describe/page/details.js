@@ -13,7 +13,7 @@ function openDetails(i) {
     definitions([
       ["Type", type.code === type.name ? type.name : `${type.name}, code ${type.code}`],
       ["Dims as stored", dims(i)],
-      ["Numbers", count(tensors.numbers[i])],
+      ["Parameters", count(tensors.numbers[i])],
       ["Bytes", `${count(tensors.bytes[i])} (${share(tensors.bytes[i], data.bytes)} of the whole)`],
       ["Bits per weight", measured(Number(bits(i).toPrecision(6)))],
       ["At byte", `${count(tensors.at[i])}, 0x${hex(tensors.at[i])}`],
@@ -80,7 +80,25 @@ function numbersOf(i) {
   if (!found.count) return [title, make("p", { class: "note" }, "The tensor is empty.")];
   const all = found.count === tensors.numbers[i];
   const note = all ? `All ${count(found.count)} values, dequantized.` : `A sample of ${count(found.count)} of its ${count(tensors.numbers[i])} values, dequantized.`;
-  return [title, make("p", { class: "note" }, note), ...distribution(found, "values")];
+  return [title, make("p", { class: "note" }, note), ...distribution(found, "values"), ...(found.heat ? heatMap(found.heat) : [])];
+}
+
+// A grid of the mean magnitude of values, spread over the matrix.
+function heatMap({ step, count: rows, edges, least, most, cells }) {
+  const columns = edges.length - 1;
+  const picture = make("svg:svg", { viewBox: `0 0 ${columns} ${rows}`, class: "heat", role: "img", preserveAspectRatio: "none" });
+  picture.setAttribute("aria-label", `Heat map of ${rows} rows: mean magnitudes from ${measured(least)} to ${measured(most)}`);
+  [...cells].forEach((cell, k) => {
+    const [row, column] = [Math.floor(k / columns), k % columns];
+    const level = parseInt(cell, 36) / 35; // NaN if not finite
+    const box = make("svg:rect", { x: column, y: row, width: 1, height: 1, "fill-opacity": level || 0 });
+    const value = Number.isNaN(level) ? "not finite" : measured(Number((least + level * (most - least)).toPrecision(3)));
+    box.append(make("svg:title", {}, `row ${count(row * step)}, columns ${range(edges[column], edges[column + 1])}: ${value}`));
+    picture.append(box);
+  });
+  const note = `Mean magnitude in ${rows} rows, spread over the matrix, by column:`;
+  const ends = make("div", { class: "ends" }, make("span", {}, `${measured(least)}, light`), make("span", {}, `${measured(most)}, full colour`));
+  return [make("p", { class: "note" }, note), make("figure", {}, picture, ends)];
 }
 
 // Statistics and the histogram of numbers.

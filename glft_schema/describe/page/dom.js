@@ -189,3 +189,23 @@ function rowSpacer(height) {
   space.style.height = `${height}px`;
   return space;
 }
+
+// The button names the theme that it switches to.
+function startTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const button = byId("theme");
+  const is = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : dark.matches);
+  const label = () => {
+    button.textContent = is() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `${button.textContent} theme`);
+  };
+  button.addEventListener("click", () => {
+    document.documentElement.dataset.theme = is() ? "light" : "dark";
+    label();
+  });
+  dark.addEventListener("change", label);
+  label();
+}
+
+document.documentElement.classList.add("scripted");
+startTheme();

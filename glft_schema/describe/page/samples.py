@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from glft_schema.tensors.tensor import Tensor
 SAMPLE = 1 << 16  # numbers of a tensor, about
 OF_ALL = 1 << 24  # numbers of all tensors, about: samples are smaller if there are many tensors
 FEWEST = 1 << 10  # numbers of a sample, for any number of tensors
+GRID = 12, 24  # rows and columns of a heat map, at most
+OF_GRID = 1 << 16  # numbers that a heat map is made from, at most
+LEVELS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of a cell
 RUNS = 8  # of adjacent numbers in a sample: each may make the system read ahead
 BINS = 32
 
@@ -105,3 +109,26 @@ def histogram(numbers: Floats) -> list[int]:
     bins = np.minimum((scaled - least) / (greatest - least) * BINS, BINS - 1).astype(np.int64)
     counts: list[int] = np.bincount(bins, minlength=BINS).tolist()
     return counts
+
+
+@one_thread()
+def heat_map(tensor: Tensor) -> dict[str, Any] | None:
+    """Returns the mean magnitude of spans of spread rows, each as one of `LEVELS`, or ``-`` if it
+    is not finite. Returns None for a tensor with a single row or column, or with very long rows."""
+    out, columns = matrix(tensor.shape)
+    across, count = min(GRID[1], columns), min(GRID[0], out, OF_GRID // max(columns, 1))
+    if count < 2 or across < 2:
+        return None
+    rows = range(0, out, (out - 1) // (count - 1))[:count]
+    numbers = np.abs(stored_parts(tensor, [(rows, range(columns))]).reshape(count, columns, -1).numpy())
+    edges = [columns * k // across for k in range(across + 1)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.add.reduceat(numbers.sum(axis=2), edges[:-1], axis=1)
+        means = sums / (np.diff(edges) * numbers.shape[2])
+    finite = np.where(np.isfinite(means), means, np.nan)
+    if np.isnan(finite).all():
+        return None
+    least, most = float(np.nanmin(finite)), float(np.nanmax(finite))
+    scaled = (finite - least) / ((most - least) or 1.0) * (len(LEVELS) - 1)
+    cells = "".join("-" if math.isnan(level) else LEVELS[round(level)] for level in scaled.reshape(-1).tolist())
+    return {"step": rows.step, "count": count, "edges": edges, "least": number(least), "most": number(most), "cells": cells}

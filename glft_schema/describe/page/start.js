@@ -1,20 +1,5 @@
-// Starts all parts of the page.
+// Starts all parts of the page of a file.
 
-function startTheme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const button = byId("theme");
-  const is = () => (document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : dark.matches);
-  const label = () => button.setAttribute("aria-pressed", String(is()));
-  button.addEventListener("click", () => {
-    document.documentElement.dataset.theme = is() ? "light" : "dark";
-    label();
-  });
-  dark.addEventListener("change", label);
-  label();
-}
-
-document.documentElement.classList.add("scripted");
-startTheme();
 startTree();
 startBytes();
 showFile(0);
@@ -22,3 +7,4 @@ startTreemap();
 startTensors();
 startDetails();
 startMetadata();
+if (data.vocabulary) startTokens();

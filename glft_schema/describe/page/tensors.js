@@ -7,6 +7,7 @@ const COLUMNS = {
   dims: (i) => tensors.numbers[i],
   bytes: (i) => tensors.bytes[i],
   bits: (i) => bits(i),
+  error: (i) => errorOf(i) ?? -1,
   at: (i) => [tensors.files[i], tensors.at[i]],
 };
 const table = byId("tensor-table");
@@ -17,6 +18,12 @@ let selected = -1;
 
 function bits(i) {
   return tensors.numbers[i] ? (8 * tensors.bytes[i]) / tensors.numbers[i] : 0;
+}
+
+// The relative error of a tensor; undefined if it was not compared. Infinities come as text.
+function errorOf(i) {
+  const error = data.errors[i].relative;
+  return error === "inf" ? Infinity : error === "nan" ? undefined : error;
 }
 
 function dims(i) {
@@ -41,6 +48,7 @@ const rows = new Rows({
       make("td", { class: "dims" }, dims(i)),
       make("td", { class: "bytes" }, count(tensors.bytes[i])),
       make("td", { class: "bits" }, measured(Number(bits(i).toPrecision(4)))),
+      data.errors && make("td", { class: "error" }, errorOf(i) === undefined ? "" : `${measured(Number((100 * errorOf(i)).toPrecision(3)))} %`),
       make("td", { class: "at" }, count(tensors.at[i])),
     );
     if (i === selected) open.setAttribute("aria-current", "true");
@@ -106,7 +114,7 @@ function startTensors() {
   for (const head of table.tHead.querySelectorAll("th")) {
     head.querySelector("button").addEventListener("click", () => {
       const column = head.dataset.column;
-      sorted = { column, down: sorted.column === column && !sorted.down };
+      sorted = { column, down: sorted.column === column ? !sorted.down : column === "error" };
       arrange();
     });
   }

@@ -1,0 +1,58 @@
+"""What all pages share: the frame with its policy, the style, and the first script.
+
+A page opens from disk and loads no other resources. Texts are inserted escaped; data is inserted
+as JSON, which scripts insert as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from glft_schema.describe.page.text import as_json
+
+if TYPE_CHECKING:
+    import jinja2
+
+STYLE, FIRST = "page.css", "dom.js"
+
+
+def rendered(template: str, texts: Mapping[str, Any], data: Any, scripts: Iterable[str]) -> str:
+    """Returns a page.
+
+    Args:
+        template: a name; it extends `frame.html.jinja`.
+        texts: for the template.
+        data: for the scripts.
+        scripts: names, in order; `FIRST` precedes them.
+    """
+    from importlib.metadata import version  # slow to import, as jinja2 is
+
+    import jinja2
+
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("glft_schema.describe", "page"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    style = _text(templates, STYLE)
+    script = '"use strict";\n(() => {\n' + "\n".join(_text(templates, name) for name in (FIRST, *scripts)) + "})();\n"
+    return templates.get_template(template).render(
+        texts,
+        version=version("glft_schema"),
+        style=style,
+        style_hash=content_hash(style),
+        script=script,
+        script_hash=content_hash(script),
+        data=as_json(data),
+    )
+
+
+def _text(templates: jinja2.Environment, name: str) -> str:
+    assert templates.loader
+    return templates.loader.get_source(templates, name)[0]
+
+
+def content_hash(text: str) -> str:
+    """Returns the hash by which a Content-Security-Policy allows an inline script or style."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
