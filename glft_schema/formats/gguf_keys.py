@@ -89,7 +89,8 @@ ROWS = (  # prefix, type, rest of each key
 
 TYPES = {f"{prefix}.{rest}": type_ for prefix, type_, rests in ROWS for rest in rests.split()}
 
-# Of the integers of a key. Sources: llama_pooling_type, llama_expert_gating_func_type and llama_token_type of llama.cpp v0.5.0
+# Of the integers of a key. Sources: llama_pooling_type, llama_expert_gating_func_type and
+# llama_token_type of llama.cpp v0.5.0.
 MEANINGS = {
     "general.file_type": {code: name for name, code in FILE_TYPES.items()},
     "tokenizer.ggml.token_type": {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"},

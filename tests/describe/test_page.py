@@ -25,10 +25,10 @@ from glft_schema.cli.options import command
 from glft_schema.cli.view import view
 from glft_schema.describe.byte_map import byte_map
 from glft_schema.describe.page import content, fields
-from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.frame import content_hash
+from glft_schema.describe.page.module_tree import modules
 from glft_schema.describe.page.render import page
-from glft_schema.describe.page.samples import BINS, RUNS, describe, histogram, sample, sample_parts, sample_size
+from glft_schema.describe.page.samples import BINS, GRID, RUNS, describe, heat_map, histogram, sample, sample_parts, sample_size
 from glft_schema.describe.page.text import as_json, visible
 from glft_schema.formats.format import Format
 from glft_schema.formats.glft import GLFT
@@ -194,6 +194,22 @@ def test_of_large_tensors_little_is_read(tmp_path: Path, shape: tuple[int, ...],
         data = data_of(page(file))
     assert [found["count"] for found in data["numbers"]] == [1 << 16] * tensors
     assert resident(path) - before < tensors << 20 < tensors * nbytes // 200
+
+
+def test_a_heat_map_has_the_mean_magnitude_of_each_span() -> None:
+    numbers = torch.randn(100, 50)
+    numbers[99] = 7.0  # the last row
+    numbers[0, 0] = float("nan")
+    with in_memory({"t": numbers, "row": torch.ones(9), "long": torch.ones(2, 40_000)}) as file:
+        found, *others = (heat_map(tensor) for tensor in file.tensors.values())
+    assert found
+    assert others == [None, None]
+    assert (found["step"] * (GRID[0] - 1), found["count"], found["columns"]) == (99, GRID[0], 50)
+    cells = np.array(list(found["cells"])).reshape(GRID)
+    assert cells[0, 0] == "-"
+    assert set(cells[-1]) == {"z"}
+    mean = numbers[found["step"], 50 * 3 // GRID[1] : 50 * 4 // GRID[1]].abs().mean()
+    assert int(cells[1, 3], 36) == round(35 * (mean.item() - found["least"]) / (found["most"] - found["least"]))
 
 
 def test_sample_size() -> None:

@@ -510,3 +510,34 @@ def test_minilm(browser: Any, folder: Path, request: pytest.FixtureRequest) -> N
         tab.click("#details .field >> nth=-1")
         assert facts(tab, "#field")["Bytes"].startswith(f"{first:,} to {last - 1:,} ")
         assert marked(tab)[0] == first
+
+
+def test_tokens(browser: Any, folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    texts = ["<s>", *(f"token {i}" for i in range(1, 20_000)), "<img src=x onerror='window.ran = 1'>"]
+    types = np.ones(len(texts), np.int32)
+    types[[0, -1]] = 3, 4
+    more = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": types, "tokenizer.ggml.bos_token_id": 0}
+    with opened(browser, written(folder, "tokens", weights, METADATA | more, None, "gguf"), PHONE) as tab:
+        assert "first 16,384 of 20,001 tokens and 1 others of special types" in tab.inner_text("#tokens-note")
+        assert facts(tab, "#roles") == {"bos": "0 <s>"}
+        tab.select_option("#token-type", "user-defined")
+        assert tab.locator("#token-table tbody tr").all_inner_texts() == [f"20000\t{texts[-1]}\tuser-defined"]
+        tab.select_option("#token-type", "")
+        tab.fill("#token-search", "16383")
+        tab.wait_for_timeout(200)
+        assert tab.locator("#token-table tbody tr").all_inner_texts() == ["16383\ttoken 16383\tnormal"]
+        assert tab.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+        right = tab.eval_on_selector_all(
+            "#tensor-table thead button", "all => all.map(one => one.getBoundingClientRect().right)"
+        )
+        assert max(right) <= PHONE[0]
+
+
+def test_errors_sort_the_table(browser: Any, glft: Path) -> None:
+    with opened(browser, glft) as tab:
+        tab.click('th[data-column="error"] button')
+        assert tab.get_attribute('th[data-column="error"]', "aria-sort") == "descending"
+        texts = tab.locator("#tensor-table tbody td.error").all_inner_texts()
+        found = [number(text.removesuffix(" %")) for text in texts]
+        assert found == sorted(found, reverse=True)
+        assert found[0] > found[-1]

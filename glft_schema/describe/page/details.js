@@ -84,8 +84,9 @@ function numbersOf(i) {
 }
 
 // A grid of the mean magnitude of values, spread over the matrix.
-function heatMap({ step, count: rows, edges, least, most, cells }) {
-  const columns = edges.length - 1;
+function heatMap({ step, count: rows, columns: width, least, most, cells }) {
+  const columns = cells.length / rows;
+  const edge = (k) => Math.floor((width * k) / columns);
   const picture = make("svg:svg", { viewBox: `0 0 ${columns} ${rows}`, class: "heat", role: "img", preserveAspectRatio: "none" });
   picture.setAttribute("aria-label", `Heat map of ${rows} rows: mean magnitudes from ${measured(least)} to ${measured(most)}`);
   [...cells].forEach((cell, k) => {
@@ -93,7 +94,7 @@ function heatMap({ step, count: rows, edges, least, most, cells }) {
     const level = parseInt(cell, 36) / 35; // NaN if not finite
     const box = make("svg:rect", { x: column, y: row, width: 1, height: 1, "fill-opacity": level || 0 });
     const value = Number.isNaN(level) ? "not finite" : measured(Number((least + level * (most - least)).toPrecision(3)));
-    box.append(make("svg:title", {}, `row ${count(row * step)}, columns ${range(edges[column], edges[column + 1])}: ${value}`));
+    box.append(make("svg:title", {}, `row ${count(row * step)}, columns ${range(edge(column), edge(column + 1))}: ${value}`));
     picture.append(box);
   });
   const note = `Mean magnitude in ${rows} rows, spread over the matrix, by column:`;

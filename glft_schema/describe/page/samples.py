@@ -131,4 +131,4 @@ def heat_map(tensor: Tensor) -> dict[str, Any] | None:
     least, most = float(np.nanmin(finite)), float(np.nanmax(finite))
     scaled = (finite - least) / ((most - least) or 1.0) * (len(LEVELS) - 1)
     cells = "".join("-" if math.isnan(level) else LEVELS[round(level)] for level in scaled.reshape(-1).tolist())
-    return {"step": rows.step, "count": count, "edges": edges, "least": number(least), "most": number(most), "cells": cells}
+    return {"step": rows.step, "count": count, "columns": columns, "least": number(least), "most": number(most), "cells": cells}

@@ -18,7 +18,7 @@ LONGEST = 60  # characters of a token
 
 
 def vocabulary(file: File) -> dict[str, Any] | None:
-    """Returns the ids, texts and types of tokens, and the ids with a role such as ``bos``; or None."""
+    """Returns ids, texts and types of tokens, and the ids with a role such as ``bos``; or None."""
     metadata = file.metadata
     tokens, types = _array(metadata.get(f"{TOKENIZER}tokens")), _array(metadata.get(TYPES))
     if not tokens:
