@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from click.exceptions import Exit
 
-from glft_schema.display import SIZES, Progress, rounded
+from glft_schema.display import Progress, size_text
 from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
@@ -65,7 +65,7 @@ def echo_written(paths: Sequence[str | Path], *following: object) -> None:
     """
     if sys.stdout.isatty():
         files = [file for path in map(Path, paths) for file in (path.iterdir() if path.is_dir() else [path])]
-        nbytes = rounded(sum(file.stat().st_size for file in files), SIZES)
+        nbytes = size_text(sum(file.stat().st_size for file in files))
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         echo(f"wrote {paths[0]}{more}: {nbytes} in {time.monotonic() - STARTED:.1f} s")
         echo(f"next: glft {shlex.join(map(str, following))}")

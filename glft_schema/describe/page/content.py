@@ -20,7 +20,7 @@ from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
-from glft_schema.display import COUNTS, SIZES, Progress, headline, rounded
+from glft_schema.display import Progress, headline, parameters_text, size_text
 from glft_schema.errors import shown
 from glft_schema.files.file import File
 from glft_schema.tensors.tensor import Tensor
@@ -110,12 +110,12 @@ class Content:
         file = self._file
         weights = sum(math.prod(tensor.shape) for tensor in {tensor.identity: tensor for tensor in self._tensors}.values())
         payload = sum(self._type_bytes.values())
-        tiles = [("Size", rounded(file.nbytes, SIZES), f"{file.nbytes:,} bytes")]
+        tiles = [("Size", size_text(file.nbytes), f"{file.nbytes:,} bytes")]
         if len(file.shards) > 1:
             tiles.append(("Files", f"{len(file.shards):,}", "of one set"))
         tiles += [
             ("Tensors", f"{len(self._tensors):,}", f"of {len(self._types)} type{'s' * (len(self._types) != 1)}"),
-            ("Parameters", rounded(weights, COUNTS), f"{weights:,}"),
+            ("Parameters", parameters_text(weights), f"{weights:,}"),
             ("Bits per weight", f"{8 * payload / weights:.4g}" if weights else "0", "on average"),
             ("Metadata", f"{len(self._metadata):,}", f"entr{'y' if len(self._metadata) == 1 else 'ies'}"),
         ]
