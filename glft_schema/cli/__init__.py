@@ -16,7 +16,7 @@ import click
 from glft_schema.cli.commands import Glft
 from glft_schema.cli.completing import completer
 from glft_schema.cli.options import bytes_of
-from glft_schema.cli.terminal import FAILED, REFUSED, echo, option_errors, unique
+from glft_schema.cli.terminal import REFUSED, echo, option_errors, unique
 from glft_schema.display import COLUMNS
 from glft_schema.errors import OptionError, shown
 from glft_schema.limits import DEFAULTS, Limits
@@ -74,7 +74,7 @@ def main(command: click.Command | None = None) -> None:
         sys.exit(REFUSED)
     except BrokenPipeError:  # the reader of our output has closed it
         _discard_output()
-        sys.exit(FAILED)
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:  # such as a full disk; commands report errors of other files themselves
         _discard_output()
         print(f"glft: standard output: {error.strerror or error}", file=sys.stderr)

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
+from glft_schema.checks.rules import report
 from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
 from glft_schema.errors import OptionError, shown
+from glft_schema.files.container import Container
 from glft_schema.weights.edit import edit as edit_file
 
 
@@ -36,13 +38,14 @@ def edit(
 
     The output has one line for each change. After an error, nothing is written. general.alignment
     and the keys of split files cannot be changed. A new key that resembles a well-known key is
-    written with a warning.
+    written with a warning, and so is a file that llama.cpp refuses because of the change.
 
     Examples:
         glft edit model.gguf --set general.name=Toy
         glft edit model.gguf --set tokenizer.chat_template=@chat.jinja
     """
     with file_errors(file):
+        loads = not dry_run and loaded(file)
         edited = edit_file(
             file,
             out,
@@ -55,8 +58,17 @@ def edit(
         echo(str(change), colour=RED if change.action == "remove" else GREEN)
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
-    else:
-        echo_written([out or file], "inspect", out or file)
+        return
+    if loads and not loaded(out or file):
+        echo("glft: warning: llama.cpp loaded the file before, and refuses it now: glft verify shows why", error=True)
+    echo_written([out or file], "inspect", out or file)
+
+
+def loaded(path: Path) -> bool:
+    """Tells whether a file has what llama.cpp requires of it."""
+    with Container.parse_file(path) as file:
+        verdict = report(file)
+    return not verdict.failures and not verdict.not_checked
 
 
 def parse_renames(texts: Iterable[str]) -> dict[str, str]:

@@ -367,4 +367,5 @@ def _as_text(entry: StoredValue, longest: int = TEXT) -> str:
         return safe(value, longest) if isinstance(value, str) else str(entry.plain if entry.type.name == "bool" else value)
     parts = [StoredValue(value.type, element) for element in value.values[:FIRST]]
     first = ", ".join(shown(part.value, 40) if isinstance(part.value, str) else _as_text(part) for part in parts)
-    return f"[{first}{f', ... {len(value.values):,} in all' if len(value.values) > FIRST else ''}]"
+    count = len(value.values)
+    return f"{count:,}: [{first}, ...]" if count > FIRST else f"[{first}]"

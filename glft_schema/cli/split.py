@@ -17,7 +17,10 @@ def split(
     file: Annotated[Path, argument("FILE", "GGUF or safetensors file.")],
     prefix: Annotated[str, argument("PREFIX", "Prefix of the output files: PREFIX-00001-of-00003.gguf.")],
     max_tensors: Annotated[int | None, option("N", "Maximum tensors per file.", min=1)] = None,
-    max_bytes: Annotated[int | None, option("SIZE", "Maximum payload bytes per file, such as 2GB.", type=Size(1))] = None,
+    max_bytes: Annotated[
+        int | None,
+        option("SIZE", "Maximum bytes of payloads per file, such as 2GB; the header and metadata add to them.", type=Size(1)),
+    ] = None,
 ) -> None:
     """Splits a GGUF or safetensors file into several files.
 
