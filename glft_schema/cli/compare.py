@@ -24,6 +24,7 @@ from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entr
 
 VALUE = 50  # characters shown of a value
 FIRST = 8  # elements in JSON of a long array
+TENSORS = 20  # listed
 
 
 def compare(
@@ -35,13 +36,15 @@ def compare(
     chunks: Chunks = None,
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
+    everything: Annotated[bool, flag(f"List all tensors that differ, not only the {TENSORS} worst.", "--all")] = False,
     as_json: Json = False,
 ) -> None:
     """Compares metadata and weights of two files.
 
     Formats and types may differ. A Hugging Face folder is mapped to GGUF if the other side is GGUF.
     The first lines summarize: the same weights or not, tensors by what differs, metadata. Tables
-    list each entry that differs, and each tensor, the largest errors first.
+    list each entry that differs, and the tensors with the largest errors. To compare two
+    quantizations of a model, compare each with the model.
 
     The values of tensors of one name are compared, B's with A's: the root mean square of the error,
     absolute (RMSE) and relative to A's, the signal-to-noise ratio, the cosine similarity, and the
@@ -92,7 +95,7 @@ def compare(
             for name, path, text in (("A", one, _about_text(before)), ("B", other, _about_text(after)))
         )
         summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
-        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors))
+        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors, everything))
     if not comparison.is_same:
         raise Exit(FAILED)
 
@@ -144,11 +147,13 @@ def _value_text(value: Typed | str, start: int) -> str:
     return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
 
 
-def _tensor_lines(tensors: tuple[TensorComparison, ...]) -> list[str]:
+def _tensor_lines(tensors: tuple[TensorComparison, ...], everything: bool) -> list[str]:
     differing = sorted((t for t in tensors if t.state != SAME), key=lambda t: t.errors.snr if t.errors else float("-inf"))
     head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
-    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
-    return ["", *aligned([head, *rows], 6)] if rows else []
+    count = len(differing) if everything else TENSORS
+    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing[:count]]
+    more = [f"  ... and {len(differing) - count:,} more: --all"] if len(differing) > count else []
+    return ["", *aligned([head, *rows], 6), *more] if rows else []
 
 
 def _change_text(tensor: TensorComparison) -> str:

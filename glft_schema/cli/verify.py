@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import mapped_beside, open_entries
 from glft_schema.weights.importance import read_importance
 
+SHA256 = re.compile("(sha256:)?[0-9a-fA-F]{64}")
 FINDINGS = 20  # shown of the violations of a file
 
 
@@ -59,6 +61,7 @@ def verify(
     against: Annotated[Path | None, option("SOURCE", "Checkpoint that FILE was made from.")] = None,
     tolerance: Annotated[float, option("ERROR", "With --against: maximum absolute error allowed for a weight.", min=0)] = 0.0,
     rules: Annotated[Texts, option("SET", f"Rule set to enforce: {', '.join(ALL_SETS)}. Repeatable.")] = (),
+    sha256: Annotated[str | None, option("HEX", "SHA-256 that FILE must have, as its publisher states it.")] = None,
     manifest: Annotated[Path | None, option("MANIFEST", "Output of glft hash or sha256sum; - for standard input.")] = None,
     fits: Annotated[Path | None, option("BASE", "Model that FILE, an adapter, must fit.")] = None,
     derives_from: Annotated[
@@ -81,7 +84,8 @@ def verify(
     failure; other violations are listed. If llama.cpp's rules cannot be checked, such as those of
     an unknown architecture, the first line says so, and nothing they cover is a failure.
 
-    --manifest compares the SHA-256 of the file, and of its tensors if the manifest lists them.
+    --sha256 compares the SHA-256 of the file with one that is given, --manifest also those of its
+    tensors if the manifest lists them. Without a hash, a changed bit of a weight cannot be found.
     --values fails on NaN, infinities and reserved codes, and lists subnormal scales and all-zero
     tensors. --against quantizes each tensor of SOURCE to its type in FILE, and compares the
     dequantized values; glft compare shows the error of quantization itself. --fits checks that
@@ -102,6 +106,8 @@ def verify(
         with file_errors(manifest):
             hashes = read_manifest(_read(manifest))
     with file_errors(file):
+        if sha256 is not None and not SHA256.fullmatch(sha256):
+            raise OptionError(f"expected 64 hexadecimal digits for --sha256, found {shown(sha256)}")
         if is_old_matrix(file):
             raise OptionError("an imatrix.dat has no rules to verify: glft inspect, or glft imatrix im.dat im.gguf")
     with file_errors(file), Container.parse_file(file, mmap=False) as parsed:
@@ -116,10 +122,11 @@ def verify(
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
         if manifest:
-            with progress_bar("hashing") as bar:
-                hashed = hash_file(parsed, progress=bar)
+            hashed = _hashed(parsed)
             with file_errors(manifest):
-                outcomes["manifest"] = manifest_outcome(hashed, hashes, manifest)
+                outcomes["manifest"] = manifest_outcome(hashed, hashes, str(manifest))
+        if sha256:
+            outcomes["sha256"] = manifest_outcome(_hashed(parsed), [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
         if values:
             outcomes["values"] = values_outcome(parsed, exclude)
         importance = None
@@ -198,9 +205,14 @@ def fits_outcome(adapter: File, base: File) -> Outcome:
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
 
-def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], path: Path) -> Outcome:
+def _hashed(file: File) -> list[FileHash]:
+    with progress_bar("hashing") as bar:
+        return hash_file(file, progress=bar)
+
+
+def manifest_outcome(hashes: list[FileHash], manifest: list[FileHash], name: str) -> Outcome:
     """Compares the hashes of a file or set with those of a manifest."""
-    verdict, origin = compare_hashes(hashes, manifest), safe(str(path))
+    verdict, origin = compare_hashes(hashes, manifest), safe(name)
     lines = [f"{safe(name)}: {problem}" for name, problem in verdict.files]
     if verdict.tensors:
         lines += aligned([("tensor", "problem"), *((safe(name), problem) for name, problem in verdict.tensors)], 0)

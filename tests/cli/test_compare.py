@@ -147,3 +147,14 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
     assert_refused(glft("verify", path, "--derives-from", tmp_path / "no"), f"{tmp_path / 'no'}: No such file")
     refused = glft("verify", path, "--derives-from", base, "--imatrix", base)
     assert_refused(refused, f"{base}: metadata -> general.type: expected 'imatrix', found None")
+
+
+def test_the_worst_tensors_are_listed(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    tensors = {f"t{i}": torch.full((4,), 1.0) for i in range(23)}
+    save_file(tensors, one, METADATA, rules=())
+    save_file({name: values * (1 + 2.0**-i) for i, (name, values) in enumerate(tensors.items())}, other, METADATA, rules=())
+    lines = glft("compare", one, other).stdout.splitlines()
+    assert [line.split()[0] for line in lines[-21:-1]] == [f"t{i}" for i in range(20)]
+    assert lines[-1] == "  ... and 3 more: --all"
+    assert glft("compare", one, other, "--all").stdout.splitlines()[-1].split()[0] == "t22"

@@ -9,6 +9,7 @@ import torch
 
 import glft_schema
 from glft_schema import save_file
+from tests.checks.test_causes import DENSE, KEYS, write
 from tests.tools.command_line import assert_refused, glft, in_this_process
 
 METADATA = {"general.architecture": "toy", "general.name": "Toy", "toy.block_count": 2, "toy.words": ["a"]}
@@ -98,3 +99,14 @@ def test_a_slip_is_one_line(gguf: Path) -> None:
     done = glft("edit", gguf, "--set", "general.nmae=x")
     assert (done.returncode, done.stdout) == (0, "add 'general.nmae': 'x' (string)\n")
     assert done.stderr == "glft: warning: the new key 'general.nmae' resembles the well-known key 'general.name'\n"
+
+
+def test_a_file_that_llama_cpp_no_longer_loads(tmp_path: Path) -> None:
+    path, out = tmp_path / "model.gguf", tmp_path / "out.gguf"
+    write(path, KEYS, DENSE)
+    done = in_this_process("edit", path, "--rename", "output_norm.weight=final_norm.weight", "-o", out)
+    text = "glft: warning: llama.cpp loaded the file before, and refuses it now: glft verify shows why\n"
+    assert (done.returncode, done.stderr) == (0, text)
+    assert in_this_process("verify", path).returncode == 0
+    assert in_this_process("verify", out).returncode == 1
+    assert in_this_process("edit", out, "--set", "general.name=x").stderr == ""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_convert_inspect_verify(source: Path, tmp_path: Path) -> None:
     verified = in_this_process("verify", out, "--against", source)
     assert (verified.returncode, verified.stderr) == (0, "")
     assert verified.stdout.endswith(f"3 tensors match {source}: quantized to their types, its weights equal it\n")
+
+
+def test_verify_against_a_published_hash(four_types: Path) -> None:
+    digest = sha256(four_types.read_bytes()).hexdigest()
+    for given in (digest, f"sha256:{digest.upper()}"):
+        done = in_this_process("verify", four_types, "--sha256", given)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "1 file matches --sha256")
+    done = in_this_process("verify", four_types, "--sha256", "0" * 64)
+    assert (done.returncode, f"expected SHA-256 {'0' * 64}, found {digest}" in done.stdout) == (1, True)
+    text = "glft: expected 64 hexadecimal digits for --sha256, found '12'\n"
+    assert in_this_process("verify", four_types, "--sha256", "12").stderr == text
 
 
 def test_inspect_as_json(four_types: Path) -> None:

@@ -246,7 +246,7 @@ def format_and_type(session: Session) -> None:
     assert "tensors -> 0 -> dtype: u8 (toy type) = 3, T4" in outputs["glft explain model.toy"]
     assert "# tensor " in outputs["glft hash model.toy"]
     assert "T4 dequantized" in outputs["glft convert model.toy model.safetensors"]
-    assert "fc.weight  T4     converted" in outputs["glft convert model.safetensors quantized.toy --scheme t4"]
+    assert "\n  T4           1     80\n" in outputs["glft convert model.safetensors quantized.toy --scheme t4"]
     assert "'me' -> 'you'" in outputs["glft edit model.toy --set author=you -o edited.toy"]
     assert "same weights" in outputs["glft compare model.toy model.safetensors"]
     assert "TOY_TYPE_T4 = 3" in outputs["glft schema toy --as c"]
