@@ -188,7 +188,7 @@ def test_definitions_of_scalar_functions() -> None:
     assert found["Q8_0"] == ["decode_q8_0"]
     assert found["Q4_K"] == ["decode_q4_k", "scale_and_minimum"]
     assert found["Q5_K"] == ["decode_q5_k"]
-    assert found["MXFP4"] == ["decode_mxfp4", "half_power", "E2M1_DOUBLED"]
+    assert found["MXFP4"] == ["decode_mxfp4", "half_power", "e2m1_doubled"]
     text = ['def decode_q8_0(w, d, qs):\n    """d * code."""\n    for i in range(32):\n        w[i] = d[0] * float32(qs[i])']
     assert list(definitions(GGML_TYPES["q8_0"].formula, set())) == text
     alone = list(definitions(GGML_TYPES["iq2_xs"].formula, set()))
