@@ -1,23 +1,30 @@
-"""Tables of files, tensors and metadata, as text and as HTML for notebooks.
+"""Tables and charts of files, tensors, metadata and reports, as text and as HTML for notebooks.
 
-The HTML sets no colours, so it suits light and dark themes. All text from a file is escaped.
+An object of a class with the decorator `displayed` has a ``repr`` of one line, a ``str`` of one
+screen, and HTML. The HTML sets no colours, so it suits light and dark themes. All text from a file
+is escaped.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from glft_schema.errors import safe, shown
+from glft_schema.errors import safe, shown, without_controls
 
 ROWS = 20  # shown per table
+SCREEN = 30  # rows of all tables of a text
+WIDTH, HEIGHT = 720, 24  # of a bar in pixels
+NUMBERS = (int, float, type(None))  # types of cells that are aligned to the right
+OPACITIES = 0.35, 0.2  # of its parts, by turns
 NAME, VALUE = 60, 80  # characters shown of a name and of a value
 COLUMNS: ContextVar[int | None] = ContextVar("columns", default=None)  # that tables must fit into
 SHORTEST = 24  # letters of a text that is shortened for that; before a shorter one, columns are left out
@@ -90,10 +97,147 @@ class Listing(NamedTuple):
         cells = (f'<{opening} style="text-align:{side}">{escaped(cell)}</{tag}>' for cell, side in zip(row, sides, strict=True))
         return f"<tr>{''.join(cells)}</tr>"
 
-    def text(self) -> str:
-        """Returns the table as aligned lines."""
-        lines = [self.title, *aligned([row for row in (self.head, *self.rows) if any(row)], self.right)]
-        return "\n".join([*lines, f"  ... and {self.hidden} more"] if self.hidden else lines)
+    def text(self, most: int = ROWS) -> str:
+        """Returns the table as aligned lines, with at most this number of rows."""
+        rows, hidden = self.rows[:most], self.hidden + max(len(self.rows) - most, 0)
+        lines = [self.title, *aligned([row for row in (self.head, *rows) if any(row)], self.right)]
+        return "\n".join([*lines, f"  ... and {hidden} more"] if hidden else lines)
+
+
+class Chart(NamedTuple):
+    """A picture as SVG, which text may replace."""
+
+    svg: str
+    labels: str = ""
+
+
+def chart(title: str, parts: Sequence[tuple[str, float]], *, columns: bool = False) -> Chart:
+    """Draws positive numbers with labels as parts of one bar, or as columns beside each other.
+
+    Labels are tooltips, and texts in parts that are wide enough.
+    """
+    total, most = sum(number for _, number in parts) or 1, max((number for _, number in parts), default=0) or 1
+    height, x = HEIGHT * (3 if columns else 1), 0.0
+    lines = [f"<p>{escaped(title)}</p>"]
+    lines += [f'<svg viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" font-size="12" fill="currentColor" role="img">']
+    for i, (label, number) in enumerate(parts):
+        width, tall = (WIDTH / len(parts), height * number / most) if columns else (WIDTH * number / total, height)
+        box = f'x="{x:.1f}" y="{height - tall:.1f}" width="{width:.1f}" height="{tall:.1f}"'
+        lines.append(f'<rect {box} fill-opacity="{OPACITIES[i % 2]}"><title>{escaped(label)}</title></rect>')
+        if not columns and width > 7 * len(label):
+            lines.append(f'<text x="{x + 4:.1f}" y="16">{escaped(label)}</text>')
+        x += width
+    labels = "" if columns else f"{title}: {', '.join(label for label, _ in parts[:ROWS])}"
+    return Chart("\n".join([*lines, "</svg>"]), labels)
+
+
+Part = str | Listing | Chart
+Class = TypeVar("Class", bound=type)
+Item = TypeVar("Item")
+
+
+def with_display(cls: Class) -> Class:
+    """Makes ``repr``, ``str`` and HTML of a class from the parts that its method `_display` yields.
+
+    The first part is the headline, which is all of the ``repr``. A class may have its own ``str``.
+    Dataclasses and named tuples need no such method.
+    """
+    kind: Any = cls
+    kind._display = getattr(cls, "_display", _display_fields)
+    kind.__repr__ = lambda self: f"<{cls.__name__}: {next(self._display())}>"
+    kind._repr_html_ = lambda self: html_of(self._display())
+    if "__str__" not in vars(cls):
+        kind.__str__ = lambda self: text_of(self._display())
+    return cls
+
+
+def _display_fields(record: Any) -> Iterator[Part]:
+    """Yields the fields of a record in a line, and a table for each that holds several values."""
+    fields = {name.replace("_", " "): value for name, value in _fields(record).items()}
+    yield ", ".join(f"{name} {text}" for name, value in fields.items() if (text := _cell(value)))
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield records_table(name, [{"name": key} | _fields(one) for key, one in value.items()])
+        elif isinstance(value, (list, tuple)):
+            yield records_table(name, value)
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Returns parts of a display as text of one screen, without empty tables."""
+    parts = [part for part in parts if not isinstance(part, Listing) or part.rows]
+    most = min(SCREEN // max(sum(isinstance(part, Listing) for part in parts), 1), ROWS)
+    texts = (part.text(most) if isinstance(part, Listing) else part if isinstance(part, str) else part.labels for part in parts)
+    return "\n\n".join(filter(None, texts))
+
+
+def html_of(parts: Iterable[Part]) -> str:
+    """Returns parts of a display as HTML, without empty tables."""
+    texts = []
+    for part in parts:
+        if isinstance(part, Listing):
+            texts.append(part.html() if part.rows else "")
+        else:
+            texts.append(part.svg if isinstance(part, Chart) else f"<p>{escaped(part)}</p>" if part else "")
+    return "\n".join(filter(None, texts))
+
+
+@with_display
+class Results(list[Item]):
+    """A list of records, displayed as a table."""
+
+    def _display(self) -> Iterator[Part]:
+        records: list[Any] = self
+        sizes = [(record.type, record.nbytes) for record in records if hasattr(record, "nbytes")]
+        kind = type(records[0]).__name__ if records else "results"
+        yield f"{len(self):,} {kind}{f', {size_text(sum(nbytes for _, nbytes in sizes))}' if sizes else ''}"
+        yield bytes_by_type(sizes) if sizes else ""
+        yield records_table(kind, records)
+
+
+def counted(items: Collection[Any], noun: str) -> str:
+    """Returns the number of items: "1 tensor", "1,045 tensors"."""
+    return f"{len(items):,} {noun}{'s' * (len(items) != 1)}"
+
+
+def bytes_by_type(tensors: Iterable[tuple[Any, int]]) -> Chart:
+    """Draws the bytes of types, most first, given the type and bytes of each tensor."""
+    sizes = Counter[str]()
+    for type_, nbytes in tensors:
+        sizes[str(type_)] += nbytes
+    return chart("bytes by type", [(f"{name} {size_text(nbytes)}", nbytes) for name, nbytes in sizes.most_common() if nbytes])
+
+
+def records_table(title: str, records: Sequence[Any]) -> Listing:
+    """Returns a row per record, a mapping, dataclass or named tuple: texts first, then numbers.
+    Fields that are empty in all rows are left out."""
+    rows = [_fields(record) for record in records[:ROWS]]
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    used = {name: values for name, values in columns.items() if any(map(_cell, values))}
+    numeric = [name for name, values in used.items() if all(isinstance(value, NUMBERS) for value in values)]
+    head = (*(name for name in used if name not in numeric), *numeric)
+    texts = [tuple(_cell(row[name]) for name in head) for row in rows]
+    titles = tuple(name.replace("_", " ") for name in head)
+    return Listing(title, titles, texts, len(records) - len(rows), len(numeric))
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    if isinstance(record, dict):
+        return record
+    names = [field.name for field in dataclasses.fields(record)] if dataclasses.is_dataclass(record) else ()
+    return {name: getattr(record, name) for name in getattr(record, "_fields", names)} or {"": record}
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, (int, float)):
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, (list, tuple, Mapping)) and not hasattr(value, "_fields"):
+        return f"{len(value):,}"
+    if hasattr(value, "shape"):
+        return f"{list(value.shape)}"
+    text = f"{value.snr:.1f} dB" if hasattr(value, "snr") else str(value)[:ELEMENTS].removeprefix("torch.")
+    return shortened(without_controls(text), NAME)
 
 
 def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
@@ -255,21 +399,13 @@ def title(file: HasFile) -> str:
     return f"{safe(file.name)}: {file.format.name}{version}{order}, {file.nbytes:,} bytes{files}"
 
 
-def file_tables(file: HasFile) -> list[Listing]:
-    """Returns the tables of an open file that have rows."""
-    return [table for table in (metadata_table(file.metadata), types_table(file), tensors_table(file.tensors)) if table.rows]
-
-
-def file_text(file: HasFile) -> str:
-    """Returns an open file as text."""
-    return "\n\n".join([title(file), *(table.text() for table in file_tables(file))])
-
-
-def file_html(file: HasFile) -> str:
-    """Returns a file as HTML."""
-    if file.source.closed:
-        return f"<pre>{escaped(repr(file))}</pre>"
-    return "\n".join([f"<p>{escaped(title(file))}</p>", *(table.html() for table in file_tables(file))])
+def file_parts(file: HasFile) -> Iterator[Part]:
+    """Yields an open file's headline, title, bytes by type, and the tables that have rows."""
+    yield headline(file)
+    yield title(file)
+    if tensors := {tensor.identity: tensor for tensor in file.tensors.values()}.values():
+        yield bytes_by_type((tensor.dtype, tensor.nbytes) for tensor in tensors)._replace(labels="")
+    yield from (metadata_table(file.metadata), types_table(file), tensors_table(file.tensors))
 
 
 def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], align: str = "") -> str:

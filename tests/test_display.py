@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import glft_schema
-from glft_schema import Container, Typed, save_file
-from glft_schema.display import Listing
+from glft_schema import ColumnSums, Container, Typed, Unmatched, save_file
+from glft_schema.display import Listing, size_text
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info, write_set
@@ -24,24 +25,30 @@ HOSTILE = "<script>alert('x')</script>\x1b[2J\u202e\n\"&"
 
 
 class Shown(HTMLParser):
-    """Parses the cells of HTML tables. Fails on other elements and unbalanced tags."""
+    """Parses HTML tables and the labels of charts. Fails on other elements, unbalanced tags and
+    colours."""
 
     ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "pre")
+    DRAWN = ("svg", "rect", "title", "text", "path", "circle")
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tables: list[list[list[str]]] = []
         self.texts: list[str] = []
         self.open: list[str] = []
+        self.charts = self.rects = 0
         self.feed(text)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in self.ALLOWED
-        assert {name for name, _ in attrs} <= {"style", "scope", "colspan"}
+        assert tag in self.ALLOWED + self.DRAWN
+        assert tag in self.DRAWN or {name for name, _ in attrs} <= {"style", "scope", "colspan"}
+        assert {value for name, value in attrs if name in ("fill", "stroke")} <= {"currentColor", "none", "gray"}
         assert all(name != "style" or value in ("text-align:left", "text-align:right") for name, value in attrs)
         self.open.append(tag)
+        self.charts += tag == "svg"
+        self.rects += tag == "rect"
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
@@ -68,7 +75,11 @@ def test_a_file_in_a_notebook() -> None:
     assert ["Q4_per_group_64", "1", "64", "34", "20.2 %"] in types
     assert tensors[0] == ["name", "type", "shape", "bytes", "at byte"]
     assert tensors[3] == ["fc1", "Q8_per_channel", "[2, 3]", "10", "124"]
-    assert str(file).startswith("<bytes>: GLFT version 1, 168 bytes\n")
+    headline = "GLFT, 74 parameters, Q4_per_group_64 (mostly), 5.84 bits per weight, 168 bytes"
+    assert repr(file) == f"{headline}: GLFT file '<bytes>', 4 tensors"
+    assert str(file).startswith(f"{headline}\n\n<bytes>: GLFT version 1, 168 bytes\n")
+    assert found.charts == 1
+    assert [text for text in found.texts if text.startswith("Q4_per_group_64 34 bytes")]
     assert re.search(r"fc1 +Q8_per_channel +\[2, 3\] +10 +124", str(file))
 
 
@@ -106,7 +117,7 @@ def test_an_empty_tensor_and_an_empty_file() -> None:
     empty = Container.parse(Container.build({"descriptors": [{"name": "e", "dims": [0], "dtype": 0}], "data": {"e": b""}}))
     assert "  bytes    0\n" in str(empty.tensors["e"])
     nothing = Container.parse(Container.build({}))
-    assert str(nothing) == "<bytes>: GLFT version 1, 16 bytes"
+    assert str(nothing) == "GLFT, 0 parameters, 16 bytes\n\n<bytes>: GLFT version 1, 16 bytes"
     assert Shown(nothing._repr_html_()).tables == []
     assert Shown(nothing.tensors._repr_html_()).texts[1] == "0 tensors"
 
@@ -121,8 +132,11 @@ def test_the_first_twenty_rows() -> None:
     assert (len(tensors), tensors[20][0], tensors[21]) == (22, "t019", ["and 1,025 more"])
     (alone,) = Shown(file.tensors._repr_html_()).tables
     assert alone == tensors
-    assert str(file).count("\n  t0") == 20
-    assert str(file).endswith("\n  ... and 1025 more")
+    assert str(file).count("\n  t0") == 10
+    assert str(file).endswith("\n  ... and 1035 more")
+    assert len(repr(file.tensor_infos)) < 2000
+    assert repr(file.tensor_infos).endswith(", ... 1,045 in all]")
+    assert repr(file.metadata).endswith("'k19': 19, ... 21 in all}")
 
 
 def test_tied_tensors_count_once() -> None:
@@ -139,7 +153,7 @@ def test_hostile_names_are_text() -> None:
         text = part._repr_html_()
         assert "<script" not in text
         Shown(text)
-    for text in (str(file), str(file.tensors[HOSTILE])):
+    for text in (str(file), repr(file), str(file.tensors[HOSTILE])):
         assert all(line.isprintable() for line in text.splitlines())
 
 
@@ -168,6 +182,7 @@ def test_a_set_of_files(tmp_path: Path) -> None:
 def test_every_file_can_be_shown(stored: bytes) -> None:
     file = Container.parse(stored)
     Shown(file._repr_html_())
+    assert repr(file).isprintable()
     assert all(line.isprintable() for line in str(file).split("\n"))
     for tensor in file.tensors.values():
         Shown(tensor._repr_html_())
@@ -206,3 +221,56 @@ def test_numbers_of_float32_have_the_fewest_digits(tmp_path: Path) -> None:
     assert re.search(r"float32 1e-05 +float32 1e-06\n", texts[3])
     assert [text for text in texts if "9.99" in text or "0.1000" in text] == []
     assert "9.999999747378752e-06" in in_this_process("inspect", one, "--json").stdout
+
+
+def one_screen(report: Any, headline: str, charts: int) -> Shown:
+    """Checks a report's ``repr``, ``str`` and HTML, and returns what the HTML shows."""
+    assert repr(report) == f"<{type(report).__name__}: {headline}>"
+    assert str(report).startswith(headline)
+    assert len(str(report).splitlines()) <= 50
+    assert max(map(len, str(report).splitlines())) < 250
+    assert "<script" not in report._repr_html_()
+    found = Shown(report._repr_html_())
+    assert found.charts == charts
+    return found
+
+
+def test_reports_have_one_screen(tmp_path: Path) -> None:
+    """What functions return for a file of 60 tensors, one of which has a hostile name."""
+    one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    names = [HOSTILE, *(f"blk.{i}.ffn_down.weight" for i in range(59))]
+    tensors = {name: torch.linspace(-1, 1, 512).reshape(2, 256) for name in names}
+    metadata = {"general.architecture": "llama", "llama.block_count": 59}
+    saved = glft_schema.save_file(tensors, one, metadata)
+    found = one_screen(saved, "60 WrittenTensor, 122.9 kB", 1)
+    assert [row[1:3] for row in found.tables[0][:2]] == [["source", "type"], ["float32", "F32"]]
+    assert (len(found.tables[0]), found.tables[0][-1]) == (22, ["and 40 more"])
+    assert saved == list(saved)
+    one_screen(glft_schema.convert(one, other, schemes={"blk.*": "q4_0"}), "60 WrittenTensor, 19.04 kB", 1)
+    one_screen(glft_schema.quantize(one, other, "Q8_0"), "Q8_0, 60 tensors, 34.14 kB, 8.89 bits per weight", 1)
+    compared = glft_schema.compare(one, other)
+    found = one_screen(compared, "; ".join(compared.summary), 1)
+    assert found.rects == 60
+    edited = glft_schema.edit(one, other, set={"general.name": HOSTILE})
+    one_screen(edited, f"changes 1, nbytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
+    (hashed,) = glft_schema.hash_file(one)
+    assert (str(hashed), len(repr(hashed)) < 300) == (f"{hashed.sha256}  {one}", True)
+    one_screen(Unmatched(names, []), "missing 60", 0)
+
+
+def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:
+    sums = {f"blk.{i}.ffn_down.weight": ColumnSums(torch.rand(1, 256), torch.tensor([8])) for i in range(60)}
+    matrix = glft_schema.ImportanceMatrix(sums, (HOSTILE,), 2)
+    one_screen(matrix, "columns 60, datasets 1, chunk count 2, chunk size 512", 0)
+    one_screen(matrix.statistics(), "60 ColumnStatistics", 0)
+    file = tmp_path / "a.gguf"
+    tensors = {f"blk.{i}.ffn_down.weight": torch.randn(2, 256) for i in range(3)}
+    save_file(tensors, file, {"general.architecture": "llama", "llama.block_count": 3})
+    planned = glft_schema.plan(file, types=["q4_0", "q8_0"])
+    found = one_screen(planned, "3 tensors and 2 types to choose from", 1)
+    assert [row[:3] for row in found.tables[0][1:]] == [["Q4_0", "3", "4.5"], ["Q8_0", "3", "8.5"]]
+    assert {"Q4_0", "Q8_0"} <= set(found.texts)
+    mix = planned.smallest
+    one_screen(
+        mix, f"3 tensors, 4.50 bits per weight, signal-to-noise ratio {mix.snr:.1f} dB, at most {size_text(mix.size)}", 1
+    )

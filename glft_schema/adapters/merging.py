@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from glft_schema.adapters.reading import EMBEDDING, Update, read_updates
-from glft_schema.display import Progress
+from glft_schema.display import Progress, Results
 from glft_schema.errors import OptionError, TensorError, TiedWarning
 from glft_schema.families.export import OUTPUT
 from glft_schema.files.container import open
@@ -103,7 +103,8 @@ def merge_lora(
         measure=False,
     )
     with open(out) as written:
-        return [_compared(file.tensors[name], written.tensors[name], updates[name]) for name in stored if name in updates]
+        changed = [name for name in stored if name in updates]
+        return Results(_compared(file.tensors[name], written.tensors[name], updates[name]) for name in changed)
 
 
 def _merged(tensor: Tensor, update: Update) -> StoredTensor:

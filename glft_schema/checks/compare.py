@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 from glft_schema.codec.context import LITTLE
 from glft_schema.codec.typed_text import STRING, to_text
 from glft_schema.codec.typed_values import StoredValue, Typed
-from glft_schema.display import Progress
-from glft_schema.errors import TensorError
+from glft_schema.display import Part, Progress, chart, displayed, records_table, with_display
+from glft_schema.errors import TensorError, safe, shown
 from glft_schema.formats.registry import FORMATS, WITH_TYPES
 from glft_schema.lazy import outside_graphs
 from glft_schema.storage.tensor_bytes import tensor_bytes
@@ -100,6 +101,7 @@ class TensorComparison(NamedTuple):
         return self.state == SAME or (self.errors is not None and self.errors.is_none)
 
 
+@with_display
 @dataclass(frozen=True)
 class Comparison:
     """The differences between two checkpoints.
@@ -133,6 +135,22 @@ class Comparison:
         """Returns the differences as sentences: weights, tensors by state and type, metadata."""
         return [self._weights(), *([self._tensors()] if self.tensors else []), self._metadata()]
 
+    def _display(self) -> Iterator[Part]:
+        yield "; ".join(self.summary)
+        differing = [tensor for tensor in self.tensors if not tensor.has_same_values or tensor.state != SAME]
+        errors = [(tensor.name, tensor.errors.relative) for tensor in self.tensors if tensor.errors]
+        if bars := [(f"{safe(name)} {error:.4g}", error) for name, error in errors if math.isfinite(error)]:
+            yield chart("relative error by tensor, in order", bars, columns=True)
+        worst = sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf)
+        rows = [
+            {"tensor": one.name, "state": one.state, "A": _type(one.before), "B": _type(one.after), "problem": one.problem}
+            | {"SNR": one.errors}
+            for one in worst
+        ]
+        yield records_table("tensors that differ, largest error first", rows)
+        changes = [change._replace(before=_value(change.before), after=_value(change.after)) for change in self.metadata]
+        yield records_table("metadata that differ", changes)
+
     def _weights(self) -> str:
         common = [tensor for tensor in self.tensors if tensor.before and tensor.after]
         if not common:
@@ -164,6 +182,14 @@ class Comparison:
         states = Counter(change.state for change in self.metadata)
         counts = [f"{states[state]} {state}" for state in (CHANGED, ADDED, REMOVED) if states[state]]
         return f"metadata: {', '.join([f'{self.entries - len(self.metadata)} same', *counts])}"
+
+
+def _value(value: Typed | str | None) -> str | None:
+    return f"{value.type} {shown(displayed(value.value, value.type))}" if isinstance(value, Typed) else value
+
+
+def _type(version: TensorVersion | None) -> str:
+    return f"{version.type} {list(version.shape)}" if version else ""
 
 
 def _may_be_same(tensor: TensorComparison) -> bool:

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from glft_schema.display import Progress
+from glft_schema.display import Progress, Results, with_display
 from glft_schema.errors import FormatError, shown
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
@@ -78,6 +78,7 @@ class TensorHash(NamedTuple):
         return f"{self.type} {list(self.shape)}"
 
 
+@with_display
 class FileHash(NamedTuple):
     """A line about a file.
 
@@ -114,7 +115,7 @@ def hash_file(file: File | StrPath, *, progress: Progress | None = None) -> list
     """
     from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-    file, hashes = as_file(file), list[FileHash]()
+    file, hashes = as_file(file), Results[FileHash]()
     before = 0
     with ThreadPoolExecutor(1) as executor:
         for shard in file.shards:
@@ -278,6 +279,7 @@ class Difference(NamedTuple):
     problem: str
 
 
+@with_display
 @dataclass(frozen=True)
 class Verdict:
     """The comparison of a file or set with a manifest.

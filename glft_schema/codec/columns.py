@@ -22,6 +22,7 @@ from glft_schema.codec.rules import Check
 from glft_schema.codec.structs import Count, Derived, Struct, check_reader, unwrapped
 from glft_schema.codec.text import Text
 from glft_schema.codec.type_codes import TypeCode
+from glft_schema.display import ROWS
 from glft_schema.storage.cursor import Cursor
 
 End = Callable[[bytes, int], int]  # finds the end of a field: (buffer, the field's start there) -> its end there
@@ -86,7 +87,7 @@ class Rows(Sequence[Record]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(list(self))
+        return f"[{', '.join(map(repr, self[:ROWS]))}{f', ... {len(self):,} in all' if len(self) > ROWS else ''}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (list(self),)

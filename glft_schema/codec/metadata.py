@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import construct
@@ -14,7 +15,7 @@ from glft_schema.codec.tables import NamesOnce
 from glft_schema.codec.type_codes import TypeTable
 from glft_schema.codec.typed_text import from_value_text
 from glft_schema.codec.typed_values import Array, StoredValue, Typed, ValueType, stored_value
-from glft_schema.display import displayed, metadata_table
+from glft_schema.display import ROWS, displayed, metadata_table
 from glft_schema.errors import FormatError, shown
 from glft_schema.words import MissingKeyError
 
@@ -41,7 +42,8 @@ class Metadata(Mapping[str, Any]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"{{{', '.join(f'{shown(key)}: {shown(self._displayed(key))}' for key in self)}}}"
+        parts = [f"{shown(key)}: {shown(self._displayed(key))}" for key in islice(self, ROWS)]
+        return f"{{{', '.join([*parts, *([f'... {len(self):,} in all'] if len(self) > ROWS else [])])}}}"
 
     def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
         return repr(self)

@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, cast
 
 from glft_schema.display import fields_table
+from glft_schema.errors import shown
 
+LONGEST = 1000  # characters of a field in a repr
 NO_COUNTS: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -64,7 +66,7 @@ class Record(Mapping[str, Any]):
         return [*super().__dir__(), *self._names, *self._count_names]
 
     def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={value!r}' for name, value in self.items())})"
+        return f"Record({', '.join(f'{name}={shown(value, LONGEST)}' for name, value in self.items())})"
 
     def __str__(self) -> str:  # torch.compile would fold the inherited method into a constant
         return repr(self)

@@ -8,7 +8,7 @@ from typing import Any
 
 from glft_schema.codec.metadata import Metadata
 from glft_schema.codec.records import Record
-from glft_schema.display import file_html, file_text
+from glft_schema.display import counted, escaped, file_parts, headline, html_of, text_of
 from glft_schema.errors import shown
 from glft_schema.formats.format import Format
 from glft_schema.lazy import outside_graphs, torch
@@ -159,16 +159,18 @@ class File:
         self.source.check_open()
         return _reparsed, (self._parse, self.limits, self.source, self.device)
 
+    @outside_graphs
     def __repr__(self) -> str:
-        state = "closed" if self.source.closed else f"{len(self.tensors)} tensors, {self.nbytes} bytes"
-        return f"<{self.format.name} file {shown(self.name)}: {state}>"
+        if self.source.closed:
+            return f"<{self.format.name} file {shown(self.name)}: closed>"
+        return f"{headline(self)}: {self.format.name} file {shown(self.name)}, {counted(self.tensors, 'tensor')}"
 
     @outside_graphs
     def __str__(self) -> str:
-        return repr(self) if self.source.closed else file_text(self)
+        return repr(self) if self.source.closed else text_of(file_parts(self))
 
     def _repr_html_(self) -> str:
-        return file_html(self)
+        return f"<pre>{escaped(repr(self))}</pre>" if self.source.closed else html_of(file_parts(self))
 
 
 def _reparsed(parse: Parse, limits: Limits, source: Source, device: str | torch.device) -> File:

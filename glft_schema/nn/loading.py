@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from glft_schema.display import with_display
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
@@ -27,6 +28,7 @@ LISTED = 5  # names in an error
 Renaming = Mapping[str, "str | None"] | Callable[[str], "str | None"]
 
 
+@with_display
 class Unmatched(NamedTuple):
     """Tensors that only one side has.
 

@@ -14,19 +14,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from glft_schema.display import Progress
+from glft_schema.display import Chart, Part, Progress, bytes_by_type, counted, records_table, size_text, with_display
 from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import outside_graphs, torch
+from glft_schema.lazy import import_module, outside_graphs, torch
 from glft_schema.quantizer.choosing import RecipeTypes
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import is_kept
@@ -87,6 +87,7 @@ class TensorPlan(NamedTuple):
     candidates: tuple[Candidate, ...]
 
 
+@with_display
 @dataclass(frozen=True)
 class Mix:
     """A type for each tensor.
@@ -120,7 +121,16 @@ class Mix:
         tensors = {name: candidate.type.scheme for name, candidate in self.chosen.items()}
         return Recipe("mix", MOSTLY[default], default, tensors=tensors)
 
+    def _display(self) -> Iterator[Part]:
+        ratio = f"{self.bits_per_weight:.2f} bits per weight, signal-to-noise ratio {self.snr:.1f} dB"
+        yield f"{counted(self.chosen, 'tensor')}, {ratio}, at most {size_text(self.size)}"
+        yield bytes_by_type((one.type, one.nbytes) for one in self.chosen.values())
+        chosen = self.chosen.items()
+        rows = [{"tensor": name, "type": one.type, "bytes": one.nbytes, "SNR in dB": one.snr} for name, one in chosen]
+        yield records_table("tensors", rows)
 
+
+@with_display
 @dataclass(frozen=True)
 class Plan:
     """The measured errors of a model's tensors.
@@ -136,6 +146,17 @@ class Plan:
     kept_bytes: int
     weights: int
     other_bytes: int
+
+    def _display(self) -> Iterator[Part]:
+        yield f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
+        if self.tensors:
+            page = import_module("glft_schema.quantizer.plan_page")  # which imports this module
+            yield Chart(page._picture([(type_.name, mix) for type_, mix in self.by_type.items()]))
+        types = [
+            {"type": type_, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
+            for type_, mix in self.by_type.items()
+        ]
+        yield records_table("one type for all tensors that can have it", types)
 
     @cached_property
     def by_type(self) -> dict[TensorType, Mix]:

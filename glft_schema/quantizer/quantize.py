@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
-from glft_schema.display import Progress
-from glft_schema.errors import OptionError, shown
+from glft_schema.display import Part, Progress, bytes_by_type, counted, records_table, size_text, with_display
+from glft_schema.errors import OptionError, safe, shown
 from glft_schema.files.shards import shard_path
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import torch
@@ -30,6 +30,7 @@ from glft_schema.weights.similar_keys import warn_of_slips
 from glft_schema.words import suggestion
 
 
+@with_display
 @dataclass(frozen=True)
 class Quantized:
     """The result of quantizing a model, or of a dry run.
@@ -59,6 +60,13 @@ class Quantized:
     def bits_per_weight(self) -> float:
         """Bits of all payloads by number of weights."""
         return 8 * self.nbytes / max(self.weights, 1)
+
+    def _display(self) -> Iterator[Part]:
+        size = f"{size_text(self.nbytes)}, {self.bits_per_weight:.2f} bits per weight"
+        yield f"{self.recipe.name}, {counted(self.tensors, 'tensor')}, {size}"
+        yield from (safe(note, 200) for note in self.notes[:5])
+        yield bytes_by_type((tensor.type, tensor.nbytes) for tensor in self.tensors)
+        yield records_table("tensors", self.tensors)
 
 
 def quantize(

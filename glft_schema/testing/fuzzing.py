@@ -108,7 +108,7 @@ class Fuzzed:
 
     counts: Counter[str] = field(default_factory=Counter)
     read: Counter[str] = field(default_factory=Counter)
-    hashes: set[bytes] = field(default_factory=set)
+    hashes: set[bytes] = field(default_factory=set, repr=False)
     seconds: float = 0.0
     memory: int = 0
     failure: Failure | None = None

@@ -21,7 +21,7 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.rules import REQUIRED
 from glft_schema.codec.structs import Padding
 from glft_schema.codec.typed_values import Typed
-from glft_schema.display import displayed
+from glft_schema.display import displayed, with_display
 from glft_schema.errors import FormatError, OptionError, one_line, shown
 from glft_schema.files.container import open
 from glft_schema.files.file import File
@@ -62,6 +62,7 @@ class Change(NamedTuple):
         return f"{self.action} {shown(self.name)}{':' if self.action != 'rename' else ' ->'} {' -> '.join(values)}"
 
 
+@with_display
 class Edited(NamedTuple):
     """The result of `edit`.
 

@@ -22,6 +22,7 @@ from glft_schema.codec.arrays import StoredNumbers
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
 from glft_schema.codec.typed_values import Typed
+from glft_schema.display import with_display
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.container import Container, open
 from glft_schema.files.file import File
@@ -43,6 +44,7 @@ TOKENS = 512  # in a chunk, by default as for llama-imatrix
 OLD_ENDING, GGUF_ENDING = ".dat", ".gguf"
 
 
+@with_display
 class ColumnSums(NamedTuple):
     """What was measured of a matrix, or of a stack of them.
 
@@ -62,6 +64,7 @@ class ColumnSums(NamedTuple):
         return means if len(means) > 1 else means.squeeze(0)
 
 
+@with_display
 @dataclass(frozen=True)
 class ImportanceMatrix:
     """An importance matrix, with what is needed to merge it with others.

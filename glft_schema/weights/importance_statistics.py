@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
+from glft_schema.display import Results
 from glft_schema.lazy import torch
 
 INACTIVE = 1e-5  # mean squares up to this do not count as active
@@ -68,7 +69,7 @@ def column_statistics(columns: Mapping[str, Columns]) -> list[ColumnStatistics]:
     """Returns the statistics of all matrices with data, sorted by `tensor`, then by total, largest
     first."""
     rows = [_statistics(name, columns) for name in columns if bool((columns[name].counts > 0).any())]
-    return sorted(rows, key=lambda row: (row.tensor, -row.total))
+    return Results(sorted(rows, key=lambda row: (row.tensor, -row.total)))
 
 
 def _statistics(name: str, columns: Mapping[str, Columns]) -> ColumnStatistics:

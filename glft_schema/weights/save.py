@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from glft_schema.codec.rules import rule_sets
-from glft_schema.display import Progress
+from glft_schema.display import Progress, Results
 from glft_schema.errors import OptionError, TiedWarning, shown
 from glft_schema.files.container import Container
 from glft_schema.files.layout import Layout, laid_out, with_offsets
@@ -60,7 +60,7 @@ class FilePlan:
     def written(self) -> list[WrittenTensor]:
         """Returns the result for each tensor, after writing."""
         payloads, aliases = self.payloads, self.aliases
-        return [payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items()]
+        return Results(payload.written(payloads.get(aliases.get(name, ""))) for name, payload in payloads.items())
 
 
 Writer = Callable[[FilePlan, StrPath], None]
