@@ -177,7 +177,7 @@ def test_a_set_of_files(tmp_path: Path) -> None:
         assert [row[0] for row in tensors] == ["file", "set-00001-of-00002.gguf", "set-00002-of-00002.gguf"]
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(st.one_of(gguf_strategies.loose_files(), strategies.files().map(lambda made: made[0])))
 def test_every_file_can_be_shown(stored: bytes) -> None:
     file = Container.parse(stored)
@@ -250,12 +250,12 @@ def test_reports_have_one_screen(tmp_path: Path) -> None:
     one_screen(glft_schema.quantize(one, other, "Q8_0"), "Q8_0, 60 tensors, 34.14 kB, 8.89 bits per weight", 1)
     compared = glft_schema.compare(one, other)
     found = one_screen(compared, "; ".join(compared.summary), 1)
-    assert found.rects == 60
+    assert found.rects == 59
     edited = glft_schema.edit(one, other, set={"general.name": HOSTILE})
     one_screen(edited, f"changes 1, nbytes {edited.nbytes:,}, copied {edited.copied:,}", 0)
     (hashed,) = glft_schema.hash_file(one)
     assert (str(hashed), len(repr(hashed)) < 300) == (f"{hashed.sha256}  {one}", True)
-    one_screen(Unmatched(names, []), "missing 60", 0)
+    one_screen(Unmatched(names, []), "missing 60, left over 0", 0)
 
 
 def test_plans_and_importance_have_one_screen(tmp_path: Path) -> None:

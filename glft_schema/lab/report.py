@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from glft_schema.lab.minigpt import MiniGPTConfig
 from glft_schema.storage.atomic import atomic_write
 
 WIDTH, LEFT, BAR = 900, 120, 600  # SVG units: width of the chart, start of bars, longest bar
@@ -29,10 +31,15 @@ def write_report(out: Path, manifest: Mapping[str, Any]) -> None:
         loader=jinja2.PackageLoader("glft_schema.lab"),
         autoescape=jinja2.select_autoescape(["svg.jinja"]),
         undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
     )
+    tied = manifest["config"]["tied"]
     q8, q4 = manifest["files"]["q8_per_channel"], manifest["files"]["q4_per_group_64"]
     readme = templates.get_template("README.md.jinja").render(
         manifest=manifest,
+        command=f"glft lab --out lab-out --steps {manifest['steps']} --seed {manifest['seed']}{' --tied' if tied else ''}"
+        if manifest["config"] == asdict(MiniGPTConfig(tied=tied))
+        else "",
         q8=q8,
         q4=q4,
         worst=lambda errors: f"{max(errors.values()):g}",
@@ -63,7 +70,7 @@ def _needed(measured: Mapping[str, Any], least: float) -> str:
     for label, saving in measured["widening"].items():
         labels.append(label)
         if saving >= least:
-            return f"requires {', '.join(labels)}"
+            return f"requires that these are quantized: {', '.join(labels)}"
     return "is not reached"
 
 
