@@ -75,7 +75,7 @@ def main() -> None:
         for columns, command in COMMANDS:
             lines = screen(command, columns, folder).splitlines()
             shown = "\n".join([*lines[:LINES], *(["..."] if len(lines) > LINES else [])])
-            parts.append(f"\n## `glft {command.split()[1]}`, {columns} columns\n\n```text\n$ {command}\n{shown}\n```\n")
+            parts.append(f"\n## `glft {command.split()[1]}`, {columns} columns\n\n```text\n> {command}\n{shown}\n```\n")
     PAGE.write_text("".join(parts), "utf-8")
 
 
