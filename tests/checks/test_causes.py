@@ -114,7 +114,7 @@ def test_no_cause(changed: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_cost_is_bounded(tmp_path: Path) -> None:
-    """Few equations are solved of tensors with many different dims. Solving all takes minutes."""
+    """Few equations are solved of tensors with many different dims. Solving all takes 15 s."""
     dims = {f"blk.{i}.{name}.weight": (96 + i, 7 * i + j) for i in range(60) for j, name in enumerate((*ATTENTION, *DENSE), 1)}
     glft.save_file({name: torch.zeros(shape) for name, shape in dims.items()}, tmp_path / "m.gguf", KEYS, rules=[])
     with glft.open(tmp_path / "m.gguf") as file:
