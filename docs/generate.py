@@ -97,7 +97,7 @@ def command_line() -> str:
 
 
 def command_parts(context: click.Context, level: int) -> Iterator[str]:
-    """Yields the Markdown of a command, and that of its subcommands."""
+    """Yields the Markdown of a command and of its subcommands."""
     command = context.command
     yield f"{'#' * level} `{context.command_path}`"
     yield inspect.cleandoc(command.help or "")

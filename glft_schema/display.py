@@ -1,6 +1,6 @@
 """Tables and charts of files, tensors, metadata and reports, as text and as HTML for notebooks.
 
-An object of a class with the decorator `displayed` has a ``repr`` of one line, a ``str`` of one
+An object of a class with the decorator `with_display` has a ``repr`` of one line, a ``str`` of one
 screen, and HTML. The HTML sets no colours, so it suits light and dark themes. All text from a file
 is escaped.
 """
@@ -259,6 +259,13 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     return [line.format(*row).rstrip() for row in rows]
 
 
+def first_rows(rows: Sequence[tuple[str, ...]], right: int, most: int, all_by: str) -> list[str]:
+    """Returns a head and at most `most` rows as lines like `aligned`, and a line that counts the
+    others and names the option that lists them, `all_by`."""
+    hidden = len(rows) - 1 - most
+    return [*aligned(rows[: most + 1], right), *([f"  ... and {hidden:,} more: {all_by}"] if hidden > 0 else [])]
+
+
 def shortened(text: str, length: int) -> str:
     """Returns text with its middle left out if it is longer than `length`."""
     kept = length - 3
@@ -312,21 +319,37 @@ def displayed(value: Any, type_: str) -> Any:
     return [displayed(one, type_) for one in value[:ELEMENTS]] if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
+class Totals(NamedTuple):
+    """Totals of the tensors of a type. Weights and bytes of a shared payload count once."""
+
+    tensors: int
+    weights: int
+    nbytes: int
+
+
+def totals_by_type(tensors: Iterable[HasTensor]) -> dict[Any, Totals]:
+    """Returns the totals of each tensor type, in order of first tensors."""
+    totals, kept = dict[Any, Totals](), set[Hashable]()
+    for tensor in tensors:
+        count, weights, nbytes = totals.get(tensor.dtype, Totals(0, 0, 0))
+        if tensor.identity not in kept:
+            kept.add(tensor.identity)
+            weights, nbytes = weights + math.prod(tensor.shape), nbytes + tensor.nbytes
+        totals[tensor.dtype] = Totals(count + 1, weights, nbytes)
+    return totals
+
+
+def largest_first(totals: Mapping[Any, Totals]) -> list[tuple[Any, Totals]]:
+    """Returns types and their totals by bytes, the largest first."""
+    return sorted(totals.items(), key=lambda item: -item[1].nbytes)
+
+
 def types_table(file: HasFile) -> Listing:
-    """Returns a row per tensor type, largest first. Shared payloads count once."""
-    totals: dict[str, list[int]] = {}
-    counted = set()
-    for tensor in file.tensors.values():
-        total = totals.setdefault(str(tensor.dtype), [0, 0, 0])
-        total[0] += 1
-        if tensor.identity not in counted:
-            counted.add(tensor.identity)
-            total[1] += math.prod(tensor.shape)
-            total[2] += tensor.nbytes
-    ordered = sorted(totals.items(), key=lambda item: -item[1][2])
+    """Returns a row per tensor type, largest first."""
+    ordered = largest_first(totals_by_type(file.tensors.values()))
     rows = [
-        (name, f"{count:,}", f"{numbers:,}", f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.1f} %")
-        for name, (count, numbers, nbytes) in ordered[:ROWS]
+        (str(type_), f"{count:,}", f"{weights:,}", f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.1f} %")
+        for type_, (count, weights, nbytes) in ordered[:ROWS]
     ]
     return Listing("types", ("type", "tensors", "numbers", "bytes", "of the file"), rows, len(ordered) - len(rows), 4)
 
@@ -375,17 +398,15 @@ def parameters_text(count: int) -> str:
 
 def headline(file: HasFile) -> str:
     """Returns what a file holds: "llama, 134.5 M parameters, 30 layers, 8,192 context, 49,152
-    tokens, Q4_1 (mostly), 5.743 bits per weight, 98.36 MB"."""
+    tokens, Q4_1 (mostly), 5.74 bits per weight, 98.36 MB"."""
     kind, *counts = file.format.summary(file.metadata) or [file.format.name]
-    weights, bits = Counter[str](), 0
-    for tensor in {tensor.identity: tensor for tensor in file.tensors.values()}.values():
-        weights[str(tensor.dtype)] += math.prod(tensor.shape)
-        bits += 8 * tensor.nbytes
+    totals = totals_by_type(file.tensors.values())
+    total, nbytes = sum(one.weights for one in totals.values()), sum(one.nbytes for one in totals.values())
     named = file.format.meaning(FILE_TYPE, file.metadata.get(FILE_TYPE))
-    ((most, _),) = weights.most_common(1) or ((None, 0),)
-    types = [f"{named or most}{' (mostly)' * (len(weights) > 1)}"] if most else []
-    if total := weights.total():
-        types += [f"{bits / total:.2f} bits per weight"]
+    most = max(totals, key=lambda type_: totals[type_].weights, default=None)
+    types = [f"{named or most}{' (mostly)' * (len(totals) > 1)}"] if totals else []
+    if total:
+        types += [f"{8 * nbytes / total:.2f} bits per weight"]
     parts = [kind, f"{parameters_text(total)} parameters", *counts, *types, size_text(file.nbytes)]
     return ", ".join(safe(part) for part in parts)
 
@@ -403,8 +424,8 @@ def file_parts(file: HasFile) -> Iterator[Part]:
     """Yields an open file's headline, title, bytes by type, and the tables that have rows."""
     yield headline(file)
     yield title(file)
-    if tensors := {tensor.identity: tensor for tensor in file.tensors.values()}.values():
-        yield bytes_by_type((tensor.dtype, tensor.nbytes) for tensor in tensors)._replace(labels="")
+    if totals := totals_by_type(file.tensors.values()):
+        yield bytes_by_type((type_, total.nbytes) for type_, total in totals.items())._replace(labels="")
     yield from (metadata_table(file.metadata), types_table(file), tensors_table(file.tensors))
 
 

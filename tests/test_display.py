@@ -236,7 +236,7 @@ def one_screen(report: Any, headline: str, charts: int) -> Shown:
 
 
 def test_reports_have_one_screen(tmp_path: Path) -> None:
-    """What functions return for a file of 60 tensors, one of which has a hostile name."""
+    """Results of functions for a file of 60 tensors, one with a hostile name."""
     one, other = tmp_path / "a.gguf", tmp_path / "b.gguf"
     names = [HOSTILE, *(f"blk.{i}.ffn_down.weight" for i in range(59))]
     tensors = {name: torch.linspace(-1, 1, 512).reshape(2, 256) for name in names}

@@ -135,17 +135,21 @@ class Comparison:
         """Returns the differences as sentences: weights, tensors by state and type, metadata."""
         return [self._weights(), *([self._tensors()] if self.tensors else []), self._metadata()]
 
+    @property
+    def differing(self) -> list[TensorComparison]:
+        """The tensors that differ, the largest errors first. A missing tensor precedes all."""
+        differing = (tensor for tensor in self.tensors if tensor.state != SAME)
+        return sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf)
+
     def _display(self) -> Iterator[Part]:
         yield "; ".join(self.summary)
-        differing = [tensor for tensor in self.tensors if not tensor.has_same_values or tensor.state != SAME]
         errors = [(tensor.name, tensor.errors.relative) for tensor in self.tensors if tensor.errors]
         if bars := [(f"{safe(name)} {error:.4g}", error) for name, error in errors if math.isfinite(error)]:
             yield chart("relative error by tensor, in order", bars, columns=True)
-        worst = sorted(differing, key=lambda tensor: tensor.errors.snr if tensor.errors else -math.inf)
         rows = [
             {"tensor": one.name, "state": one.state, "A": _type(one.before), "B": _type(one.after), "problem": one.problem}
             | {"SNR": one.errors}
-            for one in worst
+            for one in self.differing
         ]
         yield records_table("tensors that differ, largest error first", rows)
         changes = [change._replace(before=_value(change.before), after=_value(change.after)) for change in self.metadata]

@@ -14,7 +14,7 @@ from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
 from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import aligned, displayed
+from glft_schema.display import aligned, displayed, first_rows
 from glft_schema.errors import OptionError, safe, shown
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
@@ -95,7 +95,7 @@ def compare(
             for name, path, text in (("A", one, _about_text(before)), ("B", other, _about_text(after)))
         )
         summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
-        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.tensors, everything))
+        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.differing, everything))
     if not comparison.is_same:
         raise Exit(FAILED)
 
@@ -147,13 +147,10 @@ def _value_text(value: Typed | str, start: int) -> str:
     return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
 
 
-def _tensor_lines(tensors: tuple[TensorComparison, ...], everything: bool) -> list[str]:
-    differing = sorted((t for t in tensors if t.state != SAME), key=lambda t: t.errors.snr if t.errors else float("-inf"))
+def _tensor_lines(differing: list[TensorComparison], everything: bool) -> list[str]:
     head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
-    count = len(differing) if everything else TENSORS
-    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing[:count]]
-    more = [f"  ... and {len(differing) - count:,} more: --all"] if len(differing) > count else []
-    return ["", *aligned([head, *rows], 6), *more] if rows else []
+    rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
+    return ["", *first_rows([head, *rows], 6, len(rows) if everything else TENSORS, "--all")] if rows else []
 
 
 def _change_text(tensor: TensorComparison) -> str:

@@ -68,7 +68,7 @@ def loaded(path: Path) -> bool:
     """Tells whether a file has what llama.cpp requires of it."""
     with Container.parse_file(path) as file:
         verdict = report(file)
-    return not verdict.failures and not verdict.not_checked
+    return bool(verdict.enforced) and not verdict.failures
 
 
 def parse_renames(texts: Iterable[str]) -> dict[str, str]:

@@ -17,19 +17,16 @@ from glft_schema.cli.options import Json, argument, flag, option
 from glft_schema.cli.terminal import MAX_LINE, echo, file_errors
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Array, StoredValue
-from glft_schema.display import aligned, headline
+from glft_schema.display import aligned, first_rows, headline, largest_first, totals_by_type
 from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
-from glft_schema.files.byte_counts import byte_counts
-from glft_schema.files.container import Container
+from glft_schema.files.byte_counts import GAPS, byte_counts
+from glft_schema.files.container import Container, open_truncated
 from glft_schema.files.file import File
-from glft_schema.files.parsing import parse_truncated
 from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import ShardIndex
 from glft_schema.formats.imatrix import KIND, is_old_matrix
-from glft_schema.storage.file_source import open_source
 
 if TYPE_CHECKING:
-    from glft_schema.tensor_types import TensorType
     from glft_schema.tensors.tensor import Tensor
     from glft_schema.weights.importance import ImportanceMatrix  # imported when a file is one
 
@@ -37,7 +34,6 @@ OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
 TEXT = 80  # characters shown of a text
 ROWS = 60  # of tensors
-GAPS = "gaps"
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
@@ -98,7 +94,7 @@ def _opened(path: Path) -> tuple[File, TruncatedError | None]:
         if error.file not in (None, str(path)):
             raise  # of a set
         try:
-            return parse_truncated(open_source(path)), error
+            return open_truncated(path), error
         except FormatError:
             raise error from None
 
@@ -228,17 +224,9 @@ def in_lines(file: File, everything: bool = False, size: int | None = None) -> l
 def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
     """Returns a row per tensor type, with `everything` also per field of its payloads, and a row
     per region with other bytes."""
-    counts, tensors = byte_counts(file), file.tensors.values()
-    numbers = Counter(tensor.dtype for tensor in tensors)
-    weights: Counter[TensorType] = Counter()
-    sizes: Counter[TensorType] = Counter()
-    for tensor in {tensor.identity: tensor for tensor in tensors}.values():
-        weights[tensor.dtype] += math.prod(tensor.shape)
-        sizes[tensor.dtype] += tensor.nbytes
-    rows: list[tuple[str, str, str, int]] = []
-    for type_, nbytes in sizes.most_common():
-        bits = f"{8 * nbytes / weights[type_]:.4g}" if weights[type_] else ""
-        rows.append((type_.name, f"{numbers[type_]:,}", bits, nbytes))
+    counts, rows = byte_counts(file), list[tuple[str, str, str, int]]()
+    for type_, (count, weights, nbytes) in largest_first(totals_by_type(file.tensors.values())):
+        rows.append((type_.name, f"{count:,}", f"{8 * nbytes / weights:.4g}" if weights else "", nbytes))
         fields = [(part.removeprefix(f"{type_} "), n) for part, n in counts.items() if part.startswith(f"{type_} ")]
         rows += [(f"  {field}", "", "", n) for field, n in fields if everything and len(fields) > 1]
     rows += [(part, "", "", n) for part, n in counts.items() if n and part in (*file.regions, GAPS)]
@@ -278,9 +266,7 @@ def _grouped_rows(file: File) -> list[str]:
         nbytes = sum(tensor.nbytes for tensors in kinds.values() for tensor in tensors)
         rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", f"{nbytes:,}"))
         rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
-    hidden = max(len(rows) - 1 - ROWS, 0)
-    table = aligned(rows[: ROWS + 1], right=1)
-    return [*table, *([f"  ... and {hidden:,} more: --all, --tensors PATTERN"] if hidden else [])]
+    return first_rows(rows, 1, ROWS, "--all, --tensors PATTERN")
 
 
 def _common(tensors: Sequence[Tensor]) -> tuple[str, str, str]:

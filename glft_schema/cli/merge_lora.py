@@ -12,7 +12,7 @@ from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_b
 from glft_schema.display import aligned
 from glft_schema.errors import safe
 
-LOST = 0.99  # if an update changes no code, the error is the update but for rounding
+LOST = 0.99  # error relative to the update; about 1 if the update changes no code
 
 
 def merge_lora(

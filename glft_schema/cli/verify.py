@@ -26,7 +26,7 @@ from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
-from glft_schema.display import aligned
+from glft_schema.display import aligned, first_rows
 from glft_schema.errors import Finding, OptionError, safe, shown
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
@@ -121,12 +121,12 @@ def verify(
         if fits is not None:
             with file_errors(fits), Container.parse_file(fits) as base:
                 outcomes["fits"] = fits_outcome(parsed, base)
+        hashed = _hashed(parsed) if manifest or sha256 else []
         if manifest:
-            hashed = _hashed(parsed)
             with file_errors(manifest):
                 outcomes["manifest"] = manifest_outcome(hashed, hashes, str(manifest))
         if sha256:
-            outcomes["sha256"] = manifest_outcome(_hashed(parsed), [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
+            outcomes["sha256"] = manifest_outcome(hashed, [FileHash(sha256[-64:].lower(), parsed.name)], "--sha256")
         if values:
             outcomes["values"] = values_outcome(parsed, exclude)
         importance = None
@@ -174,9 +174,7 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     if verdict.cause:
         lines.append(verdict.cause)
     if found:
-        lines += _findings(found[:FINDINGS], len(file.shards) > 1)
-    if len(found) > FINDINGS:
-        lines.append(f"  ... and {len(found) - FINDINGS:,} more: --json")
+        lines += _findings(found, len(file.shards) > 1, FINDINGS)
     if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
         lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}
@@ -185,10 +183,10 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
     return Outcome(lines, data, not verdict.failures)
 
 
-def _findings(found: list[tuple[str, Finding]], is_set: bool) -> list[str]:
+def _findings(found: list[tuple[str, Finding]], is_set: bool, most: int) -> list[str]:
     rows = [("file", "rule", "field", "problem", "byte")]
     rows += [(safe(name), f.rule, f.path, f.problem, f"{f.offset}") for name, f in found]
-    return aligned([row if is_set else row[1:] for row in rows], 1)
+    return first_rows([row if is_set else row[1:] for row in rows], 1, most, "--json")
 
 
 def _findings_data(found: list[tuple[str, Finding]]) -> list[dict[str, Any]]:
@@ -201,7 +199,7 @@ def fits_outcome(adapter: File, base: File) -> Outcome:
     lines = [f"{safe(adapter.name)} fits {safe(base.name)}"]
     if found:
         lines = [f"{safe(adapter.name)} does not fit {safe(base.name)}: {len(found)} misfit{'s' * (len(found) > 1)}"]
-        lines += _findings(found, False)
+        lines += _findings(found, False, len(found))
     return Outcome(lines, {"base": base.name, "misfits": _findings_data(found)}, not found)
 
 

@@ -60,7 +60,7 @@ def unlike_asked(written: Sequence[WrittenTensor]) -> list[str]:
 def requantized(written: Sequence[WrittenTensor]) -> list[str]:
     """Returns a line about tensors that were quantized already and got another quantized type."""
     types = {tensor.name: before for tensor in written if (before := tensor.quantized_from)}
-    return [f"quantized already: {counted(types)}; their error adds to that of the new type"] if types else []
+    return [f"quantized already: {counted(types)}; the new type adds its own error"] if types else []
 
 
 def fallbacks(written: Sequence[WrittenTensor]) -> list[str]:

@@ -11,6 +11,7 @@ from glft_schema.storage.source import StrPath
 from glft_schema.tensors.region import TensorMap
 
 PAYLOADS = "data"  # the region of payloads, in every format
+GAPS = "gaps"  # bytes of no field, among the counts
 
 
 def byte_counts(file: File | StrPath) -> dict[str, int]:
@@ -41,4 +42,4 @@ def byte_counts(file: File | StrPath) -> dict[str, int]:
         gaps += sizes.pop(PAYLOADS) - payloads.total()
         counts.update(sizes)
         counts.update(payloads)
-    return {name: count for name, count in counts.items() if count} | {"gaps": gaps}
+    return {name: count for name, count in counts.items() if count} | {GAPS: gaps}

@@ -19,7 +19,7 @@ from glft_schema.codec.rules import rule_sets
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.file import File
 from glft_schema.files.layout import with_offsets
-from glft_schema.files.parsing import parse_source
+from glft_schema.files.parsing import parse_source, parse_truncated
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, indexed_format
@@ -157,6 +157,16 @@ def open(
         if not whole:
             return file
         return open_set(file, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
+
+
+def open_truncated(path: StrPath) -> File:
+    """Opens a file that ends within its payloads. What is missing is read as zeros.
+
+    Raises:
+        OSError, FormatError: as `open`; also if the end of the file is in front of the payloads.
+    """
+    with _closed_on_error(open_source(path)) as source:
+        return parse_truncated(source)
 
 
 def as_file(file: File | StrPath) -> File:

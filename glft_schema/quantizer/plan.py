@@ -26,8 +26,9 @@ from glft_schema.errors import OptionError, QuantizationWarning, TensorError
 from glft_schema.files.layout import measured
 from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
-from glft_schema.lazy import import_module, outside_graphs, torch
+from glft_schema.lazy import outside_graphs, torch
 from glft_schema.quantizer.choosing import RecipeTypes
+from glft_schema.quantizer.plan_picture import picture
 from glft_schema.quantizer.prepared import Prepared, prepared
 from glft_schema.quantizer.recipes import is_kept
 from glft_schema.quantizer.rules import Model, Recipe
@@ -150,8 +151,7 @@ class Plan:
     def _display(self) -> Iterator[Part]:
         yield f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
         if self.tensors:
-            page = import_module("glft_schema.quantizer.plan_page")  # which imports this module
-            yield Chart(page._picture([(type_.name, mix) for type_, mix in self.by_type.items()]))
+            yield Chart(picture((type_.name, mix.bits_per_weight, mix.snr) for type_, mix in self.by_type.items()))
         types = [
             {"type": type_, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
             for type_, mix in self.by_type.items()

@@ -62,7 +62,7 @@ def test_the_report_begins_with_it(source: Path, tmp_path: Path) -> None:
     before = {tensor.name: str(tensor.quantized_from) for tensor in written if tensor.quantized_from}
     assert before == {"a.weight": "Q4_0", "b.weight": "Q8_0"}
     done = in_this_process("convert", source, tmp_path / "out.gguf", "--scheme", "q5_0", "--allow-requantize")
-    line = "quantized already: 2 tensors (Q4_0, Q8_0); their error adds to that of the new type"
+    line = "quantized already: 2 tensors (Q4_0, Q8_0); the new type adds its own error"
     assert (done.returncode, done.stderr, done.stdout.splitlines()[0]) == (0, "", line)
     keys = {"general.architecture": "llama", "llama.block_count": 1}
     glft.convert(source, tmp_path / "model.gguf", metadata=keys)

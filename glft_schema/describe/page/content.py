@@ -20,7 +20,7 @@ from glft_schema.describe.page.quantization_errors import errors
 from glft_schema.describe.page.samples import describe, heat_map, sample, sample_size
 from glft_schema.describe.page.text import LONGEST, visible
 from glft_schema.describe.page.vocabulary import vocabulary
-from glft_schema.display import Progress, headline, parameters_text, size_text
+from glft_schema.display import Progress, headline, largest_first, parameters_text, size_text, totals_by_type
 from glft_schema.errors import shown
 from glft_schema.files.file import File
 from glft_schema.tensors.tensor import Tensor
@@ -52,12 +52,8 @@ class Content:
         self._metadata = file.regions.get("metadata", {})
         self._tensors = list(file.tensors.values())
         self._maps = [byte_map(shard) for shard in file.shards]
-        types = Counter[Any]()
-        for tensor in {tensor.identity: tensor for tensor in self._tensors}.values():
-            types[tensor.dtype] += tensor.nbytes
-        types.update({tensor.dtype: 0 for tensor in self._tensors})
-        self._types = {type_: i for i, (type_, _) in enumerate(types.most_common())}
-        self._type_bytes = types
+        self._totals = totals_by_type(self._tensors)
+        self._types = {type_: i for i, (type_, _) in enumerate(largest_first(self._totals))}
         count = sample_size(len(self._tensors))
         self._numbers: list[dict[str, Any]] = []
         self._errors: list[dict[str, Any]] | None = None if against is None else []
@@ -99,7 +95,9 @@ class Content:
                 for i, finding in verdict.findings[:FINDINGS]
             ],
             "unclaimed": _unclaimed(self._maps),
-            "types": [{"name": visible(type_.name), **_share(self._type_bytes[type_], file.nbytes)} for type_ in self._types],
+            "types": [
+                {"name": visible(type_.name), **_share(self._totals[type_].nbytes, file.nbytes)} for type_ in self._types
+            ],
             "outside": _share(outside, file.nbytes),
             "against": against and self._comparison(against),
             "static_rows": [_static_row(tensor) for tensor in self._tensors[:STATIC_ROWS]],
@@ -108,8 +106,8 @@ class Content:
     def _tiles(self) -> list[tuple[str, str, str]]:
         """Returns the figures of the summary: a term, its value, and a note."""
         file = self._file
-        weights = sum(math.prod(tensor.shape) for tensor in {tensor.identity: tensor for tensor in self._tensors}.values())
-        payload = sum(self._type_bytes.values())
+        totals = self._totals.values()
+        weights, payload = sum(total.weights for total in totals), sum(total.nbytes for total in totals)
         tiles = [("Size", size_text(file.nbytes), f"{file.nbytes:,} bytes")]
         if len(file.shards) > 1:
             tiles.append(("Files", f"{len(file.shards):,}", "of one set"))

@@ -1,4 +1,4 @@
-"""What all pages share: the frame with its policy, the style, and the first script.
+"""Frame of all pages: security policy, style, and the common script.
 
 A page opens from disk and loads no other resources. Texts are inserted escaped; data is inserted
 as JSON, which scripts insert as text.
