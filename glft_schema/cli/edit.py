@@ -11,7 +11,8 @@ from glft_schema.cli.convert import parse_metadata, text_of
 from glft_schema.cli.options import Texts, argument, flag, option
 from glft_schema.cli.terminal import GREEN, RED, echo, echo_written, file_errors, unique
 from glft_schema.errors import OptionError, shown
-from glft_schema.files.container import Container
+from glft_schema.files.container import Container, as_file
+from glft_schema.files.file import File
 from glft_schema.weights.edit import edit as edit_file
 
 
@@ -44,8 +45,7 @@ def edit(
         glft edit model.gguf --set general.name=Toy
         glft edit model.gguf --set tokenizer.chat_template=@chat.jinja
     """
-    with file_errors(file):
-        loads = not dry_run and loaded(file)
+    with file_errors(file), Container.parse_file(file) as before:
         edited = edit_file(
             file,
             out,
@@ -54,20 +54,20 @@ def edit(
             rename=parse_renames(rename),
             dry_run=dry_run,
         )
+        lost = not dry_run and not is_loaded(out or file) and is_loaded(before)  # still open, though replaced
     for change in edited.changes:
         echo(str(change), colour=RED if change.action == "remove" else GREEN)
     if dry_run:
         echo(f"dry run: {edited.nbytes:,} bytes would be written, {edited.copied:,} of them copied unchanged")
         return
-    if loads and not loaded(out or file):
+    if lost:
         echo("glft: warning: llama.cpp loaded the file before, and refuses it now: glft verify shows why", error=True)
     echo_written([out or file], "inspect", out or file)
 
 
-def loaded(path: Path) -> bool:
-    """Tells whether a file has what llama.cpp requires of it."""
-    with Container.parse_file(path) as file:
-        verdict = report(file)
+def is_loaded(file: File | Path) -> bool:
+    """Tells whether a file has what llama.cpp requires of it. A path is opened."""
+    verdict = report(as_file(file))
     return bool(verdict.enforced) and not verdict.failures
 
 
