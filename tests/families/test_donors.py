@@ -190,7 +190,7 @@ def test_a_quantized_source(tmp_path: Path) -> None:
         glft.convert(source, tmp_path / "out.gguf", like=donor)
     done = in_this_process("convert", source, tmp_path / "out.gguf", "--like", donor, "--allow-requantize")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "quantized already: 14 tensors (Q8_per_channel); their error adds" in done.stdout
+    assert "quantized already: 14 tensors (Q8_per_channel); the new type adds its own error" in done.stdout
 
 
 def test_counts_of_another_kind(tmp_path: Path) -> None:
