@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -47,11 +47,14 @@ class Key(NamedTuple):
         key: without the architecture's name.
         field: of config.json, or of its rope parameters; empty if the key has no field.
         default: the value of a missing field, or a function of the config; None for no key.
+        loader: what llama.cpp's loader does with the key; ``sliding`` if it reads it in models with
+            a sliding window.
     """
 
     key: str
     field: str
     default: Any = REQUIRED
+    loader: Literal["required", "read", "ignored", "sliding"] = "read"
 
 
 @contextmanager
@@ -132,7 +135,7 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
         FormatError: for a missing field without a default.
     """
     found = {}
-    for key, field, default in keys:
+    for key, field, default, _ in keys:
         if field not in config:
             if default is REQUIRED:
                 raise FormatError(f"expected the field {field}, found none", CONFIG)
@@ -197,7 +200,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
         FormatError: for a missing key without a default.
     """
     config: Config = {}
-    for key, field, default in keys:
+    for key, field, default, _ in keys:
         value = metadata.get(_full(key, arch))
         if value is None and default is REQUIRED:
             raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")

@@ -23,7 +23,6 @@ from glft_schema.families.config import (
     refusing,
 )
 from glft_schema.families.converter import ADVICE
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.guarded import guarded
 from glft_schema.families.libraries import library
 from glft_schema.families.names import Names, is_float32
@@ -37,6 +36,8 @@ from glft_schema.families.operations import (
     of_file,
     of_values,
 )
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.untrusted import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container

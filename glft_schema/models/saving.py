@@ -8,10 +8,11 @@ from typing import Any
 
 from glft_schema.errors import OptionError
 from glft_schema.families.config import config_of
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import gguf_tensors
 from glft_schema.families.operations import LazyTensor
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.formats.registry import WITH_TYPES
