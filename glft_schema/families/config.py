@@ -22,13 +22,14 @@ KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
 YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
-SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
+LONGROPE = ("short_factor", "long_factor", "factor", "original_max_position_embeddings")  # of which two are tensors in GGUF
+SCALINGS = {  # rope_type -> GGUF's name, and its fields
     "linear": ("linear", ("factor",)),
     "yarn": ("yarn", YARN),
-    "longrope": ("longrope", ()),
-    "su": ("longrope", ()),
+    "longrope": ("longrope", LONGROPE),
+    "su": ("longrope", LONGROPE),
     "default": (None, ()),
-    "llama3": (None, ()),  # a tensor in GGUF
+    "llama3": (None, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),  # a tensor in GGUF
 }
 
 
@@ -108,9 +109,11 @@ def read_config(folder: Path) -> Config:
     """
     stored = read_json(folder / CONFIG)
     config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **config.get("rope_scaling", {})}
+    of_config = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
+    rope = config.get("rope_parameters") or {**of_config, **config.get("rope_scaling", {})}
     if "full_attention" in rope:
         config[f"{ROPE}.swa_theta"] = rope["sliding_attention"].get("rope_theta")
+        config[f"{ROPE}.swa_type"] = rope["sliding_attention"].get("rope_type", "default")
         rope = rope["full_attention"]
     elif "rope_local_base_freq" in config:
         config[f"{ROPE}.swa_theta"] = config["rope_local_base_freq"]
@@ -122,8 +125,8 @@ def read_config(folder: Path) -> Config:
         check_finite(value, f"{CONFIG} -> {field}")
     given = {field: value for field, value in {**rope, "rope_type": type_}.items() if value is not None}
     config.update({f"{ROPE}.{field}": value for field, value in given.items()})
-    config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
     if scaling:
+        config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
         config[f"{SCALED}.rope_type"] = scaling
     return config
 

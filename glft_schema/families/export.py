@@ -70,7 +70,7 @@ def hf_model(
         "model_type": family.model_type,
         "tie_word_embeddings": OUTPUT not in left,
     }
-    return found, {**fixed, **config, **family.assumed_of(config)}
+    return found, {**fixed, **config, **family.stated(config, tensors)}
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:

@@ -17,12 +17,13 @@ src/models/, as in llama_cpp_python 0.3.36, compared with the loader of xllamacp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
-from glft_schema.families.config import Config, Key
+from glft_schema.families.config import ALIASES, Config, Key
 from glft_schema.families.operations import KEEP, LazyTensor, Operation
 from glft_schema.lazy import torch
 
@@ -30,6 +31,68 @@ BLOCK_COUNT = "block_count"  # the key
 FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # matrices that GGUF holds in float32
 OUTPUT, NVFP4 = "output", "NVFP4"
 K = Key
+
+
+# Fields of any config that do not change what a model computes, as patterns.
+WITHOUT_EFFECT = (
+    "architectures model_type transformers_version _name_or_path dtype torch_dtype auto_map return_dict "
+    "output_attentions output_hidden_states output_router_logits id2label label2id problem_type torchscript "
+    "use_bfloat16 chunk_size_feed_forward use_cache cache_implementation initializer_range initializer_factor "
+    "pretraining_tp gradient_checkpointing use_return_dict *dropout* *_pdrop router_aux_loss_coef router_jitter_noise "
+    "_attn_implementation* finetuning_task task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id "
+    "decoder_start_token_id forced_*_token_id tokenizer_class tie_* vocab_size do_sample temperature top_k top_p "
+    "typical_p min_length max_length no_repeat_ngram_size repetition_penalty length_penalty num_beams num_beam_groups "
+    "num_return_sequences early_stopping diversity_penalty encoder_no_repeat_ngram_size bad_words_ids suppress_tokens "
+    "begin_suppress_tokens output_scores return_dict_in_generate remove_invalid_values "
+    "exponential_decay_length_penalty prefix pruned_heads cross_attention_hidden_size tf_legacy_loss unsloth_* "
+    "rope_theta rope_scaling rope_parameters rope_local_base_freq rope.rope_theta rope.rope_type rope.type "
+    "rope.scaling.* rope.swa_theta rope.original_max_position_embeddings "
+)
+SCALED = ("default", "linear", "yarn")
+
+
+class F(NamedTuple):
+    """A field of config.json that has no key in GGUF.
+
+    Attributes:
+        name: of the field.
+        value: the one that llama.cpp computes with; a function of the config; or a `Bias`.
+        instead: what llama.cpp does, for errors.
+        warns: whether another value is a warning, because it matters for some texts only.
+        stated: whether a config that we write has it.
+    """
+
+    name: str
+    value: Any
+    instead: str = ""
+    warns: bool = False
+    stated: bool = True
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value depends on nothing else."""
+        return not callable(self.value) and not isinstance(self.value, Bias)
+
+    def value_of(self, config: Config, tensors: Iterable[str]) -> Any:
+        """Returns the value for a config and the names of its tensors in GGUF."""
+        if self.value is ANY:
+            return config.get(self.name)
+        if isinstance(self.value, Bias):
+            return self.value.tensor in tensors
+        return self.value(config) if callable(self.value) else self.value
+
+
+def ANY(config: Config) -> Any:  # noqa: N802
+    """The value of a field that does not matter."""
+
+
+class Bias(NamedTuple):
+    """The value of a field: whether the model has a tensor."""
+
+    tensor: str
+
+
+OF_ANY = F("is_encoder_decoder", False), F("add_cross_attention", False)  # fields of any config
 
 
 class T(NamedTuple):
@@ -122,8 +185,8 @@ class Family:
         prefix: of tensors' names in some folders.
         generated: returns tensors of GGUF that the folder has in its config, by name.
         restored: removes the generated tensors from those of GGUF, and returns their config.
-        assumed: fields of config.json without a key: the value that llama.cpp assumes, or a
-            function of the config.
+        fields: of config.json without a key.
+        ropes: types of rope scaling that the keys and tensors carry.
     """
 
     arch: str
@@ -131,6 +194,7 @@ class Family:
     model_type: str
     tensors: tuple[T, ...]
     keys: tuple[K, ...]
+    fields: tuple[F, ...]
     vocabularies: tuple[str, ...]
     limits: tuple[Limit, ...] = ()
     pattern: int = 0
@@ -138,7 +202,7 @@ class Family:
     prefix: str = ""
     generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
     restored: Callable[[dict[str, LazyTensor], Config], Config] = lambda tensors, config: {}
-    assumed: dict[str, Any] = field(default_factory=dict)
+    ropes: tuple[str, ...] = SCALED
 
     def read(self, loader: str) -> list[str]:
         """Returns the keys with which the loader does this, without the architecture's name."""
@@ -148,9 +212,14 @@ class Family:
         """Returns the config field of a key without the architecture's name."""
         return next(key.field for key in self.keys if key.key == name)
 
-    def assumed_of(self, config: Config) -> Config:
-        """Returns `assumed` for a config."""
-        return {field: value(config) if callable(value) else value for field, value in self.assumed.items()}
+    def stated(self, config: Config, tensors: Iterable[str]) -> Config:
+        """Returns the fields without a key for a config that we write."""
+        return {field.name: field.value_of(config, tensors) for field in self.fields if field.stated}
+
+    def understands(self, field: str) -> bool:
+        """Returns whether the page says what becomes of a field of config.json."""
+        names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
+        return ALIASES.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
 
     @cached_property
     def loaded(self) -> tuple[Loaded, ...]:

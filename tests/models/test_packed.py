@@ -100,7 +100,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]
     "missing":      (lambda t, m: t.pop("blk.1.ffn_up.weight"),
                      r"expected values for this tensor, found none \(tensor 'model.layers.1.mlp.up_proj.weight'\)"),
     "left over":    (lambda t, m: t.update({"blk.0.attn_q.bias": torch.ones(64)}),
-                     r"LlamaForCausalLM has no such tensor \(tensor 'model.layers.0.self_attn.q_proj.bias'\)"),
+                     r"expected values for this tensor, found none \(tensor 'model.layers.0.self_attn.k_proj.bias'\)"),
     "unknown":      (lambda t, m: t.update({"blk.0.other.weight": torch.ones(64, 64)}),
                      r"the llama family has no such tensor: exclude it \(tensor 'blk.0.other.weight'\)"),
     "shape":        (lambda t, m: t.update({"blk.0.ffn_up.weight": torch.ones(64, 64)}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glft_schema.families.page import Family, K, Limit, T
+from glft_schema.families.page import ANY, F, Family, K, Limit, T
 from glft_schema.families.pages.shared import FILE_TYPE, SIZES, attention
 
 # fmt: off
@@ -29,9 +29,15 @@ BERT = Family(
         FILE_TYPE,
         K("attention.causal",                 "", False),
     ),
+    fields=(
+        F("hidden_act", "gelu"),
+        F("position_embedding_type", "absolute", "llama.cpp adds embeddings of positions", stated=False),
+        F("is_decoder", False, "llama.cpp attends to all tokens", stated=False),
+        F("type_vocab_size", ANY, stated=False),  # the rows of a tensor
+    ),
     vocabularies=("wordpiece",),
     limits=(Limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
-    assumed={"hidden_act": "gelu"},
+    ropes=("default",),
 )

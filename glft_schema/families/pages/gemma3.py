@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from glft_schema.families.config import Config
 from glft_schema.families.operations import PlusOne
-from glft_schema.families.page import BLOCK_COUNT, Family, K, T
-from glft_schema.families.pages.shared import EMBEDDING, FEED_FORWARD, FILE_TYPE, LM_HEAD, RMS, SCALING, attention, head_size
+from glft_schema.families.page import BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.pages.shared import (
+    EMBEDDING,
+    FEED_FORWARD,
+    FILE_TYPE,
+    LM_HEAD,
+    ONE_BIAS,
+    RMS,
+    SCALING,
+    YARN,
+    attention,
+    head_size,
+)
 
 
 def scale(config: Config) -> int:
@@ -51,12 +62,17 @@ GEMMA3 = Family(
         K("final_logit_softcapping",          "final_logit_softcapping", None),
         K("attention.sliding_window",         "sliding_window", 4096),
     ),
+    fields=(
+        F("hidden_activation", "gelu_pytorch_tanh"),
+        F("query_pre_attn_scalar", scale),
+        F("sliding_window_pattern", 6),
+        F("_sliding_window_pattern", 6, stated=False),
+        F("layer_types", layers),
+        F("attention_bias", False, ONE_BIAS, stated=False),
+        F("attn_logit_softcapping", None, "llama.cpp has no cap of attention scores", stated=False),
+        F("use_bidirectional_attention", False, "llama.cpp attends to earlier tokens only", stated=False),
+        *YARN
+    ),
     vocabularies=("gemma sentencepiece", "bpe"),
     pattern=6,
-    assumed={
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scale,
-        "sliding_window_pattern": 6,
-        "layer_types": layers,
-    },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families.operations import Transpose
-from glft_schema.families.page import BLOCK_COUNT, Family, K, T
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
 from glft_schema.families.pages.shared import FILE_TYPE
 
 # fmt: off
@@ -31,8 +31,16 @@ GPT2 = Family(
         K("attention.layer_norm_epsilon",     "layer_norm_epsilon", 1e-5, "required"),
         FILE_TYPE,
     ),
+    fields=(
+        F("activation_function", "gelu_new"),
+        F("scale_attn_weights", True, "llama.cpp divides scores by the square root of the head size", stated=False),
+        F("scale_attn_by_inverse_layer_idx", False, "llama.cpp does not divide scores by the layer", stated=False),
+        F("reorder_and_upcast_attn", ANY, stated=False),  # the same scores, in float32
+        *(F(f"summary_{part}", ANY, stated=False) for part in ("type", "use_proj", "activation", "proj_to_labels")),
+        F("n_ctx", ANY, stated=False),
+    ),
     vocabularies=("bpe",),
     dropped=("*.attn.bias", "*.attn.masked_bias"),
     prefix="transformer.",
-    assumed={"activation_function": "gelu_new"},
+    ropes=("default",),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families.operations import PermuteRows
-from glft_schema.families.page import Family, K, Limit, T
+from glft_schema.families.page import Bias, F, Family, K, Limit, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
     FEED_FORWARD,
@@ -13,6 +13,8 @@ from glft_schema.families.pages.shared import (
     LM_HEAD,
     RMS,
     SIZES,
+    WINDOW,
+    YARN,
     attention,
     head_size,
 )
@@ -39,10 +41,16 @@ LLAMA = Family(
         K("vocab_size",                       "vocab_size"),
         K("rope.dimension_count",             "head_dim", head_size),
     ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("attention_bias", Bias("blk.0.attn_q.bias")),
+        F("mlp_bias", Bias("blk.0.ffn_up.bias")),
+        WINDOW, *YARN
+    ),
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
     limits=(Limit("rope.dimension_count", "the key_length", lambda n: n["rot"] == n["key"] or not n["heads"]),),
     dropped=("*.rotary_emb.inv_freq",),
     generated=llama3_factors,
     restored=llama3_config,
-    assumed={"hidden_act": "silu"},
+    ropes=("default", "linear", "yarn", "llama3"),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from glft_schema.families.config import Config
-from glft_schema.families.page import BLOCK_COUNT, Family, K, T
-from glft_schema.families.pages.shared import BLOCKS, FILE_TYPE, LM_HEAD, RMS, attention, head_count
-from glft_schema.families.rope_factors import longrope_config, longrope_factors
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.pages.shared import BLOCKS, FILE_TYPE, LM_HEAD, RMS, WINDOW, attention, head_count
+from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
 
 
 def rotated(config: Config) -> int:
@@ -47,13 +47,20 @@ PHI3 = Family(
         K("attention.head_count",             "num_attention_heads", loader="required"),
         K("attention.head_count_kv",          "num_key_value_heads", head_count),
         *RMS,
-        K("rope.dimension_count",             "", rotated),
+        K("rope.dimension_count",             DIMENSIONS, rotated),
         K("rope.freq_base",                   "rope.rope_theta", 10000.0),
         FILE_TYPE,
         K("attention.sliding_window",         "sliding_window", 0),
     ),
+    fields=(
+        F("hidden_act", "silu"),
+        WINDOW,
+        F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths", stated=False),
+        F("rope.partial_rotary_factor", ANY, stated=False),  # see rotated
+        F("partial_rotary_factor", ANY, stated=False),
+    ),
     vocabularies=("phi3 sentencepiece", "bpe"),
     generated=longrope_factors,
     restored=longrope_config,
-    assumed={"hidden_act": "silu"},
+    ropes=("default", "longrope", "su"),
 )

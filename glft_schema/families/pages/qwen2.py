@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glft_schema.families.page import Family, T
+from glft_schema.families.page import F, Family, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
     FEED_FORWARD,
@@ -12,6 +12,8 @@ from glft_schema.families.pages.shared import (
     OWN_HEAD_SIZE,
     RMS,
     SIZES,
+    SLIDING_QWEN,
+    YARN,
     attention,
 )
 
@@ -23,6 +25,9 @@ QWEN2 = Family(
         T("model.layers.{i}.self_attn.o_proj", "blk.{i}.attn_output", "embd embd"),
     ),
     keys=(*SIZES, *HEADS, *RMS, *OWN_HEAD_SIZE, FILE_TYPE),
+    fields=(
+        F("hidden_act", "silu"),
+        *SLIDING_QWEN, *YARN
+    ),
     vocabularies=("sentencepiece", "bpe"),
-    assumed={"hidden_act": "silu"},
 )

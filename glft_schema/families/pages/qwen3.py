@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from glft_schema.families.page import Family, K, T
-from glft_schema.families.pages.shared import BLOCKS, FEED_FORWARD, FILE_TYPE, HEAD_NORMS, HEADS, LM_HEAD, RMS, SIZES, attention
+from glft_schema.families.page import F, Family, K, T
+from glft_schema.families.pages.shared import (
+    BLOCKS,
+    FEED_FORWARD,
+    FILE_TYPE,
+    HEAD_NORMS,
+    HEADS,
+    LM_HEAD,
+    ONE_BIAS,
+    RMS,
+    SIZES,
+    SLIDING_QWEN,
+    YARN,
+    attention,
+)
 
 # fmt: off
 QWEN3 = Family(
@@ -19,6 +32,10 @@ QWEN3 = Family(
         K("attention.value_length",           "head_dim", 128),
         FILE_TYPE,
     ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("attention_bias", False, ONE_BIAS),
+        *SLIDING_QWEN, *YARN
+    ),
     vocabularies=("sentencepiece", "bpe"),
-    assumed={"hidden_act": "silu"},
 )

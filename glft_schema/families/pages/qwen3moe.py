@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from glft_schema.families.operations import SplitRows, Stack
-from glft_schema.families.page import Family, K, Limit, T
+from glft_schema.families.page import F, Family, K, Limit, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
+    EXPERTS_EVERYWHERE,
     FILE_TYPE,
     HEAD_NORMS,
     HEADS,
     LM_HEAD,
+    ONE_BIAS,
     OWN_HEAD_SIZE,
     RMS,
     SIZES,
+    SLIDING_QWEN,
+    YARN,
     attention,
 )
 
@@ -38,7 +42,14 @@ QWEN3MOE = Family(
         *OWN_HEAD_SIZE, FILE_TYPE,
         K("expert_feed_forward_length",       "moe_intermediate_size"),
     ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("norm_topk_prob", True, "llama.cpp normalizes the weights of the chosen experts"),
+        F("attention_bias", False, ONE_BIAS),
+        F("decoder_sparse_step", 1, EXPERTS_EVERYWHERE),
+        F("mlp_only_layers", [], EXPERTS_EVERYWHERE),
+        *SLIDING_QWEN, *YARN
+    ),
     vocabularies=("bpe",),
     limits=(Limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
-    assumed={"hidden_act": "silu", "norm_topk_prob": True},
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from glft_schema.families.config import Config
 from glft_schema.families.operations import KEEP, Operation
-from glft_schema.families.page import BLOCK_COUNT, K, T
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
 
 
 def head_size(config: Config) -> int:
@@ -17,7 +19,47 @@ def head_count(config: Config) -> int:
     return int(config["num_attention_heads"])
 
 
+def yarn_attention(config: Config) -> float:
+    """Returns the factor of attention with yarn scaling, unless the config states one."""
+    return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
+
+
+def full_layers(config: Config) -> list[str]:
+    """Returns that no block has a sliding window."""
+    return ["full_attention"] * config["num_hidden_layers"]
+
+
+def no_window(config: Config) -> int | None:
+    """Returns the sliding window if it limits nothing, or None."""
+    size: int = config["sliding_window"]
+    return size if not 0 < size < config["max_position_embeddings"] else None
+
+
+FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
+ONE_BIAS = "llama.cpp loads no bias of the output projection"
+EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
+
 # fmt: off
+YARN = (
+    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor", stated=False),
+    F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
+      "llama.cpp computes the factor of attention from the factor", stated=False),
+    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor", stated=False),
+    F("rope.beta_fast",        32, "llama.cpp interpolates between other dims", stated=False),
+    F("rope.beta_slow",        1, "llama.cpp interpolates between other dims", stated=False),
+    F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully", stated=False),
+    F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates", stated=False),
+    F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns", stated=False),
+    F("partial_rotary_factor", ANY, stated=False),  # as of the rope
+    F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows", stated=False),
+)
+WINDOW = F("sliding_window", no_window, FULL, warns=True, stated=False)
+SLIDING_QWEN = (
+    F("use_sliding_window",    False, FULL, warns=True, stated=False),
+    F("layer_types",           full_layers, FULL, warns=True, stated=False),
+    F("sliding_window",        ANY, stated=False),  # used if use_sliding_window
+    F("max_window_layers",     ANY, stated=False),
+)
 SIZES = (
     K(BLOCK_COUNT,                            "num_hidden_layers", loader="required"),
     K("context_length",                       "max_position_embeddings", loader="required"),
