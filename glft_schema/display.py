@@ -246,6 +246,8 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     If lines are longer than `COLUMNS`, the middle of long texts in the widest column is left out,
     and if that is not enough, columns at the right.
     """
+    if not rows:
+        return []
     widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], COLUMNS.get() or math.inf
     while len(widths) > LEAST and sum(widths) - max(widths) + SHORTEST + 2 * len(widths) > most:
         del widths[-1]

@@ -23,7 +23,7 @@ FAILED = 1  # exit code of a check that failed
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 REFUSED = 2  # exit code for bad input, as click's for a bad option
 MAX_LINE = 1000  # characters
-RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
+RED, GREEN, YELLOW, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 STARTED = time.monotonic()
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
@@ -51,6 +51,11 @@ def echo(*lines: str, error: bool = False, coloured: bool = False, colour: str =
         except OSError as failure:
             failure.filename = "standard output"
             raise
+
+
+def coloured(text: str, colour: str) -> str:
+    """Returns text with an escape sequence of a colour, if stdout is a terminal."""
+    return f"{colour}{text}{PLAIN}" if has_colours(sys.stdout) else text
 
 
 def has_colours(stream: Any) -> bool:

@@ -34,11 +34,12 @@ def test_equal_files(base: Path, tmp_path: Path) -> None:
     done = glft("compare", base, base)
     assert (done.returncode, done.stderr) == (0, "")
     about = f"{base}: GGUF, 3 tensors, 4 metadata entries"
-    assert done.stdout.splitlines() == [f"A {about}", f"B {about}", "same weights", "tensors: 3 same", "metadata: 4 same"]
+    same = "A and B hold the same weights"
+    assert done.stdout.splitlines() == [f"A {about}", f"B {about}", same, "tensors: 3 same", "metadata: 4 same"]
     done = glft("compare", base, tmp_path / "m.pt", "--exclude", "step")
     assert (done.returncode, done.stdout.splitlines()[1:3]) == (
         1,
-        [f"B {tmp_path / 'm.pt'}: torch, 4 tensors, 0 metadata entries", "same weights"],
+        [f"B {tmp_path / 'm.pt'}: torch, 4 tensors, 0 metadata entries", same],
     )
 
 
@@ -52,7 +53,7 @@ def test_other_types_and_metadata(base: Path, tmp_path: Path) -> None:
     done = glft("compare", base, tmp_path / "q.gguf")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
-    assert lines[2].startswith("different weights in the 3 common tensors: signal-to-noise ratio 2")
+    assert lines[2].startswith("1 tensor is only in B; the tensors in both hold different weights: signal-to-noise ratio 2")
     assert lines[3] == "tensors: 2 retyped (1 F32 to Q4_K, 1 F32 to Q8_0), 1 reshaped, 1 added"
     assert lines[4] == "metadata: 0 same, 3 changed, 1 added, 1 removed"
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[6:] if line}
@@ -151,10 +152,12 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
 
 def test_the_worst_tensors_are_listed(tmp_path: Path) -> None:
     one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
-    tensors = {f"t{i}": torch.full((4,), 1.0) for i in range(23)}
+    tensors = {f"t{i}": torch.full((4,), 1.0) for i in reversed(range(23))}  # the least error first
     save_file(tensors, one, METADATA, rules=())
-    save_file({name: values * (1 + 2.0**-i) for i, (name, values) in enumerate(tensors.items())}, other, METADATA, rules=())
+    save_file({name: values * (1 + 2.0 ** -int(name[1:])) for name, values in tensors.items()}, other, METADATA, rules=())
     lines = glft("compare", one, other).stdout.splitlines()
     assert [line.split()[0] for line in lines[-21:-1]] == [f"t{i}" for i in range(20)]
+    found = json.loads(glft("compare", other, one, "--json").stdout)["tensors"]
+    assert [tensor["name"] for tensor in found] == [f"t{i}" for i in range(23)]
     assert lines[-1] == "  ... and 3 more: --all"
     assert glft("compare", one, other, "--all").stdout.splitlines()[-1].split()[0] == "t22"

@@ -226,7 +226,7 @@ def integrity(session: Session) -> None:
 @checks("comparing.md: From Python")
 def comparing(session: Session) -> None:
     first, change, tensor = session.outputs[""].splitlines()
-    assert first.startswith("False same weights, other types: signal-to-noise ratio 4")
+    assert first.startswith("False A and B hold the same weights, quantized differently: signal-to-noise ratio 4")
     assert change == "toy.version changed Typed(value=1, type='uint32') Typed(value=2, type='uint32')"
     assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
 
