@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,39 @@ def test_as_json(base: Path, tmp_path: Path) -> None:
     assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5]}
     text = glft("compare", base, tmp_path / "o.gguf").stdout
     assert "F32, 1024 NaN or infinities" in text
+
+
+def test_as_a_page(base: Path, tmp_path: Path) -> None:
+    one, other, page = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "page.html"
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}" + "{{ '<|im_start|>' }}" * 5
+    for path, text in ((one, template), (other, template.replace("content", "<script>text</script>"))):
+        short = {"general.name": "x", "lines": f"a\nb\n{text[:70]}\nc"}
+        save_file(STATE, path, {**METADATA, **short, "tokenizer.chat_template": text}, schemes={"a.*": "q8_0"}, rules=())
+    done = glft("compare", base, other, "--html", page)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{page}: {page.stat().st_size:,} bytes")
+    assert "Texts that changed" not in page.read_text()  # they were added
+    done = glft("compare", one, other, "--html", page, "--json")
+    assert (done.returncode, json.loads(done.stdout)["same_tensors"], done.stderr) == (1, 3, "")
+    html = page.read_text()
+    assert re.search(r"<h1.*<bdi>one\.gguf</bdi> and <bdi>other\.gguf</bdi></h1>", html)
+    assert "<p>A and B hold the same weights</p><p>tensors: 3 same</p><p>metadata: 5 same, 2 changed</p>" in html
+    assert "toy, " in html
+    diffs = [
+        re.findall(r"<(\w+)[^>]*>([^<]*)</", found) for found in re.findall(r'<pre class="diff".*?</pre>', html, re.DOTALL)
+    ]
+    old, new = (unescape(text) for text in ("{{ message['content'] }}", "{{ message['<script>text</script>'] }}"))
+    parts = [("span", f" {part}") for part in ("{{ '<|im_start|>' }}",)]
+    lines, tags = ([(tag, unescape(text)) for tag, text in diff[1:]] for diff in diffs)
+    assert lines[2:4] == [
+        ("del", f"-{template[:70]}"),
+        ("ins", f"+{template.replace('content', '<script>text</script>')[:70]}"),
+    ]
+    loop, end = ("span", " {% for message in messages %}"), ("span", " {% endfor %}")
+    assert tags == [loop, ("del", f"-{old}"), ("ins", f"+{new}"), end, *parts * 2]
+    assert "tensors-search" not in html
+    assert glft("compare", one, one, "--html", page).returncode == 0
+    assert "that differ" not in page.read_text()
+    assert_refused(glft("compare", one, other, "--html", other), "the output would overwrite the input")
 
 
 def test_files_that_cannot_be_compared(base: Path, tmp_path: Path) -> None:
