@@ -70,8 +70,7 @@ def compare(
 
     Examples:
         glft compare f16.gguf q4_k_m.gguf
-        glft compare f16.gguf q4_k_m.gguf --run
-        glft compare old.gguf new.gguf --html page.html
+        glft compare f16.gguf q4_k_m.gguf --run --html page.html
     """
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
@@ -105,7 +104,7 @@ def compare(
             for path, side in ((one, before), (other, after))
         ]
         with file_errors(page), atomic_write(page) as stream:
-            stream.write(comparison_page(comparison, files, summary, changes, tensors).encode())
+            stream.write(comparison_page(comparison, files, summary, changes, tensors).encode("utf-8", "backslashreplace"))
     if as_json:
         ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
         found = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}

@@ -132,7 +132,7 @@ def test_as_a_page(base: Path, tmp_path: Path) -> None:
     ]
     loop, end = ("span", " {% for message in messages %}"), ("span", " {% endfor %}")
     assert tags == [loop, ("del", f"-{old}"), ("ins", f"+{new}"), end, *parts * 2]
-    assert "tensors-search" not in html
+    assert "tensor-search" not in html
     assert glft("compare", one, one, "--html", page).returncode == 0
     assert "that differ" not in page.read_text()
     assert_refused(glft("compare", one, other, "--html", other), "the output would overwrite the input")

@@ -1,26 +1,27 @@
-// Search in the tables of a comparison, and the order of tensors.
+// The searchable, sortable table of tensors that differ.
 
-for (const table of document.querySelectorAll(".records")) {
-  const part = table.id.split("-")[0];
-  const rows = [...table.tBodies[0].rows];
-  const texts = new Map(rows.map((row) => [row, row.textContent.toLowerCase()]));
-  const search = () => {
-    const found = matcher(byId(`${part}-search`).value);
-    for (const row of rows) row.hidden = !found(texts.get(row));
-    byId(`${part}-count`).textContent = `${count(rows.filter((row) => !row.hidden).length)} of ${count(rows.length)}`;
-  };
-  byId(`${part}-search`).addEventListener("input", settled(search));
-  search();
-  const heads = [...table.tHead.rows[0].cells].filter((head) => head.querySelector("button"));
-  for (const [column, head] of heads.entries()) {
-    head.firstChild.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      for (const other of heads) other.setAttribute("aria-sort", other !== head ? "none" : down ? "descending" : "ascending");
-      const text = (row) => row.cells[column].textContent;
-      const number = (row) => (text(row) === "equal" ? 0 : Number.parseFloat(text(row).replace("inf", "Infinity")));
-      const compare = (one, other) => (head.className ? number(one) - number(other) || 0 : natural(text(one), text(other)));
-      const [known, empty] = [true, false].map((is) => rows.filter((row) => (text(row) !== "") === is));
-      table.tBodies[0].append(...known.sort((one, other) => (down ? -1 : 1) * compare(one, other)), ...empty);
-    });
-  }
+const body = document.querySelector(".sortable tbody");
+const heads = [...document.querySelectorAll(".sortable thead th")];
+const rows = [...body.rows];
+
+function search() {
+  const found = matcher(byId("tensor-search").value);
+  for (const row of rows) row.hidden = !found(row.textContent.toLowerCase());
+  byId("tensor-count").textContent = `${count(rows.filter((row) => !row.hidden).length)} of ${plural(rows.length, "tensor")}`;
 }
+
+// Sorts by a column, or the other way if it is sorted by it. Rows without a value are the last.
+function sort(column) {
+  const sign = heads[column].getAttribute("aria-sort") === "ascending" ? -1 : 1;
+  heads.forEach((head, i) => head.setAttribute("aria-sort", i !== column ? "none" : sign < 0 ? "descending" : "ascending"));
+  const text = (row) => row.cells[column].textContent;
+  const number = (row) => (text(row) === "equal" ? 0 : Number.parseFloat(text(row).replace("inf", "Infinity")));
+  const isNumber = heads[column].className === "number";
+  const compare = (one, other) => sign * (isNumber ? number(one) - number(other) || 0 : natural(text(one), text(other)));
+  rows.sort((one, other) => !text(one) - !text(other) || compare(one, other));
+  body.append(...rows);
+}
+
+heads.forEach((head, i) => head.firstChild.addEventListener("click", () => sort(i)));
+byId("tensor-search").addEventListener("input", settled(search));
+search();

@@ -43,13 +43,13 @@ def comparison_page(
         "name": visible(" and ".join(name for name, _ in files)),
         "files": [(visible(name), visible(about)) for name, about in files],
         "summary": summary,
-        "tensors": tensors[: MOST + 1],
-        "bars": [f"{100 * min(error / largest, 1.0):.4g}" for error in errors[:MOST]],
-        "metadata": metadata[: MOST + 1],
-        "hidden": {"tensors": max(len(tensors) - 1 - MOST, 0), "metadata": max(len(metadata) - 1 - MOST, 0)},
+        "tensors": tensors,
+        "bars": [f"{100 * min(error / largest, 1.0):.4g}" for error in errors],
+        "metadata": metadata,
+        "most": MOST,
         "diffs": list(_diffs(comparison)),
     }
-    return rendered("comparison.html.jinja", texts, {}, ["comparison.js"])
+    return rendered("comparison.html.jinja", texts, {}, ["comparison.js"] if tensors else [])
 
 
 def _diffs(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
