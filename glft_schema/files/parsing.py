@@ -10,6 +10,7 @@ from typing import Any
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
+from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
@@ -128,4 +129,23 @@ def _with_location(error: FormatError, format: Format, source: Source, **params:
     span = trace.find(path) or (trace.open[-1] if trace.open else None)
     offset = error.offset if error.offset is not None or span is None else span.start
     tensor = trace.label("name", path) if error.tensor is None else error.tensor
+    error.problem += _count_at_fault(path, format, source)
     return error.at(path, offset, tensor, source.name, trace.label("key", path))
+
+
+def _count_at_fault(path: str, format: Format, source: Source) -> str:
+    """Returns the number of tensors as the cause of an error in the row at `path`, if the file ends
+    with the payloads of the rows before it, or an empty string.
+
+    The last of these rows may be padding.
+    """
+    table, row = [*path.split(" -> "), ""][:2]
+    counted = getattr(format.field(table), "count", None) if table == format.table else None
+    if counted is None or not row.isdecimal():
+        return ""
+    for count in filter(None, (int(row), int(row) - 1)):
+        with suppress(FormatError):
+            record = _run(format.struct, source, counts={f"(parsing) -> {table}": count})
+            if not record["data"].trailing:
+                return f"; the cause may be {field_path(counted, table)}: the file is valid with {count}"
+    return ""
