@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
-from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
@@ -92,6 +92,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
+        reason += "; the file may be truncated" * (isinstance(error, TruncatedError) and "truncated" not in reason)
     except BrokenPipeError:
         raise  # the reader of our output has closed it
     except OSError as error:

@@ -155,7 +155,7 @@ def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
         f"the file is truncated: 123 of 128 bytes are missing; download the rest (tensor '{last.name}')",
     )
     path.write_bytes(path.read_bytes()[:100])
-    assert_refused(glft("inspect", path), "metadata")
+    assert_refused(glft("inspect", path), "metadata", "; the file may be truncated\n")
 
 
 def test_inspect_as_json_is_json(tmp_path: Path) -> None:
