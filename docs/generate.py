@@ -18,12 +18,13 @@ from types import ModuleType
 import click
 
 import glft_schema
-from glft_schema.checks.roles import ROLES, Key
+from glft_schema.checks.roles import ROLES
 from glft_schema.cli import app
 from glft_schema.cli.commands import JOBS
 from glft_schema.codec.context import BIG, LITTLE
 from glft_schema.describe import as_markdown as markdown
 from glft_schema.describe.schema import schema_of
+from glft_schema.families.requirements import Requirement
 from glft_schema.formats.gguf_keys import TYPES
 from glft_schema.formats.registry import FORMATS
 from glft_schema.limits import LIMITS
@@ -216,7 +217,7 @@ def roles() -> str:
     """Returns the roles of GGUF files, with the keys and tensors that llama.cpp requires."""
     rows = []
     for role in ROLES.values():
-        keys = [f"`{key.name}` {key.types.replace(' ', ' or ')}{condition_of(key)}" for key in role.keys]
+        keys = [f"`{key.key}` {key.types.replace(' ', ' or ')}{condition_of(key)}" for key in role.keys]
         tensors = [role.tensors_text, *([f"`NAME{'`, `NAME'.join(role.pairs.suffixes)}`"] if role.pairs else [])]
         mark = " = ".join(f"`{part}`" for part in role.mark)
         rows.append((f"`{role.name}`", f"{role.title}: {mark}", ", ".join(keys), "; ".join(filter(None, tensors)), role.source))
@@ -228,7 +229,7 @@ def recipes() -> str:
     return "".join(recipes_as_markdown().partition("## Terms")[1:])
 
 
-def condition_of(key: Key) -> str:
+def condition_of(key: Requirement) -> str:
     """Returns when a role requires a key, if not always."""
     return f" (if `{key.when}`)" if key.when else "" if key.required else " (optional)"
 

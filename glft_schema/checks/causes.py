@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from heapq import nlargest
 
-from glft_schema.checks.models import (
+from glft_schema.families.loader import (
     BLOCK,
     Numbers,
     broken_limits,
@@ -20,10 +20,10 @@ from glft_schema.checks.models import (
     padded,
     read_keys,
 )
-from glft_schema.checks.roles import ARCHITECTURE
-from glft_schema.families.loading import PER_BLOCK, SIZES, TYPES
 from glft_schema.families.page import Family
 from glft_schema.families.pages import BY_ARCH
+from glft_schema.families.pages.every_model import PER_BLOCK, SIZES, TYPES
+from glft_schema.families.requirements import ARCHITECTURE
 from glft_schema.files.file import File
 
 SMALL = range(513)  # values tried besides the stored dims: counts of heads, blocks and experts, lengths of heads

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,36 +19,15 @@ from typing import NamedTuple
 
 from glft_schema.codec.rules import GGML
 from glft_schema.errors import Finding, OptionError, shown
-from glft_schema.files import parsing
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, finding_of, located
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File
 from glft_schema.storage.source import StrPath
 from glft_schema.tensors.tensor import Tensor
 
-ARCHITECTURE = "general.architecture"
 FITS = "fits"  # the rule set of the findings of `check_fit`
 VISION, AUDIO = "clip.has_vision_encoder", "clip.has_audio_encoder"
 EMBEDDING = "token_embd.weight"  # its lora_a is stored transposed
-
-
-class Key(NamedTuple):
-    """A metadata key that a loader reads.
-
-    Attributes:
-        name: the key.
-        types: the types of its value that the loader reads, such as ``uint32 int32``.
-        value: the value that it must have; None for any.
-        required: whether the file must have the key.
-        when: a key of a bool; `required` applies only if it is true.
-        loads_without: whether llama.cpp loads a file that lacks a `required` key.
-    """
-
-    name: str
-    types: str
-    value: str | None = None
-    required: bool = True
-    when: str | None = None
-    loads_without: bool = False
 
 
 class Pairs(NamedTuple):
@@ -83,7 +62,7 @@ class Role:
     name: str
     title: str
     mark: tuple[str, str]
-    keys: tuple[Key, ...]
+    keys: tuple[Requirement, ...]
     source: str
     any_of: tuple[str, ...] = ()
     tensors: str = ""
@@ -121,28 +100,28 @@ def _sums(name: str, sums: Tensor, counts: Tensor) -> str:
 # fmt: off
 ROLES = {role.name: role for role in (
     Role("lora", "LoRA adapters", ("general.type", "adapter"), (
-        Key("general.type",                    "string", "adapter"),
-        Key(ARCHITECTURE,                      "string"),
-        Key("adapter.type",                    "string", "lora"),
-        Key("adapter.lora.alpha",              "float32", loads_without=True),  # as 0, which is no scaling
-        Key("adapter.alora.invocation_tokens", "array[uint32]", required=False)),
+        Requirement("general.type",                    "string", "adapter"),
+        Requirement(ARCHITECTURE,                      "string"),
+        Requirement("adapter.type",                    "string", "lora"),
+        Requirement("adapter.lora.alpha",              "float32", loads_without=True),  # as 0, which is no scaling
+        Requirement("adapter.alora.invocation_tokens", "array[uint32]", required=False)),
         "src/llama-adapter.cpp, convert_lora_to_gguf.py",
         tensors=r".*(\.lora_a|\.lora_b|_norm\.weight)", tensors_text="a name that ends in .lora_a, .lora_b or _norm.weight",
         pairs=Pairs((".lora_a", ".lora_b"), _ranks)),
     Role("controlvector", "control vectors", (ARCHITECTURE, "controlvector"), (
-        Key(ARCHITECTURE,                "string", "controlvector"),
-        Key("controlvector.model_hint",  "string", loads_without=True),
-        Key("controlvector.layer_count", "int32 uint32", required=False)),
+        Requirement(ARCHITECTURE,                "string", "controlvector"),
+        Requirement("controlvector.model_hint",  "string", loads_without=True),
+        Requirement("controlvector.layer_count", "int32 uint32", required=False)),
         "common/common.cpp, tools/cvector-generator",
         tensors=r"direction\.0*[1-9][0-9]{0,8}", tensors_text="direction.N with a layer N of at least 1", problem=_direction),
     Role("mmproj", "multimodal projectors", ("general.type", "mmproj"), (
-        Key("general.type",                                 "string", "mmproj"),
-        Key(VISION,                                         "bool", required=False),
-        Key(AUDIO,                                          "bool", required=False),
-        Key("clip.projector_type",                          "string", required=False),
-        Key("clip.use_gelu",                                "bool", required=False),
-        Key("clip.use_silu",                                "bool", required=False),
-        *(Key(f"clip.{kind}.{name}", type_, when=has) for kind, has in (("vision", VISION), ("audio", AUDIO))
+        Requirement("general.type",                                 "string", "mmproj"),
+        Requirement(VISION,                                         "bool", required=False),
+        Requirement(AUDIO,                                          "bool", required=False),
+        Requirement("clip.projector_type",                          "string", required=False),
+        Requirement("clip.use_gelu",                                "bool", required=False),
+        Requirement("clip.use_silu",                                "bool", required=False),
+        *(Requirement(f"clip.{kind}.{name}", type_, when=has) for kind, has in (("vision", VISION), ("audio", AUDIO))
           for name, type_ in (
             ("embedding_length",             "uint32"),
             ("feed_forward_length",          "uint32"),
@@ -150,19 +129,19 @@ ROLES = {role.name: role for role in (
             ("projection_dim",               "uint32"),
             ("attention.head_count",         "uint32"),
             ("attention.layer_norm_epsilon", "float32"))),
-        Key("clip.vision.projector_type",                   "string", required=False),
-        Key("clip.vision.image_size",                       "uint32", when=VISION),
-        Key("clip.vision.patch_size",                       "uint32", when=VISION),
-        Key("clip.vision.image_mean",                       "array[float32]", when=VISION),
-        Key("clip.vision.image_std",                        "array[float32]", when=VISION),
-        Key("clip.audio.projector_type",                    "string", required=False),
-        Key("clip.audio.num_mel_bins",                      "uint32", when=AUDIO)),
+        Requirement("clip.vision.projector_type",                   "string", required=False),
+        Requirement("clip.vision.image_size",                       "uint32", when=VISION),
+        Requirement("clip.vision.patch_size",                       "uint32", when=VISION),
+        Requirement("clip.vision.image_mean",                       "array[float32]", when=VISION),
+        Requirement("clip.vision.image_std",                        "array[float32]", when=VISION),
+        Requirement("clip.audio.projector_type",                    "string", required=False),
+        Requirement("clip.audio.num_mel_bins",                      "uint32", when=AUDIO)),
         "tools/mtmd/clip.cpp", any_of=(VISION, AUDIO)),
     Role("imatrix", "importance matrices", ("general.type", "imatrix"), (
-        Key("general.type",        "string", "imatrix"),
-        Key("imatrix.datasets",    "array[string]"),
-        Key("imatrix.chunk_count", "uint32"),
-        Key("imatrix.chunk_size",  "uint32")),
+        Requirement("general.type",        "string", "imatrix"),
+        Requirement("imatrix.datasets",    "array[string]"),
+        Requirement("imatrix.chunk_count", "uint32"),
+        Requirement("imatrix.chunk_size",  "uint32")),
         "tools/imatrix, tools/quantize", pairs=Pairs((".in_sum2", ".counts"), _sums)),
 )}
 # fmt: on
@@ -174,52 +153,9 @@ def role_of(file: File) -> Role | None:
     return next((role for role in ROLES.values() if stated.get(role.mark[0]) == role.mark[1]), None)
 
 
-def located(file: File, findings: list[Finding]) -> list[Finding]:
-    """Returns findings with the offset of their fields. Parses the file again if there are any."""
-    starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
-    for finding in findings:
-        finding.offset = starts.get(finding.path)
-    return findings
-
-
-class Rows:
-    """Paths of entries and tensors of a file."""
-
-    def __init__(self, file: File) -> None:
-        self._keys = {key: i for i, key in enumerate(file.metadata)}
-        self._tensors = {name: i for i, name in enumerate(file.tensors)}
-        self._table = file.format.table
-
-    def key(self, name: str, field: str) -> str:
-        return f"metadata -> {self._keys[name]} -> {field}"
-
-    def tensor(self, name: str, field: str) -> str:
-        return f"{self._table} -> {self._tensors[name]} -> {field}"
-
-
-def _finding(name: str, what: str, path: str, problem: str) -> Finding:
-    return Finding(f"{name}-{what}", (name,), path, problem)
-
-
-def broken_keys(file: File, keys: Iterable[Key], name: str, to_load: bool = False) -> Iterator[Finding]:
-    """Yields the findings of a file's metadata keys, for the rule set `name`, without offsets."""
-    metadata, rows = file.metadata, Rows(file)
-    for key in keys:
-        if key.name not in metadata:
-            if key.required and not (to_load and key.loads_without) and (key.when is None or metadata.get(key.when) is True):
-                others = f"{len(metadata)} other key{'s' * (len(metadata) != 1)}"
-                yield _finding(name, "keys", "metadata", f"expected the key {key.name}, found {others}")
-        elif (type_ := metadata.type_of(key.name)) not in key.types.split():
-            expected = key.types.replace(" ", " or ")
-            yield _finding(name, "key-types", rows.key(key.name, "type"), f"expected {expected} for {key.name}, found {type_}")
-        elif key.value is not None and metadata[key.name] != key.value:
-            problem = f"expected {key.value!r} for {key.name}, found {shown(metadata[key.name])}"
-            yield _finding(name, "values", rows.key(key.name, "value"), problem)
-
-
 def broken_role(file: File, role: Role, to_load: bool = False) -> Iterator[Finding]:
     """Yields the findings of a role, without offsets; if `to_load`, what llama.cpp refuses."""
-    metadata, rows, finding = file.metadata, Rows(file), partial(_finding, role.name)
+    metadata, rows, finding = file.metadata, Rows(file), partial(finding_of, role.name)
     yield from broken_keys(file, role.keys, role.name, to_load)
     if role.any_of and not any(metadata.get(key) is True for key in role.any_of):
         yield finding("any-of", "metadata", f"expected true for {' or '.join(role.any_of)}, found none")

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from glft_schema.checks.causes import common_cause
-from glft_schema.checks.models import LLAMA_CPP, check_model, unchecked
-from glft_schema.checks.roles import ROLES, broken_role, located, role_of
+from glft_schema.checks.roles import ROLES, broken_role, role_of
 from glft_schema.codec.rules import GGML, RULE_SETS, rule_sets
 from glft_schema.errors import Finding, OptionError, shown
+from glft_schema.families.loader import LLAMA_CPP, check_model, unchecked
+from glft_schema.families.requirements import located
 from glft_schema.files import parsing
 from glft_schema.files.container import as_file
 from glft_schema.files.file import File

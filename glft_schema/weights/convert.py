@@ -21,6 +21,7 @@ from glft_schema.codec.typed_values import Typed
 from glft_schema.display import Progress
 from glft_schema.errors import FormatError, MetadataWarning
 from glft_schema.families.converter import Converter
+from glft_schema.families.loader import LLAMA_CPP
 from glft_schema.files.file import File
 from glft_schema.files.parsing import check_rules
 from glft_schema.formats.file_types import MOSTLY
@@ -86,7 +87,8 @@ def convert(
         trust_remote_code: let the converter read folders with code of their own.
         as_stored: copy the codes and scales of schemes such as GPTQ as tensors beside each other.
         rules: as `save_file`. By default none if typed metadata is read from text, or if the source
-            is a GGUF file that breaks the rules itself.
+            is a GGUF file that breaks the rules itself. A whole folder of a known family must also
+            be a model that llama.cpp loads.
 
     Returns:
         The result for each tensor: `copied` if the payload was copied, otherwise its `error`.
@@ -119,6 +121,8 @@ def convert(
             model = checkpoint.file or checkpoint.donor
             if rules is None and not checkpoint.family and has_types(entries) and not keeps_to_rules(model, target):
                 rules = ()
+            if rules is None and checkpoint.family and target is WITH_TYPES and not exclude:
+                rules = (*target.keeps_to, LLAMA_CPP)
             converted: Mapping[str, Any] = as_typed(entries, added, target.metadata)
             warn_of_slips((key for key in added if key not in entries), converted, stacklevel=3)
         elif target.metadata is None:

@@ -15,6 +15,7 @@ from typing import Any
 from glft_schema.errors import FormatError, MetadataWarning, OptionError, one_line
 from glft_schema.families.config import CONFIG, refusing
 from glft_schema.families.export import hf_model
+from glft_schema.families.kept import keep_metadata
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.storage.source import StrPath, path_text
@@ -62,6 +63,7 @@ def write_folder(
         (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
         if problem := _write_tokenizer(source.metadata, folder):
             warnings.warn(f"no tokenizer is written: {problem}", MetadataWarning, stacklevel=4)
+        keep_metadata(source.file.metadata, folder)
     return written
 
 

@@ -15,13 +15,15 @@ from typing import Any
 
 from glft_schema.codec.rules import rule_sets
 from glft_schema.display import Progress, Results
-from glft_schema.errors import OptionError, TiedWarning, shown
+from glft_schema.errors import FormatError, OptionError, TiedWarning, shown
+from glft_schema.families.loader import LLAMA_CPP, broken_model
 from glft_schema.files.container import Container
 from glft_schema.files.layout import Layout, laid_out, with_offsets
+from glft_schema.files.parsing import parse_source
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_for
 from glft_schema.lazy import outside_graphs, torch
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import BytesSource, StrPath
 from glft_schema.weights.importance import with_importance
 from glft_schema.weights.patterns import leave_out
 from glft_schema.weights.payloads import PlannedPayload, WrittenTensor, payloads_of
@@ -125,7 +127,8 @@ def save_file(
         header: header fields with values other than the default, such as ``{"version": 2,
             "byte_order": "big"}`` in GGUF.
         rules: rule sets that the file must satisfy, such as ``["spec"]``, or ``[]`` for none; by
-            default the format's own, ``["spec", "ggml"]`` in GGUF.
+            default the format's own, ``["spec", "ggml"]`` in GGUF. ``llama.cpp``: its loader takes
+            the model.
         exclude: names or fnmatch patterns of tensors to omit.
         progress: called after each tensor with its name and the share written, from 0 to 1.
         measure: compare payloads with their source and report the error.
@@ -186,7 +189,8 @@ def plan_file(
 ) -> FilePlan:
     """Plans a file of tensors. Arguments and errors are those of `save_file`."""
     choices = choose_types(stored, schemes or {}, target.types, target.keep_vectors, strict, allow_requantize)
-    rules = target.keeps_to if rules is None else rule_sets(rules)
+    asked = target.keeps_to if rules is None else (rules,) if isinstance(rules, str) else tuple(rules)
+    rules = rule_sets(name for name in asked if name != LLAMA_CPP)
     aliases = {} if set(rules).intersection(target.unshared_by) else _alias_tied(stored, choices)
     payloads = payloads_of(choices, stored, progress, measure)
     if target.alignment_key and alignment is not None:
@@ -203,7 +207,19 @@ def plan_file(
             raise OptionError(f"{target.name} files have no {region}, found {shown(value)}")
     regions = with_offsets(target, regions, 1 if alignment is None else alignment, aliases)
     in_order = {str(row["name"]): payloads[str(row["name"])] for row in rows}
-    return FilePlan(target, regions, rules, in_order, aliases, progress)
+    planned = FilePlan(target, regions, rules, in_order, aliases, progress)
+    if LLAMA_CPP in asked:
+        _refuse_unloadable(planned)
+    return planned
+
+
+def _refuse_unloadable(planned: FilePlan) -> None:
+    """Raises FormatError if llama.cpp's loader would refuse a planned model."""
+    (_, head), *_ = planned.laid_out().pieces
+    findings = list(broken_model(parse_source(BytesSource(head, "the planned file"), allow_truncated=True)))
+    if findings:
+        others = f" ({len(findings) - 1} more)" if findings[1:] else ""
+        raise FormatError(f"llama.cpp would refuse the file: {findings[0].problem}{others}", findings[0].path)
 
 
 def _alias_tied(stored: Mapping[str, StoredTensor], choices: dict[str, Choice]) -> dict[str, str]:

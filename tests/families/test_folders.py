@@ -62,6 +62,29 @@ def test_there_and_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if key not in ("n_ctx", "model_type", "architectures", "rope_parameters", "pad_token_id"):
             assert after[key] == value, key
     assert (after["architectures"], after["dtype"]) == ([architecture], "bfloat16")
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    assert (tmp_path / "again.gguf").read_bytes() == (tmp_path / "out.gguf").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:no tokenizer is written")
+def test_kept_metadata_counts_while_the_tokenizer_is_unchanged(tmp_path: Path) -> None:
+    glft.convert(make_folder(tmp_path, "tiny-qwen3"), tmp_path / "out.gguf")
+    glft.convert(tmp_path / "out.gguf", f"{tmp_path / 'back'}/")
+    path = tmp_path / "back" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rms_norm_eps": 0.5}))
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    first, again = (glft.open(tmp_path / name).metadata for name in ("out.gguf", "again.gguf"))
+    assert {key for key in first if str(first[key]) != str(again[key])} == {"qwen3.attention.layer_norm_rms_epsilon"}
+    (tmp_path / "back" / "chat_template.jinja").write_text("{{ messages }}")
+    make_folder(tmp_path / "back", "tiny-qwen3")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "back" / "tiny-qwen3" / name).rename(tmp_path / "back" / name)
+    glft.convert(tmp_path / "back", tmp_path / "again.gguf")
+    again = glft.open(tmp_path / "again.gguf").metadata
+    assert (again["general.name"], again["tokenizer.chat_template"]) == ("Back", "{{ messages }}")
+    (tmp_path / "back" / "metadata.gguf").write_bytes(b"GGUF")
+    with pytest.raises(glft.FormatError, match=r"metadata\.gguf"):
+        glft.convert(tmp_path / "back", tmp_path / "again.gguf")
 
 
 @pytest.mark.filterwarnings("ignore:no tokenizer is written")
@@ -325,6 +348,19 @@ def test_faults(fault: str, tmp_path: Path) -> None:
     damage(folder)
     assert_refused(in_this_process("convert", folder, tmp_path / "out.gguf"), str(folder), message)
     assert not (tmp_path / "out.gguf").exists()
+
+
+def test_models_that_the_loader_refuses_are_not_written(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-phi3")
+    for name in ("tokenizer.model", "tokenizer_config.json"):
+        stored = (folder / name).read_bytes()
+        (folder / name).write_bytes(stored.replace(b"<|endoftext|>", b"<|endofother|>"[:13]))
+    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: expected the token '<\|endoftext\|>'"):
+        glft.convert(folder, tmp_path / "out.gguf")
+    assert not (tmp_path / "out.gguf").exists()
+    glft.convert(folder, tmp_path / "out.gguf", rules=["spec", "ggml"])
+    with pytest.raises(glft.FormatError, match=r"llama.cpp would refuse the file: expected a tensor '.*' .*found none"):
+        glft.save_file({"x": torch.ones(2)}, tmp_path / "x.gguf", glft.open(tmp_path / "out.gguf").metadata, rules="llama.cpp")
 
 
 def test_more_tokens_than_the_config(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from glft_schema.checks.models import TOKENIZER
 from glft_schema.describe.page.text import visible
+from glft_schema.families.loader import TOKENIZER
 from glft_schema.files.file import File
 
 TYPES, ROLE = f"{TOKENIZER}token_type", "_token_id"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from glft_schema.families.page import ANY, F, Family, K, Limit, T
+from glft_schema.families.page import ANY, F, Family, K, T
 from glft_schema.families.pages.shared import FILE_TYPE, SIZES, attention
+from glft_schema.families.requirements import limit
 
 # fmt: off
 LAYER = "encoder.layer.{i}."
@@ -36,7 +37,7 @@ BERT = Family(
         F("type_vocab_size", ANY, stated=False),  # the rows of a tensor
     ),
     vocabularies=("wordpiece",),
-    limits=(Limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
+    limits=(limit("tokenizer.ggml.token_type_count", "at least 1", lambda n: n["types"] > 0),),
     dropped=("embeddings.position_ids", "pooler.dense.*", "cls.predictions*", "cls.seq_relationship*"),
     prefix="bert.",
     ropes=("default",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families.operations import PermuteRows
-from glft_schema.families.page import Bias, F, Family, K, Limit, T
+from glft_schema.families.page import Bias, F, Family, K, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
     FEED_FORWARD,
@@ -18,6 +18,7 @@ from glft_schema.families.pages.shared import (
     attention,
     head_size,
 )
+from glft_schema.families.requirements import limit
 from glft_schema.families.rope_factors import llama3_config, llama3_factors
 
 # fmt: off
@@ -48,7 +49,7 @@ LLAMA = Family(
         WINDOW, *YARN
     ),
     vocabularies=("sentencepiece", "bpe with bytes", "bpe"),
-    limits=(Limit("rope.dimension_count", "the key_length", lambda n: n["rot"] == n["key"] or not n["heads"]),),
+    limits=(limit("rope.dimension_count", "the key_length", lambda n: n["rot"] == n["key"] or not n["heads"]),),
     dropped=("*.rotary_emb.inv_freq",),
     generated=llama3_factors,
     restored=llama3_config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glft_schema.families.operations import SplitRows, Stack
-from glft_schema.families.page import F, Family, K, Limit, T
+from glft_schema.families.page import F, Family, K, T
 from glft_schema.families.pages.shared import (
     BLOCKS,
     EXPERTS_EVERYWHERE,
@@ -19,6 +19,7 @@ from glft_schema.families.pages.shared import (
     YARN,
     attention,
 )
+from glft_schema.families.requirements import limit
 
 # fmt: off
 EACH = Stack("num_experts")
@@ -51,5 +52,5 @@ QWEN3MOE = Family(
         *SLIDING_QWEN, *YARN
     ),
     vocabularies=("bpe",),
-    limits=(Limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+    limits=(limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
 )

@@ -1,9 +1,8 @@
 """Models that llama.cpp's loader would refuse although their container is valid.
 
-The pages of the architectures state what the loader requires of each, `families/loading.py` what it
-requires of all. Only loading is
-checked: a type of tensor that llama.cpp cannot compute with fails later. The keys are those of the
-first file of a set, the tensors of all files.
+The pages of the architectures state what the loader requires of each, `pages/every_model.py` what
+it requires of all. Only loading is checked: a type of tensor that llama.cpp cannot compute with
+fails later. The keys are those of the first file of a set, the tensors of all files.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from glft_schema.checks.roles import ARCHITECTURE, Key, Rows, broken_keys, located
 from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
-from glft_schema.families.loading import (
+from glft_schema.families.page import Family, Loaded
+from glft_schema.families.pages import BY_ARCH
+from glft_schema.families.pages.every_model import (
     ALWAYS,
     GENERAL,
     KNOWN_PRE,
@@ -36,8 +36,7 @@ from glft_schema.families.loading import (
     VOCABULARIES,
     WITHOUT_MERGES,
 )
-from glft_schema.families.page import Family, Loaded
-from glft_schema.families.pages import BY_ARCH
+from glft_schema.families.requirements import ARCHITECTURE, Requirement, Rows, broken_keys, located
 from glft_schema.files.file import File
 
 LLAMA_CPP = "llama.cpp"
@@ -140,7 +139,7 @@ def check_model(file: File) -> list[Finding]:
         A finding for each fault, with the path and offset in its file. An architecture or a
         vocabulary without a table has a finding, too: ``not checked``.
     """
-    found = list(_findings(file))
+    found = list(broken_model(file))
     for shard in file.shards:
         located(shard, [finding for finding in found if finding.file == shard.name])
     if len(file.shards) == 1:
@@ -173,13 +172,14 @@ def _is_part(file: File) -> bool:
     return len(file.shards) == 1 and COUNT in metadata and metadata.type_of(COUNT) == TYPES[COUNT] and metadata[COUNT] > 1
 
 
-def _findings(file: File) -> Iterator[Finding]:
+def broken_model(file: File) -> Iterator[Finding]:
+    """Yields the findings of `check_model`, without offsets. No payload is needed."""
     metadata, first = file.metadata, file.shards[0]
     if _is_part(file):
         problem = f"expected the first of {metadata[COUNT]} files, and the others beside it, found one file"
         yield _finding("set", file, Rows(file).key(COUNT, "value"), problem)
         return
-    yield from _broken_keys(first, [Key(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
+    yield from _broken_keys(first, [Requirement(ARCHITECTURE, "string"), *_keys(GENERAL, "", False)])
     arch = metadata.get(ARCHITECTURE)
     if not isinstance(arch, str):
         return
@@ -206,11 +206,11 @@ def read_keys(first: File, numbers: Numbers, family: Family) -> Iterator[Finding
     """Reads the keys of `numbers`, and yields the findings of missing keys and of types."""
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
         for key in keys(numbers, family):
-            if key.name in numbers.read:
+            if key.key in numbers.read:
                 continue
-            numbers.read.add(key.name)
+            numbers.read.add(key.key)
             for finding in _broken_keys(first, [key]):
-                numbers.unknown.add(key.name)
+                numbers.unknown.add(key.key)
                 yield finding
 
 
@@ -222,27 +222,27 @@ def _set_keys(file: File) -> Iterator[Finding]:
         )
 
 
-def _keys(names: str, prefix: str, required: bool) -> list[Key]:
+def _keys(names: str, prefix: str, required: bool) -> list[Requirement]:
     """Returns keys that the loader reads; `names` without the prefix."""
     types = {
         name: TYPES.get(name) or TYPES.get(prefix + name) or KEY_TYPES.type_of(prefix + name, False) for name in names.split()
     }
-    return [Key(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
+    return [Requirement(prefix + name, type_ or "", required=required) for name, type_ in types.items()]
 
 
-def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
+def _broken_keys(shard: File, keys: list[Requirement]) -> Iterator[Finding]:
     for finding in broken_keys(shard, keys, LLAMA_CPP):
         finding.file = shard.name
         yield finding
 
 
-def _model_keys(numbers: Numbers, family: Family) -> list[Key]:
+def _model_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys of an architecture that the loader reads in every model."""
     optional = f"{OF_ALL} {' '.join(family.read('read'))}"
     return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
-def _dependent_keys(numbers: Numbers, family: Family) -> list[Key]:
+def _dependent_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys that the loader reads only with some values of others."""
     with suppress(KeyError):
         slides = family.pattern and numbers.number("attention.sliding_window")
@@ -252,7 +252,7 @@ def _dependent_keys(numbers: Numbers, family: Family) -> list[Key]:
     return []
 
 
-def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Key]:
+def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Requirement]:
     """Returns the keys of the vocabulary that the loader reads."""
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
     vocabulary = VOCABULARIES.get(model)
@@ -278,7 +278,7 @@ def broken_limits(first: File, numbers: Numbers, family: Family) -> Iterator[Fin
             yield _finding("values", first, Rows(first).key(name, "value"), problem)
     for limit in (*LIMITS, *family.limits):
         with suppress(KeyError):
-            if limit.holds(numbers):
+            if limit.holds is None or limit.holds(numbers):
                 continue
             name = numbers.full(limit.key)
             path = Rows(first).key(name, "value") if name in first.metadata else "metadata"

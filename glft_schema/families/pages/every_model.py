@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from glft_schema.families.page import Limit
 from glft_schema.families.pre_tokenizers import PRE_TOKENIZERS
+from glft_schema.families.requirements import limit
 
 PER_BLOCK = "uint32 array[uint32] array[int32] array[bool]"  # one number, or one for each block
 SCALARS = "uint8 uint16 uint32 uint64 int8 int16 int32 int64 float32 float64 bool string"
@@ -47,7 +47,7 @@ class Size(NamedTuple):
 
     Attributes:
         text: what it is, for messages.
-        value: returns it, from the numbers of the metadata; see `checks.models.Numbers`.
+        value: returns it, from the numbers of the metadata; see `loader.Numbers`.
     """
 
     text: str
@@ -78,7 +78,7 @@ OF_ALL = (  # keys of any architecture
 )
 MOST_BLOCKS, MOST_EXPERTS = 512, 1024
 
-SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `checks.models.Numbers`
+SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `loader.Numbers`
     "layers":   Size("block_count - nextn_predict_layers",
                      lambda n: n.number("block_count") - n.number("nextn_predict_layers")),
     "embd":     Size("embedding_length",                  lambda n: n.number("embedding_length")),
@@ -111,17 +111,17 @@ SIZES = {  # name -> Size(what it is, for messages, n -> its value); n: `checks.
     "NVFP4":    Size("an output matrix in NVFP4",         lambda n: n.has_nvfp4_output),
 }
 LIMITS = (  # of values that the loader accepts
-    Limit("block_count",              f"1 to {MOST_BLOCKS}",
+    limit("block_count",              f"1 to {MOST_BLOCKS}",
           lambda n: 1 <= n.number("block_count") <= MOST_BLOCKS),
-    Limit("nextn_predict_layers",     "at most the block_count",            lambda n: n["layers"] >= 0),
-    Limit("expert_count",             f"at most {MOST_EXPERTS}",            lambda n: n["experts"] <= MOST_EXPERTS),
-    Limit("expert_used_count",        "1 to the expert_count, or 0 of 0",
+    limit("nextn_predict_layers",     "at most the block_count",            lambda n: n["layers"] >= 0),
+    limit("expert_count",             f"at most {MOST_EXPERTS}",            lambda n: n["experts"] <= MOST_EXPERTS),
+    limit("expert_used_count",        "1 to the expert_count, or 0 of 0",
           lambda n: min(n["experts"], 1) <= n.largest("expert_used_count") <= n["experts"]),
-    Limit("expert_group_count",       "fewer than the expert_count, a divisor of it",
+    limit("expert_group_count",       "fewer than the expert_count, a divisor of it",
           lambda n: not n["expert groups"] or n["experts"] % n["expert groups"] == 0 < n["experts"] - n["expert groups"]),
-    Limit("expert_group_used_count",  "1 to below the expert_group_count",
+    limit("expert_group_used_count",  "1 to below the expert_group_count",
           lambda n: n["expert groups"] <= 1 or 1 <= n.number("expert_group_used_count") < n["expert groups"]),
-    Limit("rope.scaling.type",        "none, linear, yarn or longrope",
+    limit("rope.scaling.type",        "none, linear, yarn or longrope",
           lambda n: n.value("rope.scaling.type") in (None, "none", "linear", "yarn", "longrope")),
 )
 

@@ -1,0 +1,87 @@
+"""Requirements of llama.cpp's loaders: metadata keys of models and of other files.
+
+llama.cpp stops with an assertion if a key has another type than its loader reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from glft_schema.errors import Finding, shown
+from glft_schema.files import parsing
+from glft_schema.files.file import File
+
+ARCHITECTURE = "general.architecture"
+
+
+class Requirement(NamedTuple):
+    """What a loader requires of a metadata key.
+
+    Attributes:
+        key: the key.
+        types: the types of its value that the loader reads, such as ``uint32 int32``.
+        value: the value that it must have; None for any.
+        required: whether the file must have the key.
+        when: a key of a bool; `required` applies only if it is true.
+        loads_without: whether llama.cpp loads a file that lacks a `required` key.
+        expected: a condition of the value, in words.
+        holds: returns whether the condition holds, from the `loader.Numbers` of a model.
+    """
+
+    key: str
+    types: str = ""
+    value: str | None = None
+    required: bool = True
+    when: str | None = None
+    loads_without: bool = False
+    expected: str = ""
+    holds: Callable[[Any], bool] | None = None
+
+
+def limit(key: str, expected: str, holds: Callable[[Any], bool]) -> Requirement:
+    """Returns a condition of the value of a key without the architecture's name."""
+    return Requirement(key, expected=expected, holds=holds)
+
+
+def located(file: File, findings: list[Finding]) -> list[Finding]:
+    """Returns findings with the offset of their fields. Parses the file again if there are any."""
+    starts = {span.path: span.start for span in parsing.trace_fields(file)} if findings else {}
+    for finding in findings:
+        finding.offset = starts.get(finding.path)
+    return findings
+
+
+class Rows:
+    """Paths of entries and tensors of a file."""
+
+    def __init__(self, file: File) -> None:
+        self._keys = {key: i for i, key in enumerate(file.metadata)}
+        self._tensors = {name: i for i, name in enumerate(file.tensors)}
+        self._table = file.format.table
+
+    def key(self, name: str, field: str) -> str:
+        return f"metadata -> {self._keys[name]} -> {field}"
+
+    def tensor(self, name: str, field: str) -> str:
+        return f"{self._table} -> {self._tensors[name]} -> {field}"
+
+
+def finding_of(name: str, what: str, path: str, problem: str) -> Finding:
+    return Finding(f"{name}-{what}", (name,), path, problem)
+
+
+def broken_keys(file: File, keys: Iterable[Requirement], name: str, to_load: bool = False) -> Iterator[Finding]:
+    """Yields the findings of a file's metadata keys, for the rule set `name`, without offsets."""
+    metadata, rows = file.metadata, Rows(file)
+    for key in keys:
+        if key.key not in metadata:
+            if key.required and not (to_load and key.loads_without) and (key.when is None or metadata.get(key.when) is True):
+                others = f"{len(metadata)} other key{'s' * (len(metadata) != 1)}"
+                yield finding_of(name, "keys", "metadata", f"expected the key {key.key}, found {others}")
+        elif (type_ := metadata.type_of(key.key)) not in key.types.split():
+            expected = key.types.replace(" ", " or ")
+            yield finding_of(name, "key-types", rows.key(key.key, "type"), f"expected {expected} for {key.key}, found {type_}")
+        elif key.value is not None and metadata[key.key] != key.value:
+            problem = f"expected {key.value!r} for {key.key}, found {shown(metadata[key.key])}"
+            yield finding_of(name, "values", rows.key(key.key, "value"), problem)
