@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from glft_schema.errors import OptionError
 
+while_loading: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while torch is imported
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -22,7 +24,8 @@ Result = TypeVar("Result")
 def import_module(name: str) -> ModuleType:
     """Imports a module that may import torch. Raises OptionError if torch is not installed."""
     try:
-        return importlib.import_module(name)
+        with nullcontext() if "torch" in sys.modules else while_loading():
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == "torch":
             raise OptionError("values of tensors need torch, which is not installed: pip install torch") from None

@@ -14,7 +14,7 @@ from glft_schema.files.container import open
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
 from glft_schema.weights.patterns import names_matching
-from glft_schema.words import suggestion
+from glft_schema.words import SHOWN, suggestion
 
 ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
@@ -42,7 +42,8 @@ def get_tensor(
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
         names = names_matching(name, opened.tensors)
         if len(names) > 1:
-            raise OptionError(f"expected one tensor that matches {shown(name)}, found {len(names)}")
+            found = f"{len(names)}: {', '.join(map(shown, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
+            raise OptionError(f"expected one tensor that matches {shown(name)}, found {found}")
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written

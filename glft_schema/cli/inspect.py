@@ -205,8 +205,8 @@ def in_lines(file: File, everything: bool = False, size: int | None = None) -> l
         whole = sum(tensor.position + tensor.nbytes <= size for tensor in file.tensors.values())
         lines.append(f"truncated: {size:,} of {file.nbytes:,} bytes, {whole} of {len(file.tensors)} tensors whole")
     lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
-    if file.tensors.trailing:
-        lines += ["", f"{file.tensors.trailing:,} trailing bytes after the last payload"]
+    if file.tensors.gaps:
+        lines += ["", gaps_text(file)]
     if isinstance(file.metadata, TypedMetadata):
         entries = [
             (safe(key), safe(file.metadata.type_of(key)), _with_meaning(file, key, MAX_LINE if everything else TEXT))
@@ -232,6 +232,12 @@ def _bytes_by_type(file: File, everything: bool) -> list[tuple[str, ...]]:
     rows += [(part, "", "", n) for part, n in counts.items() if n and part in (*file.regions, GAPS)]
     shares = ((*texts, f"{nbytes:,}", f"{100 * nbytes / file.nbytes:.2f} %") for *texts, nbytes in rows)
     return [("part", "tensors", "bits per weight", "bytes", "share"), *shares]
+
+
+def gaps_text(file: File) -> str:
+    """Returns a line about the bytes of a file's payloads that belong to no tensor."""
+    gaps = sum(gap.nbytes for gap in file.tensors.gaps)
+    return f"{gaps:,} bytes in gaps between payloads, {file.tensors.trailing:,} of them after the last one"
 
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
-from glft_schema.cli.terminal import echo, file_errors, progress_bar, refuse_overwriting
+from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
 from glft_schema.display import aligned
 from glft_schema.errors import OptionError
@@ -86,6 +86,9 @@ def plan(
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:
         echo(*mapped(checkpoint, source), *report(planned, mix))
+        if out is not None:
+            matrix = [] if imatrix is None else ["--imatrix", imatrix]
+            echo_written([out], "quantize", source, f"{source.stem}-{out.stem}.gguf", out, *matrix)
 
 
 def report(planned: Plan, mix: Mix | None) -> list[str]:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Timer
+from typing import Any, TextIO, TypeVar
 
 from click.exceptions import Exit
 
@@ -156,6 +157,25 @@ def _refuse_overwriting(out: Path, source: Path) -> None:
     inputs = [source, *(shard for shard in shards if shard.exists())]
     if any(out.samefile(path) for path in inputs) or (in_folder and out.parent.samefile(folder)):
         raise OptionError("the output would overwrite the input")
+
+
+@contextmanager
+def loading(stream: TextIO, patience: float = 0.5) -> Iterator[None]:
+    """Shows that torch is being imported if the block takes longer than `patience` seconds."""
+    shown: list[bool] = []
+
+    def show() -> None:
+        shown.append(True)
+        print("loading torch ...", end="", file=stream, flush=True)
+
+    timer = Timer(patience, show)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        print("\r\x1b[K" * len(shown), end="", file=stream, flush=True)
 
 
 @contextmanager

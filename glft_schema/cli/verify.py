@@ -22,7 +22,7 @@ from glft_schema.checks.roles import check_fit
 from glft_schema.checks.rules import ALL_SETS, report
 from glft_schema.checks.values import UNKNOWN, Oddity, check_values
 from glft_schema.cli.compare import errors_data
-from glft_schema.cli.inspect import as_json_value
+from glft_schema.cli.inspect import as_json_value, gaps_text
 from glft_schema.cli.options import Exclude, Json, Texts, argument, flag, option
 from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
 from glft_schema.codec.rules import REQUIRED, RULE_SETS
@@ -175,8 +175,8 @@ def rules_outcome(file: File, rules: Sequence[str]) -> Outcome:
         lines.append(verdict.cause)
     if found:
         lines += _findings(found, len(file.shards) > 1, FINDINGS)
-    if gaps := sum(gap.nbytes for gap in file.tensors.gaps):
-        lines.append(f"{gaps:,} bytes of padding and gaps, {file.tensors.trailing:,} of them after the last payload")
+    if file.tensors.gaps:
+        lines.append(gaps_text(file))
     data: dict[str, Any] = {"checked": verdict.sets, "enforced": verdict.enforced, "failures": verdict.failures}
     data |= {"not_checked": {LLAMA_CPP: verdict.not_checked} if verdict.not_checked else {}, "cause": verdict.cause or None}
     data["broken"] = _findings_data(found)

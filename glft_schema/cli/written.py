@@ -17,14 +17,16 @@ FOUND = re.compile(r", found (\[[\d, ]*\]|\d+)")
 
 
 def mapped(checkpoint: Checkpoint, source: Path) -> list[str]:
-    """Returns a line if the source was mapped to GGUF."""
+    """Returns a line if the source was mapped to GGUF, and one if tensors were left out."""
     family, donor = checkpoint.family, checkpoint.donor
     how = f"mapped to GGUF as declared for the {family} family" if family else "mapped to GGUF by its names and values"
     if donor:
         return [f"{source}: {how}, with the metadata of {safe(donor.name)}"]
     if checkpoint.converter:
         how = f"converted by llama.cpp's converter, {safe(checkpoint.converter)}"
-    return [f"{source}: a Hugging Face folder, {how}"] if family or checkpoint.converter else []
+    kinds = dict.fromkeys(re.sub(r"\b\d+\b", "N", safe(name)) for name in checkpoint.dropped)
+    left_out = [f"left out, since GGUF does not have them: {', '.join(kinds)}"] if kinds else []
+    return [f"{source}: a Hugging Face folder, {how}", *left_out] if family or checkpoint.converter else []
 
 
 def totals(written: Sequence[WrittenTensor]) -> list[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from glft_schema.families.config import Config, Key
@@ -84,6 +85,10 @@ class Family:
     def field_of(self, name: str) -> str:
         """Returns the config field of a key without the architecture's name."""
         return next(key.field for key in self.keys if key.key == name)
+
+    def drops(self, name: str) -> bool:
+        """Tells whether GGUF does not have a tensor of a folder."""
+        return any(fnmatchcase(name.removeprefix(self.prefix), pattern) for pattern in self.dropped)
 
     def assumed_of(self, config: Config) -> Config:
         """Returns `assumed` for a config."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import time
 from pathlib import Path
 
 import click
@@ -11,6 +13,7 @@ import torch
 
 import glft_schema as glft
 from glft_schema.cli.options import Size, bytes_of
+from glft_schema.cli.terminal import loading
 from glft_schema.display import COLUMNS, aligned
 from glft_schema.errors import OptionError
 from tests.tools.command_line import in_this_process, on_a_terminal
@@ -72,6 +75,26 @@ def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_pa
     assert "next:" not in in_this_process("convert", model, out).stdout
     parts = on_a_terminal("split", model, tmp_path / "part", "--max-bytes", "1kB", COLUMNS="300").stdout.splitlines()
     assert parts[-1] == f"next: glft verify {tmp_path / 'part'}-00001-of-00001.gguf"
+
+
+def test_slow_imports_are_shown() -> None:
+    stream = io.StringIO()
+    with loading(stream, patience=60):
+        pass
+    assert not stream.getvalue()
+    with loading(stream, patience=0):
+        deadline = time.monotonic() + 10
+        while not stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert stream.getvalue() == "loading torch ...\r\x1b[K"
+
+
+def test_plan_ends_with_the_recipe_and_quantize(tmp_path: Path) -> None:
+    out, source = tmp_path / "mix.txt", tmp_path / "f32.gguf"
+    glft.save_file({"blk.0.attn_q.weight": torch.ones(2, 256)}, source, {"general.architecture": "llama", "llama.block_count": 1})
+    done = on_a_terminal("plan", source, "--bpw", "9", "-o", out, COLUMNS="300")
+    assert f"wrote {out}: {out.stat().st_size} bytes in " in done.stdout
+    assert done.stdout.splitlines()[-1] == f"next: glft quantize {source} f32-mix.gguf {out}"
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1.5.", "90 pounds", "MB", "1e3"])
