@@ -124,7 +124,7 @@ def command_parts(context: click.Context, level: int) -> Iterator[str]:
 
 
 def python_names() -> str:
-    """Returns the functions of the package, with what they do by their docstrings, and its parts."""
+    """Returns the functions of the package, what they do by their docstrings, and its parts."""
     lines = ["| name | what it does |", "| --- | --- |"]
     for subject, guide in GUIDES.items():
         lines.append(f"| [**{subject}**]({guide}.md) | |")

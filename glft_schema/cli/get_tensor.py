@@ -13,8 +13,8 @@ from glft_schema.errors import OptionError, shown
 from glft_schema.files.container import open
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
-from glft_schema.weights.patterns import names_matching
-from glft_schema.words import SHOWN, suggestion
+from glft_schema.weights.patterns import name_matching
+from glft_schema.words import suggestion
 
 ENDING = ".npy"
 DTYPES = ("float16", "float32", "float64")
@@ -40,14 +40,10 @@ def get_tensor(
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
-        names = names_matching(name, opened.tensors)
-        if len(names) > 1:
-            found = f"{len(names)}: {', '.join(map(shown, names[:SHOWN]))}{', ...' * (len(names) > SHOWN)}"
-            raise OptionError(f"expected one tensor that matches {shown(name)}, found {found}")
+        tensor = opened.tensors[name_matching(name, opened.tensors)]
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
-            tensor = opened.tensors[names[0]]
             weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)
             np.save(stream, weights)
         echo(f"{out}: {weights.dtype} {list(weights.shape)}")

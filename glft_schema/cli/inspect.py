@@ -242,12 +242,11 @@ def gaps_text(file: File) -> str:
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
     """Returns a table with a row per tensor."""
-    rows = [("file", "tensor", "dtype", "dims", "bytes", "at byte")]
-    for tensor in tensors:
-        size, position = f"{tensor.nbytes:,}", f"{tensor.position:,}"
-        rows.append(
-            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), size, position)
-        )
+    rows = [
+        (safe(Path(t.file).name), safe(t.name), t.dtype.name, str(list(t.dims)), f"{t.nbytes:,}", f"{t.position:,}")
+        for t in tensors
+    ]
+    rows.insert(0, ("file", "tensor", "dtype", "dims", "bytes", "at byte"))
     return aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)
 
 
@@ -306,13 +305,8 @@ def _importance_as_data(file: File) -> dict[str, Any]:
 
 
 def _old_matrix_as_data(path: Path, matrix: ImportanceMatrix) -> dict[str, Any]:
-    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size}
-    return {
-        **about,
-        "datasets": list(matrix.datasets),
-        "chunks": matrix.chunk_count,
-        "statistics": _statistics_as_data(matrix),
-    }
+    about = {"file": str(path), "format": OLD_NAME, "bytes": path.stat().st_size, "datasets": list(matrix.datasets)}
+    return {**about, "chunks": matrix.chunk_count, "statistics": _statistics_as_data(matrix)}
 
 
 def _old_matrix_in_lines(path: Path, matrix: ImportanceMatrix) -> list[str]:

@@ -135,7 +135,7 @@ class Command(click.Command):
                 if kind == "file types" and str(ctx.params["out"]).upper() in words(kind):
                     error.param = out
             elif isinstance(out, click.Option) and "unexpected extra argument" in error.message:
-                error.message += f"; the output is an option: {out.opts[-1]} {out.metavar}"
+                raise click.UsageError(f"{error.message}; the output is an option: {out.opts[-1]} {out.metavar}", ctx) from None
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
