@@ -23,16 +23,14 @@ def words(kind: str, path: str = "") -> Iterable[str]:
 
     types = dict.fromkeys(type_.scheme for format in FORMATS for type_ in format.types if type_.has_encoder)
     formats = [format.name.lower() for format in FORMATS]
-    if kind == "types" or (kind == "schemes" and not path):
-        return types
-    if kind == "formats" or (kind == "names" and not path):
-        return formats if kind == "formats" else [*formats, *types]
-    if kind in (sets := {"rules": ALL_SETS, "limits": DEFAULTS, "file types": [recipe.name for recipe in RECIPES]}):
-        return sets[kind]
+    closed: dict[str, Iterable[str]] = {"types": types, "formats": formats, "rules": ALL_SETS, "limits": DEFAULTS}
+    closed |= {"file types": [recipe.name for recipe in RECIPES]}
+    closed |= {} if path else {"names": [*formats, *types], "schemes": types}
+    if kind in closed:
+        return closed[kind]
     file = Container.parse_file(path)
-    if kind == "schemes":
-        return [*types, *(f"{name}=" for name in file.tensors)]
-    return [*(file.metadata if kind == "keys" else file.tensors)]
+    names: dict[str, Iterable[str]] = {"keys": file.metadata, "schemes": [*types, *(f"{name}=" for name in file.tensors)]}
+    return names.get(kind) or file.tensors.keys()
 
 
 def complete(kind: str, ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -34,6 +34,13 @@ OLD_NAME = "imatrix.dat"
 FIRST = 8  # elements shown of a long array
 TEXT = 80  # characters shown of a text
 ROWS = 60  # of tensors
+# fmt: off
+STATISTICS = (  # of an importance matrix: head, field and format of each column
+    ("layer", "layer", "d"), ("sum", "total", ".2f"), ("min", "min", ".4f"), ("max", "max", ".4f"), ("mean", "mean", ".4f"),
+    ("std", "std", ".4f"), ("active", "active", ".2%"), ("n", "n", "d"), ("entropy", "entropy", ".4f"),
+    ("normalized", "normalized_entropy", ".2%"), ("z > 1", "z_score", ".2%"), ("cosine", "cosine", ".4f"),
+)
+# fmt: on
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
@@ -242,11 +249,12 @@ def gaps_text(file: File) -> str:
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
     """Returns a table with a row per tensor."""
-    rows = [
-        (safe(Path(t.file).name), safe(t.name), t.dtype.name, str(list(t.dims)), f"{t.nbytes:,}", f"{t.position:,}")
-        for t in tensors
-    ]
-    rows.insert(0, ("file", "tensor", "dtype", "dims", "bytes", "at byte"))
+    rows = [("file", "tensor", "dtype", "dims", "bytes", "at byte")]
+    for tensor in tensors:
+        size, position = f"{tensor.nbytes:,}", f"{tensor.position:,}"
+        rows.append(
+            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), size, position)
+        )
     return aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)
 
 
@@ -320,23 +328,11 @@ def _statistics_as_data(matrix: ImportanceMatrix) -> list[dict[str, Any]]:
 
 
 def _statistics_in_lines(matrix: ImportanceMatrix) -> list[str]:
-    head = ("tensor", "layer", "sum", "min", "max", "mean", "std", "active", "n", "entropy", "normalized", "z > 1", "cosine")
-    rows = [
-        (
-            safe(row.tensor),
-            "-" if row.layer is None else str(row.layer),
-            f"{row.total:.2f}",
-            *(f"{number:.4f}" for number in (row.min, row.max, row.mean, row.std)),
-            f"{row.active:.2%}",
-            str(row.n),
-            f"{row.entropy:.4f}",
-            f"{row.normalized_entropy:.2%}",
-            f"{row.z_score:.2%}",
-            "-" if row.cosine is None else f"{row.cosine:.4f}",
-        )
-        for row in matrix.statistics()
-    ]
-    return aligned([head, *rows], right=12)
+    rows = [("tensor", *(head for head, _, _ in STATISTICS))]
+    for row in matrix.statistics():
+        numbers = ((getattr(row, name), form) for _, name, form in STATISTICS)
+        rows.append((safe(row.tensor), *("-" if number is None else format(number, form) for number, form in numbers)))
+    return aligned(rows, right=len(STATISTICS))
 
 
 def _with_meaning(file: File, key: str, longest: int) -> str:

@@ -142,21 +142,15 @@ def refuse_overwriting(out: Path, *sources: Path | None) -> None:
 
     A source may be a file, the first file of a set, an index of shards, or a folder of shards.
     """
-    if out.exists():
-        for source in filter(None, sources):
-            _refuse_overwriting(out, source)
-
-
-def _refuse_overwriting(out: Path, source: Path) -> None:
-    folder = source if source.is_dir() else source.parent
-    in_folder = source.is_dir() or indexed_format(source) is not None
-    name = NAME.fullmatch(str(source))
-    shards = (
-        [shard_path(name["prefix"], i, int(name["count"]), name["ending"]) for i in range(int(name["count"]))] if name else []
-    )
-    inputs = [source, *(shard for shard in shards if shard.exists())]
-    if any(out.samefile(path) for path in inputs) or (in_folder and out.parent.samefile(folder)):
-        raise OptionError("the output would overwrite the input")
+    for source in filter(None, sources if out.exists() else ()):
+        folder = source if source.is_dir() else source.parent
+        in_folder = source.is_dir() or indexed_format(source) is not None
+        inputs = [source]
+        if name := NAME.fullmatch(str(source)):
+            shards = (shard_path(name["prefix"], i, int(name["count"]), name["ending"]) for i in range(int(name["count"])))
+            inputs += filter(Path.exists, shards)
+        if any(map(out.samefile, inputs)) or (in_folder and out.parent.samefile(folder)):
+            raise OptionError("the output would overwrite the input")
 
 
 @contextmanager
