@@ -219,6 +219,8 @@ def aligned(rows: Sequence[tuple[str, ...]], right: int) -> list[str]:
     If lines are longer than `columns`, the middle of long texts in the widest column is left out,
     and if that is not enough, columns at the right.
     """
+    if not rows:
+        return []
     widths, most = [max(map(len, column)) for column in zip(*rows, strict=True)], columns(math.inf)
     while len(widths) > LEAST and sum(widths) - max(widths) + SHORTEST + 2 * len(widths) > most:
         del widths[-1]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import glft_schema
 from glft_schema import ColumnSums, Container, Typed, Unmatched, save_file
 from glft_schema.display import Listing, size_text
+from glft_schema.quantizer.plan_picture import COLOURS
 from tests.golden import golden
 from tests.oracles.gguf_reference import File as Written
 from tests.oracles.gguf_reference import Info, write_set
@@ -29,7 +30,7 @@ class Shown(HTMLParser):
     colours."""
 
     ALLOWED = ("table", "caption", "thead", "tbody", "tr", "th", "td", "p", "pre")
-    DRAWN = ("svg", "rect", "title", "text", "path", "circle")
+    DRAWN = ("svg", "rect", "title", "text", "path", "circle", "g")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -44,7 +45,7 @@ class Shown(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         assert tag in self.ALLOWED + self.DRAWN
         assert tag in self.DRAWN or {name for name, _ in attrs} <= {"style", "scope", "colspan"}
-        assert {value for name, value in attrs if name in ("fill", "stroke")} <= {"currentColor", "none", "gray"}
+        assert {value for name, value in attrs if name in ("fill", "stroke")} <= {"currentColor", "none", "gray", *COLOURS}
         assert all(name != "style" or value in ("text-align:left", "text-align:right") for name, value in attrs)
         self.open.append(tag)
         self.charts += tag == "svg"

@@ -21,7 +21,9 @@ from glft_schema.checks.models import (
     read_keys,
 )
 from glft_schema.checks.roles import ARCHITECTURE
-from glft_schema.families.loading import PER_BLOCK, REQUIREMENTS, SIZES, TYPES, Requirements
+from glft_schema.families.loading import PER_BLOCK, SIZES, TYPES
+from glft_schema.families.page import Family
+from glft_schema.families.pages import BY_ARCH
 from glft_schema.files.file import File
 
 SMALL = range(513)  # values tried besides the stored dims: counts of heads, blocks and experts, lengths of heads
@@ -54,17 +56,17 @@ class Trial(Numbers):
 def common_cause(file: File, total: int) -> str:
     """Returns which number of a model explains most of its `total` findings, or an empty string."""
     arch, first = file.metadata.get(ARCHITECTURE), file.shards[0]
-    if total < LEAST or not isinstance(arch, str) or arch not in REQUIREMENTS:
+    if total < LEAST or not isinstance(arch, str) or arch not in BY_ARCH:
         return ""
-    numbers, requirements = Trial(file, arch), REQUIREMENTS[arch]
-    list(read_keys(first, numbers, requirements))
+    numbers, family = Trial(file, arch), BY_ARCH[arch]
+    list(read_keys(first, numbers, family))
 
     def findings() -> int:
-        return len([*broken_limits(first, numbers, requirements), *broken_tensors(file, numbers, requirements)])
+        return len([*broken_limits(first, numbers, family), *broken_tensors(file, numbers, family)])
 
     before = findings()
     cause, most = "", max(LEAST - 1, total // 2)
-    for _, key, value in _candidates(file, numbers, requirements):
+    for _, key, value in _candidates(file, numbers, family):
         numbers.replaced = key, value
         if (explained := before - findings()) > most:
             most = explained
@@ -72,9 +74,9 @@ def common_cause(file: File, total: int) -> str:
     return cause
 
 
-def _candidates(file: File, numbers: Trial, requirements: Requirements) -> list[tuple[int, str, int]]:
+def _candidates(file: File, numbers: Trial, family: Family) -> list[tuple[int, str, int]]:
     """Returns (number of tensors that get their dims, key, value), the best first."""
-    found, equations = list[tuple[int, str, int]](), _equations(file, numbers, requirements)
+    found, equations = list[tuple[int, str, int]](), _equations(file, numbers, family)
     values = sorted({*SMALL, *(size for _, dims in equations for size in dims)})
     for key in list(numbers.stated):
         name = numbers.full(key)
@@ -87,9 +89,9 @@ def _candidates(file: File, numbers: Trial, requirements: Requirements) -> list[
     return nlargest(TRIALS, found, key=lambda one: (one[0], numbers.full(one[1]) in file.metadata))
 
 
-def _equations(file: File, numbers: Trial, requirements: Requirements) -> Equations:
+def _equations(file: File, numbers: Trial, family: Family) -> Equations:
     """Returns equations that do not hold."""
-    equations, blocks, rows = Equations(), 0, {row.name: row for row in requirements.tensors}
+    equations, blocks, rows = Equations(), 0, {row.name: row for row in family.loaded}
     for name, tensor in file.tensors.items():
         match = BLOCK.match(name)
         block = int(match[1]) if match else 0

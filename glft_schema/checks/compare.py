@@ -156,20 +156,23 @@ class Comparison:
         yield records_table("metadata that differ", changes)
 
     def _weights(self) -> str:
+        states = Counter(tensor.state for tensor in self.tensors)
+        sides = [(states[state], side) for side, state in (("A", REMOVED), ("B", ADDED)) if states[state]]
+        missing = ", ".join(f"{count:,} only in {side}" for count, side in sides)
+        missing = missing.replace(" only", " tensor is only" if missing.startswith("1 ") else " tensors are only", 1)
         common = [tensor for tensor in self.tensors if tensor.before and tensor.after]
         if not common:
-            return "no tensor in common" if self.tensors else "no tensors"
+            return f"A and B have no tensor in common: {missing}" if missing else "A and B have no tensors"
+        subject = f"{missing}; the tensors in both" if missing else "A and B"
         apart = [tensor for tensor in common if not tensor.has_same_values]
-        where = "" if len(common) == len(self.tensors) else f" in the {len(common)} common tensors"
-        states = {tensor.state for tensor in common}
-        kinds = [("types", RETYPED), ("names", RENAMED), *([] if apart else [("bytes", CHANGED)])]
-        others = " and".join(f" other {what}" for what, state in kinds if state in states)
-        same = f"same weights{where}{',' if others else ''}{others}"
         if not apart:
-            return same
+            is_retyped = any(tensor.before.type != tensor.after.type for tensor in common if tensor.before and tensor.after)
+            kinds = {"in other types": is_retyped, "under other names": states[RENAMED], "in other bytes": states[CHANGED]}
+            return f"{subject} hold the same weights{' and'.join(f' {kind}' for kind, holds in kinds.items() if holds)}"
         counted = sum(tensor.errors is not None for tensor in apart)
         ratio = f": signal-to-noise ratio {self.errors.snr:.1f} dB over {counted} of {len(common)} tensors" if counted else ""
-        return f"{same if all(_may_be_same(tensor) for tensor in apart) else f'different weights{where}'}{ratio}"
+        is_same = all(_may_be_same(tensor) for tensor in apart)
+        return f"{subject} hold {'the same weights, quantized differently' if is_same else 'different weights'}{ratio}"
 
     def _tensors(self) -> str:
         states = Counter(tensor.state for tensor in self.tensors)

@@ -1,6 +1,7 @@
 """Models that llama.cpp's loader would refuse although their container is valid.
 
-`families/loading.py` states what the loader requires of each architecture, as data. Only loading is
+The pages of the architectures state what the loader requires of each, `families/loading.py` what it
+requires of all. Only loading is
 checked: a type of tensor that llama.cpp cannot compute with fails later. The keys are those of the
 first file of a set, the tensors of all files.
 """
@@ -18,33 +19,32 @@ from glft_schema.errors import Finding, shown
 from glft_schema.families.config import KEY_TYPES
 from glft_schema.families.loading import (
     ALWAYS,
-    COMMON,
     GENERAL,
     KNOWN_PRE,
     LIMITS,
     MOST_BLOCKS,
+    OF_ALL,
     OF_TOKENS,
     OLD_FACTOR,
     OTHER_VOCABULARIES,
+    PATTERN,
     PER_BLOCK,
     PHI3_NAMES,
     PHI3_TOKENS,
-    REQUIREMENTS,
     SIZES,
-    SLIDING,
     TYPES,
     VOCABULARIES,
     WITHOUT_MERGES,
-    Loaded,
-    Requirements,
 )
+from glft_schema.families.page import Family, Loaded
+from glft_schema.families.pages import BY_ARCH
 from glft_schema.files.file import File
 
 LLAMA_CPP = "llama.cpp"
 TOKENIZER = "tokenizer.ggml."
 TOKENS, MODEL, PRE = f"{TOKENIZER}tokens", f"{TOKENIZER}model", f"{TOKENIZER}pre"
 PER_TOKEN = (f"{TOKENIZER}scores", f"{TOKENIZER}token_type")
-COUNT, NAME, PATTERN = "split.count", "general.name", "attention.sliding_window_pattern"
+COUNT, NAME = "split.count", "general.name"
 EXTRA_NAMES, EXTRA_FLAGS = "general.tensor_extra.name", "general.tensor_extra.prec_a4"
 BLOCKS = "{i}"  # in the name of a tensor of each block
 JINA_PRE = re.compile("jina-v2-(de|es|code)")  # pre-tokenizers whose rule comes before phi3's
@@ -108,7 +108,7 @@ class Numbers:
     @property
     def slides(self) -> bool:
         """Whether the first block has a sliding window, if the model has one."""
-        assumed = REQUIREMENTS[self._arch].pattern
+        assumed = BY_ARCH[self._arch].pattern
         pattern = self.number(PATTERN, assumed)
         return bool(assumed) and (pattern != 1 if self.elements(PATTERN) is None else pattern > 0)
 
@@ -162,7 +162,7 @@ def unchecked(file: File) -> str:
         return "the file has no tensors"
     if ARCHITECTURE not in file.metadata:
         return f"the file has no {ARCHITECTURE}"
-    if isinstance(arch, str) and arch not in REQUIREMENTS:
+    if isinstance(arch, str) and arch not in BY_ARCH:
         return f"no rules for the architecture {shown(arch)}"
     return f"no rules for the vocabulary {shown(vocabulary)}" if vocabulary in OTHER_VOCABULARIES else ""
 
@@ -189,23 +189,23 @@ def _findings(file: File) -> Iterator[Finding]:
             count, found = len(metadata[EXTRA_NAMES]), len(metadata[EXTRA_FLAGS])
             problem = f"expected {count} elements of {EXTRA_FLAGS}, one for each of {EXTRA_NAMES}, found {found}"
             yield _finding("values", first, Rows(first).key(EXTRA_FLAGS, "value"), problem)
-    requirements = REQUIREMENTS.get(arch)
-    if requirements is None:
-        problem = f"not checked: expected an architecture of {', '.join(REQUIREMENTS)}, found {shown(arch)}"
+    family = BY_ARCH.get(arch)
+    if family is None:
+        problem = f"not checked: expected an architecture of {', '.join(BY_ARCH)}, found {shown(arch)}"
         yield _finding("architecture", first, Rows(first).key(ARCHITECTURE, "value"), problem)
         return
     numbers = Numbers(file, arch)
     yield from _set_keys(file)
-    yield from read_keys(first, numbers, requirements)
-    yield from broken_limits(first, numbers, requirements)
+    yield from read_keys(first, numbers, family)
+    yield from broken_limits(first, numbers, family)
     yield from _vocabulary(first, numbers)
-    yield from broken_tensors(file, numbers, requirements)
+    yield from broken_tensors(file, numbers, family)
 
 
-def read_keys(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+def read_keys(first: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
     """Reads the keys of `numbers`, and yields the findings of missing keys and of types."""
     for keys in (_model_keys, _dependent_keys, _vocabulary_keys):
-        for key in keys(numbers, requirements):
+        for key in keys(numbers, family):
             if key.name in numbers.read:
                 continue
             numbers.read.add(key.name)
@@ -236,22 +236,23 @@ def _broken_keys(shard: File, keys: list[Key]) -> Iterator[Finding]:
         yield finding
 
 
-def _model_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+def _model_keys(numbers: Numbers, family: Family) -> list[Key]:
     """Returns the keys of an architecture that the loader reads in every model."""
-    required, optional = f"{COMMON.required} {requirements.required}", f"{COMMON.optional} {requirements.optional}"
-    return [*_keys(required, numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
+    optional = f"{OF_ALL} {' '.join(family.read('read'))}"
+    return [*_keys(" ".join(family.read("required")), numbers.full(""), True), *_keys(optional, numbers.full(""), False)]
 
 
-def _dependent_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+def _dependent_keys(numbers: Numbers, family: Family) -> list[Key]:
     """Returns the keys that the loader reads only with some values of others."""
     with suppress(KeyError):
-        slides = requirements.pattern and numbers.number("attention.sliding_window")
+        slides = family.pattern and numbers.number("attention.sliding_window")
+        keys = [PATTERN, *family.read("sliding")] if slides else []
         has_factor = numbers.value("rope.scaling.factor") is not None
-        return _keys(f"{SLIDING if slides else ''} {'' if has_factor else OLD_FACTOR}", numbers.full(""), False)
+        return _keys(" ".join([*keys, *([] if has_factor else [OLD_FACTOR])]), numbers.full(""), False)
     return []
 
 
-def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
+def _vocabulary_keys(numbers: Numbers, family: Family) -> list[Key]:
     """Returns the keys of the vocabulary that the loader reads."""
     model, pre = (numbers.text(key) for key in (MODEL, PRE))
     vocabulary = VOCABULARIES.get(model)
@@ -266,16 +267,16 @@ def _vocabulary_keys(numbers: Numbers, requirements: Requirements) -> list[Key]:
     return [*keys, *_keys(" ".join(required), TOKENIZER, True), *_keys(OF_TOKENS, TOKENIZER, False)]
 
 
-def broken_limits(first: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+def broken_limits(first: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
     """Yields the findings of values that the loader does not accept."""
     blocks = numbers.number("block_count") if numbers.full("block_count") not in numbers.unknown else None
-    for key in (*COMMON.required.split(), *COMMON.optional.split(), *requirements.optional.split()):
+    for key in dict.fromkeys([*family.read("required"), *OF_ALL.split(), *family.read("read")]):
         name = numbers.full(key)
         per_block = TYPES.get(key) == PER_BLOCK and is_array(first, name)
         if per_block and blocks is not None and len(first.metadata[name]) != blocks:
             problem = f"expected {blocks} elements of {name}, one for each block, found {len(first.metadata[name])}"
             yield _finding("values", first, Rows(first).key(name, "value"), problem)
-    for limit in (*LIMITS, *requirements.limits):
+    for limit in (*LIMITS, *family.limits):
         with suppress(KeyError):
             if limit.holds(numbers):
                 continue
@@ -317,7 +318,7 @@ def _vocabulary(first: File, numbers: Numbers) -> Iterator[Finding]:
         yield values(TOKENS, f"expected the token {missing[0]} in a model named {shown(name)}, found none")
 
 
-def broken_tensors(file: File, numbers: Numbers, requirements: Requirements) -> Iterator[Finding]:
+def broken_tensors(file: File, numbers: Numbers, family: Family) -> Iterator[Finding]:
     """Yields the findings of tensors: missing, with other dims, or not read."""
     tensors, first = file.tensors, file.shards[0]
     owners = {name: shard for shard in file.shards for name in shard.tensors}
@@ -331,7 +332,7 @@ def broken_tensors(file: File, numbers: Numbers, requirements: Requirements) -> 
             )
     rows = {shard.name: Rows(shard) for shard in file.shards}
     read = set[str]()
-    for row in requirements.tensors:
+    for row in family.loaded:
         for block in range(min(blocks, stored, MOST_BLOCKS) if BLOCKS in row.name else 1):
             name = row.name.replace(BLOCKS, str(block))
             applies = is_read(row, block, numbers, tensors)

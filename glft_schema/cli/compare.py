@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeGuard
 
 from click.exceptions import Exit
 
-from glft_schema.checks.compare import SAME, Comparison, MetadataChange, TensorComparison, TensorVersion
+from glft_schema.checks.compare import STATES, Comparison, MetadataChange, TensorComparison, TensorVersion
 from glft_schema.checks.compare import compare as compare_checkpoints
 from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import Chunks, Context, Exclude, Json, Tokenizer, argument, flag, option
-from glft_schema.cli.terminal import FAILED, echo, file_errors, progress_bar
+from glft_schema.cli.terminal import FAILED, GREEN, RED, YELLOW, coloured, echo, file_errors, progress_bar, refuse_overwriting
 from glft_schema.codec.typed_values import ARRAY, Typed
-from glft_schema.display import aligned, displayed, first_rows, percent
-from glft_schema.errors import OptionError, safe, shown
+from glft_schema.describe.page.comparison import comparison_page
+from glft_schema.display import aligned, displayed, first_rows, headline, percent
+from glft_schema.errors import FormatError, OptionError, TensorError, safe, shown
 from glft_schema.models.chunks import CONTEXT
 from glft_schema.models.predictions import Predictions, compare_predictions
+from glft_schema.storage.atomic import atomic_write
 from glft_schema.storage.file_source import read_text
 from glft_schema.tensor_types.engine.differences import NumberErrors
 from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entries
@@ -25,6 +29,8 @@ from glft_schema.weights.checkpoints import Checkpoint, mapped_beside, open_entr
 VALUE = 50  # characters shown of a value
 FIRST = 8  # elements in JSON of a long array
 TENSORS = 20  # listed
+COLOURS = dict.fromkeys(STATES, YELLOW) | {"added": GREEN, "removed": RED}
+STATE = re.compile(rf"(?<=  )({'|'.join(STATES)})(?=  )")  # in a row of a table
 
 
 def compare(
@@ -37,14 +43,15 @@ def compare(
     context: Context = CONTEXT,
     tokenizer: Tokenizer = None,
     everything: Annotated[bool, flag(f"List all tensors that differ, not only the {TENSORS} worst.", "--all")] = False,
+    page: Annotated[Path | None, option("PAGE", "Also write an HTML page, with changed texts line by line.", "--html")] = None,
     as_json: Json = False,
 ) -> None:
     """Compares metadata and weights of two files.
 
     Formats and types may differ. A Hugging Face folder is mapped to GGUF if the other side is GGUF.
-    The first lines summarize: the same weights or not, tensors by what differs, metadata. Tables
-    list each entry that differs, and the tensors with the largest errors. To compare two
-    quantizations of a model, compare each with the model.
+    The first lines summarize: missing tensors, the same weights or not, tensors by what differs,
+    metadata. Tables list each entry that differs, and the tensors with the largest errors. To
+    compare two quantizations of a model, compare each with the model.
 
     The values of tensors of one name are compared, B's with A's: the root mean square of the error,
     absolute (RMSE) and relative to A's, the signal-to-noise ratio, the cosine similarity, and the
@@ -58,11 +65,12 @@ def compare(
     both have the same most likely token. A's tokenizer is used for both.
 
     Order, alignment and padding are ignored. The exit code is 0 if nothing differs, 1 if metadata
-    or tensors differ, and 2 if a file cannot be read.
+    or tensors differ, and 2 if a file cannot be read or a model cannot be run; the comparison is
+    printed in the latter case, too.
 
     Examples:
         glft compare f16.gguf q4_k_m.gguf
-        glft compare f16.gguf q4_k_m.gguf --run
+        glft compare f16.gguf q4_k_m.gguf --run --html page.html
     """
     with file_errors(one):
         if (chunks or tokenizer) and not (run or text):
@@ -72,30 +80,47 @@ def compare(
         opened = open_entries(other)
         after = mapped_beside(opened, other, before.file)
     with file_errors(one):
+        if page:
+            refuse_overwriting(page, one, other, text)
         before = mapped_beside(before, one, opened.file)
+    with file_errors(text or one):
+        words = read_text(text) if text else None
     with file_errors(other), progress_bar("comparing") as bar:
         comparison = compare_checkpoints(before, after, exclude=exclude, progress=bar)
-    predictions = None
+    predictions = failure = None
     if run or text:
-        with file_errors(text or one):
-            words = read_text(text) if text else None
-        with file_errors(one), progress_bar("running") as bar:
-            predictions = compare_predictions(
-                one, other, text=words, tokenizer=tokenizer, context=context, chunks=chunks, progress=bar
-            )
+        try:
+            with progress_bar("running") as bar:
+                predictions = compare_predictions(
+                    one, other, text=words, tokenizer=tokenizer, context=context, chunks=chunks, progress=bar
+                )
+        except (FormatError, NotImplementedError, OptionError, OSError, TensorError) as error:
+            failure = error  # reported after the comparison
+    changes, tensors = _metadata_rows(comparison.metadata), _tensor_rows(comparison.differing)
+    summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
+    if page:
+        files = [
+            (path.name, headline(side.file) if side.file else _about_text(side))
+            for path, side in ((one, before), (other, after))
+        ]
+        with file_errors(page), atomic_write(page) as stream:
+            stream.write(comparison_page(comparison, files, summary, changes, tensors).encode("utf-8", "backslashreplace"))
     if as_json:
-        files = {"a": _about(one, before), "b": _about(other, after)}
-        ran = (
-            {"predictions": {key: as_json_value(value) for key, value in predictions._asdict().items()}} if predictions else {}
-        )
-        print(json.dumps({**files, **comparison_data(comparison), **ran}, indent=2, allow_nan=False))
+        ran = predictions._asdict() if predictions else {"problem": str(failure)} if failure else {}
+        found = {"predictions": {key: as_json_value(value) for key, value in ran.items()}} if ran else {}
+        data = {"a": _about(one, before), "b": _about(other, after), **comparison_data(comparison), **found}
+        print(json.dumps(data, indent=2, allow_nan=False))
     else:
-        abouts = (
-            f"{name} {safe(str(path))}: {text}"
-            for name, path, text in (("A", one, _about_text(before)), ("B", other, _about_text(after)))
-        )
-        summary = [*comparison.summary, *([_predictions_text(predictions)] if predictions else [])]
-        echo(*abouts, *summary, *_metadata_lines(comparison.metadata), *_tensor_lines(comparison.differing, everything))
+        sides = (("A", one, before), ("B", other, after))
+        echo(*(f"{side} {safe(str(path))}: {_about_text(opened)}" for side, path, opened in sides), *summary)
+        tables = (aligned(changes, 0), first_rows(tensors, 6, len(tensors) if everything else TENSORS, "--all"))
+        for line in chain.from_iterable(("", *lines) for lines in tables if lines):
+            echo(STATE.sub(lambda state: coloured(state[0], COLOURS[state[0]]), line, count=1), coloured=True)
+        if page:
+            echo("", f"{page}: {page.stat().st_size:,} bytes")
+    if failure:
+        with file_errors(one):
+            raise failure
     if not comparison.is_same:
         raise Exit(FAILED)
 
@@ -118,9 +143,9 @@ def _predictions_text(found: Predictions) -> str:
     return f"predictions: {both}, {divergence}, same top token {percent(found.same_top)}, {found.tokens:,} tokens"
 
 
-def _metadata_lines(changes: tuple[MetadataChange, ...]) -> list[str]:
+def _metadata_rows(changes: tuple[MetadataChange, ...]) -> list[tuple[str, ...]]:
     rows = [(safe(c.key), c.state, *_value_texts(c)) for c in changes]
-    return ["", *aligned([("key", "metadata", "in A", "in B"), *rows], 0)] if rows else []
+    return [("key", "metadata", "in A", "in B"), *rows] if rows else []
 
 
 def _value_texts(change: MetadataChange) -> tuple[str, str]:
@@ -147,10 +172,10 @@ def _value_text(value: Typed | str, start: int) -> str:
     return f"{value.type} of {len(value.value):,}{f', from {start:,}' if start else ''}: {part}"
 
 
-def _tensor_lines(differing: list[TensorComparison], everything: bool) -> list[str]:
+def _tensor_rows(differing: list[TensorComparison]) -> list[tuple[str, ...]]:
     head = ("tensor", "state", "A to B", "RMSE", "relative", "SNR", "cosine", "worst row", "its error")
     rows = [(safe(t.name), t.state, _change_text(t), *_errors_texts(t)) for t in differing]
-    return ["", *first_rows([head, *rows], 6, len(rows) if everything else TENSORS, "--all")] if rows else []
+    return [head, *rows] if rows else []
 
 
 def _change_text(tensor: TensorComparison) -> str:
@@ -195,10 +220,9 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
                 **({"errors": errors_data(t.errors)} if t.errors else {}),
                 **({"problem": t.problem} if t.problem else {}),
             }
-            for t in comparison.tensors
-            if t.state != SAME
+            for t in comparison.differing
         ],
-        "same_tensors": sum(t.state == SAME for t in comparison.tensors),
+        "same_tensors": len(comparison.tensors) - len(comparison.differing),
         "errors": errors_data(comparison.errors),
     }
 

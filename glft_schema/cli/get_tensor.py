@@ -9,7 +9,7 @@ import numpy as np
 
 from glft_schema.cli.options import argument, option
 from glft_schema.cli.terminal import echo, file_errors, refuse_overwriting
-from glft_schema.errors import OptionError, shown
+from glft_schema.errors import OptionError, TruncatedError, shown
 from glft_schema.files.container import open
 from glft_schema.lazy import torch
 from glft_schema.storage.atomic import atomic_write
@@ -30,13 +30,13 @@ def get_tensor(
 ) -> None:
     """Writes one tensor to a .npy file.
 
-    Quantized tensors are dequantized.
+    Quantized tensors are dequantized. Of a truncated file, complete tensors can be written.
 
     Examples:
         glft get-tensor model.gguf output_norm.weight norm.npy
         glft get-tensor model.gguf token_embd.weight table.npy --dtype float16
     """
-    with file_errors(file), open(file) as opened:
+    with file_errors(file), open(file, allow_truncated=True) as opened:
         refuse_overwriting(out, file)
         if out.suffix.lower() != ENDING:
             raise OptionError(f"expected OUT to end in {ENDING}, found {str(out)!r}")
@@ -44,6 +44,9 @@ def get_tensor(
         if dtype not in (None, *DTYPES):
             raise OptionError(f"expected one of {', '.join(DTYPES)}, found {shown(dtype)}{suggestion(dtype, DTYPES)}")
         with atomic_write(out) as stream:  # fails before any work if OUT cannot be written
+            if tensor.missing:
+                problem = f"the file is truncated: {tensor.missing:,} of {tensor.nbytes:,} bytes are missing"
+                raise TruncatedError(f"{problem}; download the rest", tensor=tensor.name)
             weights = tensor.dequantize(getattr(torch, dtype)).numpy() if dtype else np.asarray(tensor)
             np.save(stream, weights)
         echo(f"{out}: {weights.dtype} {list(weights.shape)}")

@@ -20,7 +20,7 @@ from glft_schema.codec.typed_values import Array, StoredValue
 from glft_schema.display import aligned, first_rows, headline, largest_first, totals_by_type
 from glft_schema.errors import FormatError, OptionError, TruncatedError, safe, shown, without_controls
 from glft_schema.files.byte_counts import GAPS, byte_counts
-from glft_schema.files.container import Container, open_truncated
+from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.files.shards import whole_set
 from glft_schema.formats.format import ShardIndex
@@ -41,6 +41,7 @@ STATISTICS = (  # of an importance matrix: head, field and format of each column
     ("normalized", "normalized_entropy", ".2%"), ("z > 1", "z_score", ".2%"), ("cosine", "cosine", ".4f"),
 )
 # fmt: on
+MISSING = "missing"  # column of truncated files: bytes
 NUMBERED = re.compile(r"(?P<prefix>(?:.*?\.)??)(?P<number>[0-9]+)\.(?P<rest>.+)", re.DOTALL)  # such as blk.0.attn_q.weight
 NUMBER = re.compile(r"\.[0-9]+(?=\.)")
 
@@ -56,8 +57,8 @@ def inspect(
     """Shows the model in a file: sizes, metadata and tensors.
 
     Tensors of numbered blocks are listed once, with the types that they have. Dims are in stored
-    order, which for GGUF is the reverse of torch's. Of a truncated file, shows what is left, and
-    the exit code is 2.
+    order, which for GGUF is the reverse of torch's. Of a truncated file, shows what is left and
+    which bytes of tensors are missing, and the exit code is 2.
 
     --key prints a text as it is, without a newline if the output is piped, and an array with one
     element a line.
@@ -88,7 +89,7 @@ def inspect(
                 names = names_matching(tensors, parsed.tensors)
                 _print(_tensor_rows(parsed, [parsed.tensors[name] for name in names]))
             else:
-                _print(in_lines(parsed, everything, file.stat().st_size if fault else None))
+                _print(in_lines(parsed, everything, fault))
         if fault:
             raise fault
 
@@ -96,14 +97,9 @@ def inspect(
 def _opened(path: Path) -> tuple[File, TruncatedError | None]:
     """Opens a file. A truncated one is opened as far as it goes, and its fault is returned."""
     try:
-        return Container.parse_file(path), None
+        return open(path), None
     except TruncatedError as error:
-        if error.file not in (None, str(path)):
-            raise  # of a set
-        try:
-            return open_truncated(path), error
-        except FormatError:
-            raise error from None
+        return open(path, allow_truncated=True), error
 
 
 def _print(found: dict[str, Any] | list[str]) -> None:
@@ -149,6 +145,7 @@ def as_data(file: File, full: bool = False) -> dict[str, Any]:
                 "offset": tensor.offset,
                 "position": tensor.position,
                 "nbytes": tensor.nbytes,
+                "complete": not tensor.missing,
             }
             for tensor in file.tensors.values()
         ],
@@ -193,13 +190,13 @@ def as_json_value(value: Any) -> Any:
     return value
 
 
-def in_lines(file: File, everything: bool = False, size: int | None = None) -> list[str]:
+def in_lines(file: File, everything: bool = False, fault: TruncatedError | None = None) -> list[str]:
     """Returns the output without ``--json``.
 
     Args:
         file: what is shown.
         everything: list every tensor, and do not shorten texts.
-        size: bytes that there are of a truncated file.
+        fault: of a truncated file.
     """
     about = [file.format.name, f"{file.nbytes:,} bytes"]
     about += [f"{name} {value}" for name, value in _header(file).items() if name != "magic"]
@@ -208,9 +205,8 @@ def in_lines(file: File, everything: bool = False, size: int | None = None) -> l
     elif part := whole_set(file):
         about.append(f"{part[0]} ({safe(part[1].name)} opens the whole model)")
     lines = [f"{safe(file.name)}: {headline(file)}", ", ".join(about)]
-    if size is not None:
-        whole = sum(tensor.position + tensor.nbytes <= size for tensor in file.tensors.values())
-        lines.append(f"truncated: {size:,} of {file.nbytes:,} bytes, {whole} of {len(file.tensors)} tensors whole")
+    if fault:
+        lines.append(fault.problem)
     lines += ["", *aligned(_bytes_by_type(file, everything), right=4)]
     if file.tensors.gaps:
         lines += ["", gaps_text(file)]
@@ -249,13 +245,24 @@ def gaps_text(file: File) -> str:
 
 def _tensor_rows(file: File, tensors: Iterable[Tensor]) -> list[str]:
     """Returns a table with a row per tensor."""
-    rows = [("file", "tensor", "dtype", "dims", "bytes", "at byte")]
+    rows: list[tuple[str, ...]] = [("file", "tensor", "dtype", "dims", "bytes", "at byte", MISSING)]
     for tensor in tensors:
-        size, position = f"{tensor.nbytes:,}", f"{tensor.position:,}"
+        dims, size, position = str(list(tensor.dims)), f"{tensor.nbytes:,}", f"{tensor.position:,}"
         rows.append(
-            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, str(list(tensor.dims)), size, position)
+            (safe(Path(tensor.file).name), safe(tensor.name), tensor.dtype.name, dims, size, position, _missing([tensor]))
         )
-    return aligned([row if len(file.shards) > 1 else row[1:] for row in rows], right=2)
+    rows, right = _if_truncated([row if len(file.shards) > 1 else row[1:] for row in rows], 3)
+    return aligned(rows, right)
+
+
+def _missing(tensors: Iterable[Tensor]) -> str:
+    missing = sum(tensor.missing for tensor in tensors)
+    return f"{missing:,}" if missing else ""
+
+
+def _if_truncated(rows: list[tuple[str, ...]], right: int) -> tuple[list[tuple[str, ...]], int]:
+    """Returns rows and the number of columns with numbers, without the last one if it is empty."""
+    return (rows, right) if any(row[-1] for row in rows[1:]) else ([row[:-1] for row in rows], right - 1)
 
 
 def _grouped_rows(file: File) -> list[str]:
@@ -268,7 +275,7 @@ def _grouped_rows(file: File) -> list[str]:
         blocks.setdefault(prefix, {}).setdefault(rest, []).append(tensor)
         if found:
             numbers.setdefault(prefix, []).append(int(found["number"]))
-    rows = [("tensor", "dtype", "dims", "bytes")]
+    rows: list[tuple[str, ...]] = [("tensor", "dtype", "dims", "bytes", MISSING)]
     for prefix, kinds in blocks.items():
         of_prefix = Counter(numbers.get(prefix, ()))  # blocks, with the tensors of each
         if len(of_prefix) < 2:
@@ -276,18 +283,20 @@ def _grouped_rows(file: File) -> list[str]:
             continue
         low, high, fewest, most = min(of_prefix), max(of_prefix), min(of_prefix.values()), max(of_prefix.values())
         each = f"{fewest:,} to {most:,}" if most > fewest else f"{most:,}"
-        nbytes = sum(tensor.nbytes for tensors in kinds.values() for tensor in tensors)
-        rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", f"{nbytes:,}"))
+        tensors = [tensor for tensors in kinds.values() for tensor in tensors]
+        nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
+        rows.append((f"{safe(prefix)}{low} ... {safe(prefix)}{high}: {each} tensors each", "", "", nbytes, _missing(tensors)))
         rows += [(f"  {safe(rest)}", *_common(tensors)) for rest, tensors in kinds.items()]
-    return first_rows(rows, 1, ROWS, "--all, --tensors PATTERN")
+    return first_rows(*_if_truncated(rows, 2), ROWS, "--all, --tensors PATTERN")
 
 
-def _common(tensors: Sequence[Tensor]) -> tuple[str, str, str]:
-    """Returns the types, dims and bytes of tensors of one kind."""
+def _common(tensors: Sequence[Tensor]) -> tuple[str, str, str, str]:
+    """Returns the types, dims, bytes and missing bytes of tensors of one kind."""
     types = Counter(tensor.dtype.name for tensor in tensors)
     names = ", ".join(f"{name} ({count})" if len(types) > 1 else name for name, count in types.most_common())
     dims = list(dict.fromkeys(str(list(tensor.dims)) for tensor in tensors))
-    return names, dims[0] if len(dims) == 1 else f"{dims[0]} and others", f"{sum(tensor.nbytes for tensor in tensors):,}"
+    nbytes = f"{sum(tensor.nbytes for tensor in tensors):,}"
+    return names, dims[0] if len(dims) == 1 else f"{dims[0]} and others", nbytes, _missing(tensors)
 
 
 def _importance_matrix() -> type[ImportanceMatrix]:

@@ -11,12 +11,12 @@ from glft_schema.cli.inspect import as_json_value
 from glft_schema.cli.options import ConverterPath, Like, TrustRemoteCode, argument, bytes_of, flag, option
 from glft_schema.cli.terminal import echo, echo_written, file_errors, progress_bar, refuse_overwriting
 from glft_schema.cli.written import mapped
+from glft_schema.describe.page.plan import plan_page
 from glft_schema.display import aligned, percent
 from glft_schema.errors import OptionError
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import ROWS, Candidate, Mix, Plan
 from glft_schema.quantizer.plan import plan as plan_model
-from glft_schema.quantizer.plan_page import plan_page
 from glft_schema.quantizer.prepared import IN_FLOAT32
 from glft_schema.quantizer.recipe_files import recipe_text
 from glft_schema.storage.atomic import atomic_write
@@ -81,7 +81,7 @@ def plan(
                 stream.write(f"# {_summary(mix)}\n{recipe_text(mix.recipe)}".encode("utf-8", "surrogateescape"))
         if page is not None:
             with atomic_write(page) as stream:
-                stream.write(plan_page(planned, mix, f"Plan of {source.name}").encode("utf-8", "backslashreplace"))
+                stream.write(plan_page(planned, mix, source.name).encode("utf-8", "backslashreplace"))
     if as_json:
         print(json.dumps(plan_data(planned, mix), indent=2, allow_nan=False))
     else:

@@ -16,7 +16,7 @@ from typing import Any, TextIO, TypeVar
 from click.exceptions import Exit
 
 from glft_schema.display import Progress, size_text
-from glft_schema.errors import FormatError, OptionError, TensorError, printable, shown
+from glft_schema.errors import FormatError, OptionError, TensorError, TruncatedError, printable, shown
 from glft_schema.files.shards import NAME, shard_path
 from glft_schema.formats.registry import indexed_format
 
@@ -24,7 +24,7 @@ FAILED = 1  # exit code of a check that failed
 INTERRUPTED = 130  # a shell's exit code for SIGINT
 REFUSED = 2  # exit code for bad input, as click's for a bad option
 MAX_LINE = 1000  # characters
-RED, GREEN, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[0m"
+RED, GREEN, YELLOW, PLAIN = "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
 STARTED = time.monotonic()
 COLOUR = re.compile("(\x1b\\[[0-9;]*m)")
 
@@ -52,6 +52,11 @@ def echo(*lines: str, error: bool = False, coloured: bool = False, colour: str =
         except OSError as failure:
             failure.filename = "standard output"
             raise
+
+
+def coloured(text: str, colour: str) -> str:
+    """Returns text with an escape sequence of a colour, if stdout is a terminal."""
+    return f"{colour}{text}{PLAIN}" if has_colours(sys.stdout) else text
 
 
 def has_colours(stream: Any) -> bool:
@@ -88,6 +93,7 @@ def file_errors(path: os.PathLike[str], tensors: os.PathLike[str] | None = None)
     except FormatError as error:
         path, reason = Path(error.file or path), f"{error.text} [{error.rule}]" if error.rule else error.text
         reason += f"; to raise the limit: glft --limit {error.limit}=NUMBER ..." if error.limit else ""
+        reason += "; the file may be truncated" * (isinstance(error, TruncatedError) and "truncated" not in reason)
     except BrokenPipeError:
         raise  # the reader of our output has closed it
     except OSError as error:

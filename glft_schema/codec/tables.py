@@ -37,7 +37,8 @@ class Table(Interpreted, construct.Array):
     """
 
     def _parse(self, stream: Any, context: Context, path: str) -> Sequence[Any]:
-        count, params = evaluate(self.count, context), context["_params"]
+        params = context["_params"]
+        count = params.get("counts", {}).get(path) or evaluate(self.count, context)
         check_count(self.count, count, self._least, bytes_left(stream), path)
         count_objects(context, count, path)
         trace: Trace | None = params.get("trace")

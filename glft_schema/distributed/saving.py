@@ -45,7 +45,7 @@ from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import PlannedPayload
 from glft_schema.weights.save import FilePlan, only_planned, save_file
 from glft_schema.weights.schemes import Schemes
-from glft_schema.weights.stored_tensors import of_lazy
+from glft_schema.weights.stored_tensors import of_lazy, packed_tensors
 
 
 class StorageWriter(Writer):
@@ -235,11 +235,15 @@ def _resolved(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
 
 
 def _ties(state: Mapping[str, Any], entries: Mapping[str, _Entry]) -> list[Sequence[str]]:
-    """Returns the names of tensors that share their memory on this rank."""
+    """Returns the names of tensors that share their memory on this rank. Raises TensorError for
+    packed weights.
+    """
     names: dict[Any, list[str]] = {}
     for name in entries:
         tensor = state.get(name)
         if isinstance(tensor, torch.Tensor):
+            if tensor in packed_tensors():
+                raise TensorError("expected dense weights, found packed ones, which glft_schema.save_file saves", name)
             local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             key = (local.device, local.data_ptr(), tuple(tensor.shape), local.stride(), local.dtype)
             names.setdefault(key if local.numel() else name, []).append(name)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,13 +22,14 @@ KEY_TYPES = WITH_TYPES.metadata.keys
 ROPE = "rope"  # prefix of fields of the rotary embedding: `rope.rope_theta`
 SCALED = f"{ROPE}.scaling"  # prefix of those that GGUF stores for some types of scaling
 YARN = ("factor", "original_max_position_embeddings", "extrapolation_factor", "attention_factor", "beta_fast", "beta_slow")
-SCALINGS = {  # rope_type -> GGUF's name, and the fields that it stores
+LONGROPE = ("short_factor", "long_factor", "factor", "original_max_position_embeddings")  # of which two are tensors in GGUF
+SCALINGS = {  # rope_type -> GGUF's name, and its fields
     "linear": ("linear", ("factor",)),
     "yarn": ("yarn", YARN),
-    "longrope": ("longrope", ()),
-    "su": ("longrope", ()),
+    "longrope": ("longrope", LONGROPE),
+    "su": ("longrope", LONGROPE),
     "default": (None, ()),
-    "llama3": (None, ()),  # a tensor in GGUF
+    "llama3": (None, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),  # a tensor in GGUF
 }
 
 
@@ -47,11 +48,14 @@ class Key(NamedTuple):
         key: without the architecture's name.
         field: of config.json, or of its rope parameters; empty if the key has no field.
         default: the value of a missing field, or a function of the config; None for no key.
+        loader: what llama.cpp's loader does with the key; ``sliding`` if it reads it in models with
+            a sliding window.
     """
 
     key: str
     field: str
     default: Any = REQUIRED
+    loader: Literal["required", "read", "ignored", "sliding"] = "read"
 
 
 @contextmanager
@@ -105,9 +109,11 @@ def read_config(folder: Path) -> Config:
     """
     stored = read_json(folder / CONFIG)
     config = {ALIASES.get(field, field): value for field, value in stored.items() if value is not None}
-    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **config.get("rope_scaling", {})}
+    of_config = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
+    rope = config.get("rope_parameters") or {**of_config, **config.get("rope_scaling", {})}
     if "full_attention" in rope:
         config[f"{ROPE}.swa_theta"] = rope["sliding_attention"].get("rope_theta")
+        config[f"{ROPE}.swa_type"] = rope["sliding_attention"].get("rope_type", "default")
         rope = rope["full_attention"]
     elif "rope_local_base_freq" in config:
         config[f"{ROPE}.swa_theta"] = config["rope_local_base_freq"]
@@ -119,8 +125,8 @@ def read_config(folder: Path) -> Config:
         check_finite(value, f"{CONFIG} -> {field}")
     given = {field: value for field, value in {**rope, "rope_type": type_}.items() if value is not None}
     config.update({f"{ROPE}.{field}": value for field, value in given.items()})
-    config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
     if scaling:
+        config.update({f"{SCALED}.{field}": given[field] for field in fields if field in given})
         config[f"{SCALED}.rope_type"] = scaling
     return config
 
@@ -132,7 +138,7 @@ def metadata_of(config: Config, keys: Iterable[Key], arch: str) -> dict[str, Any
         FormatError: for a missing field without a default.
     """
     found = {}
-    for key, field, default in keys:
+    for key, field, default, _ in keys:
         if field not in config:
             if default is REQUIRED:
                 raise FormatError(f"expected the field {field}, found none", CONFIG)
@@ -197,7 +203,7 @@ def config_of(metadata: Mapping[str, Any], keys: Iterable[Key], arch: str) -> Co
         FormatError: for a missing key without a default.
     """
     config: Config = {}
-    for key, field, default in keys:
+    for key, field, default, _ in keys:
         value = metadata.get(_full(key, arch))
         if value is None and default is REQUIRED:
             raise FormatError(f"expected the key {_full(key, arch)}, found none", "metadata")

@@ -23,7 +23,6 @@ from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.display import shortest
 from glft_schema.errors import MetadataWarning, OptionError, TensorError, safe, shown
 from glft_schema.families.config import Config, metadata_of, read_config, refusing
-from glft_schema.families.declarations import BLOCK_COUNT, FAMILIES, Family
 from glft_schema.families.folders import EMBEDDING, declared_family, gguf_tensors
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, is_float32, name_map
@@ -39,6 +38,8 @@ from glft_schema.families.operations import (
     of_file,
     quantized_type,
 )
+from glft_schema.families.page import BLOCK_COUNT, Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.rope_factors import LLAMA3_TENSOR, LONG, SHORT
 from glft_schema.files.file import File
 from glft_schema.files.shards import check_whole

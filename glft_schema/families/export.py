@@ -8,9 +8,10 @@ from typing import Any
 
 from glft_schema.errors import FormatError, TensorError, shown
 from glft_schema.families.config import Config, config_of
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.names import Names, Place, is_float32
 from glft_schema.families.operations import KEEP, LazyTensor, Operation, Transpose, applied, of_values
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.lazy import torch
 
 ROWS_OF = {
@@ -69,7 +70,7 @@ def hf_model(
         "model_type": family.model_type,
         "tie_word_embeddings": OUTPUT not in left,
     }
-    return found, {**fixed, **config, **family.assumed_of(config)}
+    return found, {**fixed, **config, **family.stated(config, tensors)}
 
 
 def family_in_gguf(metadata: Mapping[str, Any]) -> Family:

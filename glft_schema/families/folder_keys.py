@@ -11,8 +11,8 @@ import numpy as np
 
 from glft_schema.codec.typed_values import Typed
 from glft_schema.families.config import Config, refusing
-from glft_schema.families.declarations import FAMILIES
 from glft_schema.families.libraries import keys_of, library
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.vocabulary import vocabulary_keys
 
 

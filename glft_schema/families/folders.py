@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +11,11 @@ from typing import Any
 
 from glft_schema.codec.metadata import TypedMetadata
 from glft_schema.codec.typed_values import Typed
-from glft_schema.errors import FormatError, TensorError, shown
+from glft_schema.errors import FormatError, MetadataWarning, TensorError, safe, shown
 from glft_schema.families.composite import refuse_composite
 from glft_schema.families.config import (
     CONFIG,
+    SCALINGS,
     Config,
     check_sizes,
     check_token_count,
@@ -22,7 +25,6 @@ from glft_schema.families.config import (
     refusing,
 )
 from glft_schema.families.converter import ADVICE
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.guarded import guarded
 from glft_schema.families.libraries import library
 from glft_schema.families.names import Names, is_float32
@@ -36,6 +38,8 @@ from glft_schema.families.operations import (
     of_file,
     of_values,
 )
+from glft_schema.families.page import OF_ANY, Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.untrusted import check_links
 from glft_schema.families.vocabulary import SENTENCEPIECE, TOKENIZER, TOKENIZER_FILES
 from glft_schema.files.container import open as open_container
@@ -98,9 +102,12 @@ def open_folder(path: StrPath) -> Model:
             values = metadata_of(config, family.keys, family.arch)
             file = open_container(folder)
             refuse_composite(file.tensors, folder)
+            notes = [*unknown_fields(family, config, folder), *check_fields(family, config, None, folder)]
             names = [name for shard in file.shards for name in sorted(shard.tensors) if name in file.tensors]
             tensors = gguf_tensors({name: of_file(file.tensors[name]) for name in names}, family, config)
-            check_assumed(family, config, folder)  # may list all blocks, whose number was compared with the tensors
+            notes += check_fields(family, config, tensors, folder)  # lists blocks, whose number was compared with the tensors
+        for note in notes:
+            warnings.warn(note, MetadataWarning, stacklevel=3)
         check_vocabulary_size(tensors, config, folder)
         with refusing(folder, "a valid modules.json"):
             pooling = pooling_keys(folder, family)
@@ -142,12 +149,50 @@ def family_of(folder: Path) -> Family:
     raise FormatError(problem, "architectures", file=str(folder / CONFIG))
 
 
-def check_assumed(family: Family, config: Config, folder: Path) -> None:
-    """Raises FormatError unless fields without a key have the values that llama.cpp assumes."""
-    for field, value in family.assumed_of(config).items():
-        if config.get(field, value) != value:
-            problem = f"expected {shown(value)}, as llama.cpp assumes, found {shown(config[field])}"
-            raise FormatError(problem, field, file=str(folder / CONFIG))
+def check_fields(family: Family, config: Config, tensors: Mapping[str, object] | None, folder: Path) -> list[str]:
+    """Checks that fields without a key have the values that llama.cpp computes with.
+
+    Args:
+        family: of the model.
+        config: of the folder.
+        tensors: by name in GGUF, for fields that depend on others; or None for the other fields.
+        folder: the folder.
+
+    Returns:
+        Warnings: of values that matter for some texts only.
+
+    Raises:
+        FormatError: if a field has another value.
+    """
+    notes, file = [], str(folder / CONFIG)
+    for field in (*family.fields, *OF_ANY):
+        if field.name not in config or field.is_constant is not (tensors is None):
+            continue
+        found, value = config[field.name], field.value_of(config, tensors or ())
+        is_number = isinstance(found, (int, float)) and isinstance(value, (int, float))
+        if found == value or (is_number and math.isclose(found, value, rel_tol=1e-6)):
+            continue
+        instead = f"; {field.instead}" if field.instead else ""
+        problem = f"expected {shown(value)}, as llama.cpp assumes, found {shown(found)}{instead}"
+        name = field.name.removeprefix("rope.")
+        if not field.warns:
+            raise FormatError(problem, name, file=file)
+        notes.append(f"{safe(file, 1000)}: {name}: {problem}")
+    return notes
+
+
+def unknown_fields(family: Family, config: Config, folder: Path) -> list[str]:
+    """Returns warnings of fields that the page of a family does not mention.
+
+    Raises FormatError if it has no such rope scaling.
+    """
+    file, type_ = str(folder / CONFIG), config.get("rope.rope_type", "default")
+    if type_ not in family.ropes:
+        problem = f"expected a rope_type of {', '.join(family.ropes)} for {family.arch}, found {shown(type_)}"
+        raise FormatError(problem, "rope_type", file=file)
+    of_rope = {f"rope.{name}" for name in SCALINGS[type_][1]}
+    unknown = (name.removeprefix("rope.") for name in config if name not in of_rope and not family.understands(name))
+    return [f"{safe(file, 1000)}: unknown field {shown(name)}: llama.cpp computes without it" for name in unknown]
 
 
 def check_vocabulary_size(tensors: Mapping[str, LazyTensor], config: Config, folder: Path) -> None:

@@ -17,6 +17,7 @@ from glft_schema.lazy import torch
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 LLAMA3_TENSOR = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+DIMENSIONS = "rope.dimension_count"  # of phi3, which config.json has as a share of the head
 CONTEXTS = [1 << bits for bits in range(6, 21)]  # lengths that may be trained with
 
 
@@ -77,6 +78,9 @@ def llama3_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
 def longrope_config(tensors: dict[str, LazyTensor], config: Config) -> Config:
     """Returns the config of phi3's rope and sliding window, and removes the tensors of factors."""
     found: Config = {"sliding_window": config["sliding_window"] or None}
+    rotated = config.pop(DIMENSIONS) * config["num_attention_heads"] / config["hidden_size"]
+    if rotated != 1:
+        found["partial_rotary_factor"] = rotated
     if LONG in tensors:
         lists = {field: tensors.pop(name).load().tolist() for field, name in (("long_factor", LONG), ("short_factor", SHORT))}
         factors = {field: [shortest(factor) for factor in factors] for field, factors in lists.items()}

@@ -19,7 +19,7 @@ from glft_schema.codec.rules import rule_sets
 from glft_schema.errors import FormatError, OptionError, shown
 from glft_schema.files.file import File
 from glft_schema.files.layout import with_offsets
-from glft_schema.files.parsing import parse_source, parse_truncated
+from glft_schema.files.parsing import parse_source
 from glft_schema.files.shards import find_set, open_index, open_set
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import DEFAULT, format_named, format_of, indexed_format
@@ -128,6 +128,7 @@ def open(
     whole_set: bool = True,
     offset: int = 0,
     size: int | None = None,
+    allow_truncated: bool = False,
 ) -> File:
     """Opens a weights file of any format. The first file of a GGUF set opens the whole set.
 
@@ -138,6 +139,8 @@ def open(
         whole_set: open the other files of the set. A part of a file is never opened as a set.
         offset: first byte of the container. All other offsets and alignments are relative to it.
         size: bytes of the container; by default up to the end of the file.
+        allow_truncated: also open a file that ends within its payloads. `Tensor.missing` tells
+            which tensors are not complete; reading their values raises TruncatedError.
 
     Raises:
         OSError: with the path, if it cannot be opened or is not a regular file.
@@ -148,25 +151,17 @@ def open(
     if device != "cpu":
         usable_device(device)
     path, whole = path_text(path), whole_set and not offset and size is None
+
+    def open_shard(shard: StrPath) -> File:
+        return open(shard, device, mmap=mmap, whole_set=False, allow_truncated=allow_truncated)
+
     if whole and os.path.isdir(path):
         path = find_set(Path(path))
     if whole and (indexed := indexed_format(path)):
-        return open_index(Path(path), indexed, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
+        return open_index(Path(path), indexed, open_shard)
     with _closed_on_error(open_source(path, mmap, offset=offset, size=size)) as source:
-        file = parse_source(source, device)
-        if not whole:
-            return file
-        return open_set(file, lambda shard: open(shard, device, mmap=mmap, whole_set=False))
-
-
-def open_truncated(path: StrPath) -> File:
-    """Opens a file that ends within its payloads. What is missing is read as zeros.
-
-    Raises:
-        OSError, FormatError: as `open`; also if the end of the file is in front of the payloads.
-    """
-    with _closed_on_error(open_source(path)) as source:
-        return parse_truncated(source)
+        file = parse_source(source, device, allow_truncated=allow_truncated)
+        return open_set(file, open_shard) if whole else file
 
 
 def as_file(file: File | StrPath) -> File:

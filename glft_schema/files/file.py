@@ -109,8 +109,8 @@ class File:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file, or of all files of a set."""
-        return sum(shard.source.size for shard in self.shards)
+        """Bytes of the file, or of all files of a set; those declared if it is truncated."""
+        return sum(shard._record.data.start + shard._record.data.size for shard in self.shards)
 
     def keys(self) -> KeysView[str]:
         """Returns the names of the tensors."""

@@ -5,49 +5,41 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from glft_schema.codec.construct_errors import our_errors
 from glft_schema.codec.context import new_context
+from glft_schema.codec.expressions import field_path
 from glft_schema.codec.records import Record
 from glft_schema.codec.rules import REQUIRED, rule_sets
 from glft_schema.codec.structs import Struct
 from glft_schema.codec.trace import FullTrace, Located, Span, Trace
-from glft_schema.errors import Finding, FormatError, OptionError, shown
+from glft_schema.errors import Finding, FormatError, OptionError, TruncatedError, shown
 from glft_schema.files.file import File
 from glft_schema.formats.format import Format
 from glft_schema.formats.registry import format_of
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.limits import current
 from glft_schema.storage.cursor import Cursor
-from glft_schema.storage.source import PaddedSource, Source
+from glft_schema.storage.source import Source
 
 
 @outside_graphs
-def parse_source(source: Source, device: str | torch.device = "cpu") -> File:
-    """Parses a file from any `Source`, including your own subclass. Raises as `open` does."""
+def parse_source(source: Source, device: str | torch.device = "cpu", *, allow_truncated: bool = False) -> File:
+    """Parses a file from any `Source`, including your own subclass. Arguments and errors are those
+    of `open`.
+    """
     if not isinstance(source, Source):
         raise OptionError(f"expected a Source, such as glft_schema.open_source(path), found {shown(source)}")
-    format, starts = format_of(source), dict[str, Any]()
+    format, params = format_of(source), dict[str, Any](starts={}, allow_truncated=allow_truncated)
     try:
-        record = _run(format.struct, source, starts=starts)
+        record = _run(format.struct, source, **params)
     except FormatError as error:
         unlocated = error
     else:
-        return File(format, record, source, device, current(), parse_source)
-    raise _with_location(unlocated, format, source, starts=starts)  # here, the first parse's memory is free
-
-
-def parse_truncated(source: Source) -> File:
-    """Parses a file that ends within its payloads. What is missing is read as zeros.
-
-    Raises:
-        FormatError: if the end of the file is in front of the payloads.
-    """
-    format, cursor = format_of(source), Cursor(source)
-    rows = _run(format.head, cursor)[format.table]
-    ends = (row.offset + row.dtype.nbytes(row.shape) for row in rows if row.dtype.is_known)
-    return parse_source(PaddedSource(source, max(source.size, cursor.tell() + max(ends, default=0))))
+        return File(format, record, source, device, current(), partial(parse_source, allow_truncated=allow_truncated))
+    raise _with_location(unlocated, format, source, **params)  # here, the first parse's memory is free
 
 
 def trace_fields(file: File) -> list[Span]:
@@ -62,7 +54,7 @@ def trace_fields(file: File) -> list[Span]:
 def region_starts(file: File) -> dict[str, int]:
     """Returns the offset of each region of `file`, in file order. Parses the file again."""
     starts: dict[str, int | None] = {field.name: None for field in file.format.struct.subcons if field.name}
-    with file.limits:
+    with file.limits, suppress(TruncatedError):  # in the payloads, the last region
         _run(file.format.struct, file.source, Trace(starts=starts))
     return {name: start for name, start in starts.items() if start is not None}
 
@@ -138,4 +130,23 @@ def _with_location(error: FormatError, format: Format, source: Source, **params:
     offset = error.offset if error.offset is not None or span is None else span.start
     tensor = trace.label("name", path) if error.tensor is None else error.tensor
     error.problem += "" if source.size else ": the file is empty"
+    error.problem += _count_at_fault(path, format, source)
     return error.at(path, offset, tensor, source.name, trace.label("key", path))
+
+
+def _count_at_fault(path: str, format: Format, source: Source) -> str:
+    """Returns the number of tensors as the cause of an error in the row at `path`, if the file ends
+    with the payloads of the rows before it, or an empty string.
+
+    The last of these rows may be padding.
+    """
+    table, row = [*path.split(" -> "), ""][:2]
+    counted = getattr(format.field(table), "count", None) if table == format.table else None
+    if counted is None or not row.isdecimal():
+        return ""
+    for count in filter(None, (int(row), int(row) - 1)):
+        with suppress(FormatError):
+            record = _run(format.struct, source, counts={f"(parsing) -> {table}": count})
+            if not record["data"].trailing:
+                return f"; the cause may be {field_path(counted, table)}: the file is valid with {count}"
+    return ""

@@ -8,9 +8,9 @@ from typing import Any
 
 from glft_schema.display import Progress
 from glft_schema.errors import OptionError, TensorError, shown
-from glft_schema.families.declarations import FAMILIES
 from glft_schema.families.libraries import library
 from glft_schema.families.names import SUFFIXES, Names, name_map
+from glft_schema.families.pages import FAMILIES
 from glft_schema.lazy import torch
 from glft_schema.models.chunks import CONTEXT, check_fits, cut, each, run, running
 from glft_schema.models.loading import family_of, is_dropped

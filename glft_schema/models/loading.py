@@ -7,11 +7,12 @@ from typing import Any
 
 from glft_schema.errors import FormatError, OptionError, TensorError
 from glft_schema.families.config import BLOCKS, CONFIG, check_sizes, read_json
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.export import hf_model
 from glft_schema.families.folders import is_model_folder
 from glft_schema.families.libraries import library
 from glft_schema.families.operations import LazyTensor
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.families.tokenizers import tokenizer_of
 from glft_schema.families.untrusted import check_loadable
 from glft_schema.files.container import open

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from glft_schema.errors import OptionError
+from glft_schema.errors import OptionError, alternatives
 from glft_schema.families.config import config_of
-from glft_schema.families.declarations import FAMILIES, Family
 from glft_schema.families.donors import OUTPUT, Donor
 from glft_schema.families.folders import gguf_tensors
 from glft_schema.families.operations import LazyTensor
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from glft_schema.files.container import open
 from glft_schema.files.file import File
-from glft_schema.formats.registry import WITH_TYPES
+from glft_schema.formats.registry import WITH_TYPES, format_with
 from glft_schema.lazy import torch
 from glft_schema.models.loading import family_of
 from glft_schema.nn.saving import stored_tensors
-from glft_schema.storage.source import StrPath
+from glft_schema.storage.source import StrPath, path_text
 from glft_schema.tensor_types import TensorType
 from glft_schema.weights.checkpoints import Checkpoint
 from glft_schema.weights.convert import convert
 from glft_schema.weights.payloads import WrittenTensor
 from glft_schema.weights.stored_tensors import StoredTensor, as_lazy, in_file, of_lazy, packed_tensor
+from glft_schema.words import suggestion
 
 
 def save(
@@ -51,11 +54,16 @@ def save(
         The result for each tensor, in file order.
 
     Raises:
-        OptionError: if the model is of no declared family, or `like` is not a model of its family.
+        OptionError: if `path` does not end in ``.gguf``, the model is of no declared family, or
+            `like` is not a model of its family.
         TensorError: if one side lacks a tensor of the other, or has another shape.
         SchemeError: if a packed weight has another type than in `like`, unless `allow_requantize`.
         FormatError, OSError: as `convert`.
     """
+    if format_with(path) is not WITH_TYPES:
+        endings, found = WITH_TYPES.endings, Path(path_text(path))
+        hint = suggestion(found.suffix, endings)
+        raise OptionError(f"expected a file that ends in {alternatives(endings)}, found {str(found)!r}{hint}")
     family = family_of(model)
     if family is None:
         raise OptionError(f"expected a model of a declared family, found {type(model).__name__}")

@@ -19,6 +19,7 @@ from glft_schema.families.operations import LazyTensor, of_file
 from glft_schema.files.container import open
 from glft_schema.files.file import File
 from glft_schema.nn.modules import Conv2d, Embedding, Experts, Linear, Packed
+from glft_schema.nn.saving import refuse_save_pretrained
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensors.upload import usable_device
@@ -72,7 +73,8 @@ def load_into(
         module: any module.
         path: the file.
         packed: replace each `torch.nn.Linear`, `Embedding` and `Conv2d` whose weight is quantized
-            in the file by the module of `glft_schema.nn` that keeps the file's bytes.
+            in the file by the module of `glft_schema.nn` that keeps the file's bytes. Required if
+            the module has such modules already.
         names: the module's name for a name in the file, or None to leave the tensor out. Names that
             a mapping does not have stay the same.
         strict: refuse names that only one side has, and names of the mapping that the file lacks.
@@ -145,6 +147,8 @@ def fill(
     problems = [f"the file lacks {_listed(missing)}"] * bool(missing and strict)
     problems += [f"the module lacks {_listed(left_over)}"] * bool(left_over and strict)
     problems += [_listed(misfits, "; ")] * bool(misfits)
+    if not packed and (already := [place.names[0] for place in places if _is_packed(module, place)]):
+        problems.append(f"{_listed(already)}: packed already, so load with packed=True, or into a new module")
     if problems:
         raise OptionError(f"{source}: {'; '.join(problems)}")
     given = [(place, name) for place in places if (name := next((name for name in place.names if name in found), None))]
@@ -169,6 +173,8 @@ def fill(
             _replace(module, place, values)
         else:
             _write(module, place, tensor)
+    if packed:
+        refuse_save_pretrained(module)
     return Unmatched(missing, left_over)
 
 

@@ -20,6 +20,7 @@ from glft_schema.formats.registry import registered_type
 from glft_schema.nn.operators import packed_linear, packed_weights
 from glft_schema.tensor_types import TensorType
 from glft_schema.tensor_types.engine.chunks import matrix
+from glft_schema.weights.stored_tensors import packed_tensors
 
 
 class Packed(nn.Module):
@@ -72,6 +73,11 @@ class Packed(nn.Module):
             raise TypeError("expected packed weights to stay uint8: use .to(dtype)")
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Notes the type of the weights for `save_file`."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        packed_tensors()[destination[f"{prefix}weight"]] = self.weight_type, self.weight_shape
 
     def reset_parameters(self) -> None:
         """Does nothing: random bytes are no random weights."""

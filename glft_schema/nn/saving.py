@@ -1,13 +1,17 @@
-"""`stored_tensors`: the tensors of a module, packed weights as tensors of their type."""
+"""Saves modules with packed weights: `stored_tensors`, and models that `save_pretrained` cannot
+save."""
 
 from __future__ import annotations
+
+import weakref
+from typing import Any
 
 import torch
 from torch import nn
 
+from glft_schema.errors import OptionError
 from glft_schema.nn.modules import Experts, Packed
-from glft_schema.tensors.tensor import Tensor
-from glft_schema.weights.stored_tensors import StoredTensor, in_file, in_memory, packed_tensor
+from glft_schema.weights.stored_tensors import StoredTensor, in_memory
 
 
 def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:
@@ -18,16 +22,38 @@ def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:
     Raises:
         TensorError: if a tensor has no values in memory.
     """
-    found: dict[str, StoredTensor] = {}
-    packed: dict[int, Tensor] = {}
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        path, _, attribute = name.rpartition(".")
-        owner = module.get_submodule(path)
-        if isinstance(owner, Packed) and attribute == "weight":
-            name = path if isinstance(owner, Experts) else name
-            if id(tensor) not in packed:
-                packed[id(tensor)] = packed_tensor(name, owner.weight_type, owner.weight_shape, tensor)
-            found[name] = in_file(packed[id(tensor)])
-        elif isinstance(tensor, torch.Tensor):  # no extra state
-            found |= in_memory({name: tensor.detach()})
-    return found
+    modules = module.named_modules(remove_duplicate=False)
+    names = {f"{path}.weight": path for path, owner in modules if isinstance(owner, Experts)}
+    state = module.state_dict().items()  # may have extra state
+    return in_memory({names.get(name, name): tensor for name, tensor in state if isinstance(tensor, torch.Tensor)})
+
+
+class SavePretrained:
+    """`save_pretrained` of a model of transformers or diffusers, which would write packed weights
+    as plain integers. Raises OptionError, except for adapters and models that are packed no longer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.__setstate__(model)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        model = self.__getstate__()
+        is_adapter = getattr(model, "_hf_peft_config_loaded", False)
+        if not is_adapter and any(isinstance(module, Packed) for module in model.modules()):
+            ours = "glft_schema.transformers.save(model, 'NAME.gguf', like=...)"
+            own = "glft_schema.save_file(model.state_dict(), 'NAME.gguf')"
+            raise OptionError(f"packed weights need {ours}, or {own}: save_pretrained loses their types")
+        return type(model).save_pretrained(model, *args, **options)
+
+    def __getstate__(self) -> Any:
+        return self._model()
+
+    def __setstate__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)  # a cycle would keep the memory of models
+
+
+def refuse_save_pretrained(module: nn.Module) -> None:
+    """Lets all `save_pretrained` in a module refuse packed weights."""
+    for model in module.modules():
+        if hasattr(type(model), "save_pretrained"):
+            model.save_pretrained = SavePretrained(model)  # type: ignore[assignment]

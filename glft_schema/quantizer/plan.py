@@ -15,7 +15,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,9 +28,9 @@ from glft_schema.formats.file_types import MOSTLY
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.lazy import outside_graphs, torch
 from glft_schema.quantizer.choosing import RecipeTypes
-from glft_schema.quantizer.plan_picture import picture
+from glft_schema.quantizer.plan_picture import MIX, WIDTH, Point, picture
 from glft_schema.quantizer.prepared import Prepared, prepared
-from glft_schema.quantizer.recipes import is_kept
+from glft_schema.quantizer.recipes import RECIPES, is_kept
 from glft_schema.quantizer.rules import Model, Recipe
 from glft_schema.storage.source import StrPath
 from glft_schema.tensor_types import TensorType
@@ -46,6 +46,7 @@ TYPES = ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q4_0", "q4_1", "q5_0", "q5_1",
 BY_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")  # only for tensors that have one
 ROWS = 64  # measured of each tensor
 MOST_UNITS = 1 << 16  # of bytes, in the search for a mix
+POINTS = 256  # of the curve of best mixes
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -141,17 +142,19 @@ class Plan:
         kept_bytes: bytes of all other tensors.
         weights: number of weights of all tensors.
         other_bytes: bytes of the file that are in no payload, at most.
+        recipes: by name, those of llama-quantize whose types were all measured.
     """
 
     tensors: tuple[TensorPlan, ...]
     kept_bytes: int
     weights: int
     other_bytes: int
+    recipes: Mapping[str, Mix] = field(default_factory=dict)
 
     def _display(self) -> Iterator[Part]:
         yield f"{counted(self.tensors, 'tensor')} and {counted(self.by_type, 'type')} to choose from"
         if self.tensors:
-            yield Chart(picture((type_.name, mix.bits_per_weight, mix.snr) for type_, mix in self.by_type.items()))
+            yield Chart(self.picture())
         types = [
             {"type": type_, "tensors": len(mix.chosen), "bits per weight": mix.bits_per_weight, "SNR in dB": mix.snr}
             for type_, mix in self.by_type.items()
@@ -174,10 +177,25 @@ class Plan:
         nbytes = sum(candidate.nbytes for candidate in chosen.values())
         return Mix(chosen, nbytes, 8 * nbytes / max(weights, 1), self._error(chosen), nbytes)
 
+    @cached_property
+    def best(self) -> list[tuple[float, float]]:
+        """Bits per weight and error of the best mixes, from the smallest on; at most `POINTS`."""
+        *_, unit, least, _ = self._search(sum(tensor.candidates[-1].nbytes for tensor in self.tensors))
+        nbytes, weights = self.smallest.nbytes, max(sum(tensor.weights for tensor in self.tensors), 1)
+        units = [*range(0, len(least) - 1, -(-len(least) // POINTS)), len(least) - 1]
+        return [(8 * (nbytes + unit * i) / max(self.weights, 1), float(least[i]) / weights) for i in units]
+
+    def picture(self, mix: Mix | None = None, width: int = WIDTH) -> str:
+        """Returns an SVG of `width` pixels: best mixes, recipes of quantized types, and a mix."""
+        quantizing = {name: one for name, one in self.recipes.items() if not all(c.type.exact for c in one.chosen.values())}
+        mixes = {**({MIX: mix} if mix else {}), **quantizing}
+        dots = [Point(name, one.bits_per_weight, one.snr) for name, one in mixes.items()]
+        return picture([Point("best mix", bits, _snr(error)) for bits, error in self.best], dots, width)
+
     @property
     def smallest(self) -> Mix:
         """The smallest mix."""
-        return self._mix(self._best(0))
+        return self.mix_of(self._best(0))
 
     def mix(self, *, size: int | None = None, bpw: float | None = None) -> Mix:
         """Returns the mix of the least error under a size.
@@ -206,17 +224,33 @@ class Plan:
             limit = f"{size:,} bytes" if size is not None else f"{bpw:g} bits per weight"
             least = f"{smallest.size:,} bytes, {_up(smallest.bits_per_weight):.2f} bits per weight"
             raise OptionError(f"expected at least the size of the smallest mix ({least}), found {limit}")
-        return self._mix(self._best(room))
+        return self.mix_of(self._best(room))
 
     def _best(self, room: int) -> dict[str, Candidate]:
         """Returns the types of the least error in `room` bytes more than the smallest mix has."""
+        options, units, _, least, picks = self._search(room)
+        chosen, count = [], len(least) - 1
+        for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
+            index = pick[count]
+            chosen.append(useful[index])
+            count -= cost[index]
+        return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
+
+    def _search(self, room: int) -> tuple[list[list[Candidate]], list[list[int]], int, np.ndarray, list[np.ndarray]]:
+        """Finds the least errors in up to `room` bytes more than the smallest mix has.
+
+        Returns:
+            The candidates of each tensor, their costs in units, the bytes of a unit, the least
+            error of all weights by units of room, and the candidate of each tensor by units of the
+            room that it shares with the tensors before it.
+        """
         options = [_useful(tensor) for tensor in self.tensors]
         costs = [[one.nbytes - useful[0].nbytes for one in useful] for useful in options]
         most = min(room, sum(cost[-1] for cost in costs))
         unit = max(math.gcd(*(one for cost in costs for one in cost)), -(-most // MOST_UNITS), 1)
         units = [[-(-one // unit) for one in cost] for cost in costs]
         count = min(room // unit, sum(cost[-1] for cost in units))
-        least = np.zeros(count + 1)  # error of the tensors so far, by units
+        least = np.zeros(count + 1)
         picks = []
         for tensor, useful, cost in zip(self.tensors, options, units, strict=True):
             errors, pick = np.full(count + 1, np.inf), np.zeros(count + 1, np.uint8)
@@ -228,14 +262,10 @@ class Plan:
                 target[better], pick[cost[index] :][better] = found[better], index
             least = errors
             picks.append(pick)
-        chosen = []
-        for useful, cost, pick in zip(reversed(options), reversed(units), reversed(picks), strict=True):
-            index = pick[count]
-            chosen.append(useful[index])
-            count -= cost[index]
-        return {tensor.name: one for tensor, one in zip(self.tensors, reversed(chosen), strict=True)}
+        return options, units, unit, least, picks
 
-    def _mix(self, chosen: Mapping[str, Candidate]) -> Mix:
+    def mix_of(self, chosen: Mapping[str, Candidate]) -> Mix:
+        """Returns a type for each tensor as a mix."""
         nbytes = self.kept_bytes + sum(candidate.nbytes for candidate in chosen.values())
         return Mix(chosen, nbytes, 8 * nbytes / max(self.weights, 1), self._error(chosen), nbytes + self.other_bytes)
 
@@ -300,7 +330,22 @@ def plan(
         if progress:
             progress(name, done / max(total, 1))
     weights = sum(tensor.numel for tensor in tensors.values())
-    return Plan(tuple(plans), kept_bytes, weights, _other_bytes(model))
+    measured_errors = Plan(tuple(plans), kept_bytes, weights, _other_bytes(model))
+    return replace(measured_errors, recipes=_recipes(measured_errors, chooser, tensors))
+
+
+def _recipes(planned: Plan, chooser: RecipeTypes, tensors: Mapping[str, StoredTensor]) -> dict[str, Mix]:
+    """Returns the mixes of the recipes that llama-quantize would not refuse."""
+    candidates = {tensor.name: {one.type: one for one in tensor.candidates} for tensor in planned.tensors}
+    mixes = {}
+    for recipe in RECIPES:
+        of_recipe = replace(chooser, recipe=recipe, in_order=False, dry_run=True, problems={}, again={})
+        choices = of_recipe.choose(tensors, WITH_TYPES.types)
+        chosen = {name: types.get(choices[name].type) for name, types in candidates.items()}
+        found = {name: candidate for name, candidate in chosen.items() if candidate}
+        if found and len(found) == len(chosen) and not of_recipe.problems:
+            mixes[recipe.name] = planned.mix_of(found)
+    return mixes
 
 
 def _types_for(tensor: StoredTensor, asked: list[TensorType] | None) -> list[TensorType]:

@@ -194,22 +194,6 @@ class SplicedSource(Source):
         return self._tail.copy_to(fd, start - self._shift, nbytes) if start >= self._head.size else 0
 
 
-class PaddedSource(Source):
-    """Another source, followed by zeros up to a size: a truncated file, as far as it goes."""
-
-    def __init__(self, source: Source, size: int) -> None:
-        self._source = source
-        super().__init__(source.name, size)
-
-    def _view(self, start: int, nbytes: int) -> memoryview:
-        there = min(max(self._source.size - start, 0), nbytes)
-        read = self._source.read(start, there) if there else memoryview(b"")
-        return read if there == nbytes else memoryview(bytes(read) + bytes(nbytes - there))
-
-    def _release(self) -> None:
-        self._source.close()
-
-
 class ReadSource(Source):
     """Another source accessed through `read` only, which avoids its map.
 

@@ -15,7 +15,7 @@ from construct.core import evaluate
 from glft_schema.codec.columns import column, kinds
 from glft_schema.codec.context import ByteOrder, Context, byte_order
 from glft_schema.codec.rules import Check
-from glft_schema.display import tensors_table
+from glft_schema.display import counted, tensors_table
 from glft_schema.errors import FormatError, TruncatedError, shown
 from glft_schema.lazy import torch
 from glft_schema.storage.cursor import Cursor
@@ -26,6 +26,7 @@ from glft_schema.tensors.tensor import Place, Tensor
 from glft_schema.words import MissingKeyError
 
 GAP_CHUNK = 1 << 20  # bytes of a gap or of padding per read or write
+LARGEST = 1 << 44  # bytes of a plausible file
 MAX_ELEMENTS = 1 << 59  # elements of up to 16 bytes whose size fits a signed 64-bit integer
 
 
@@ -130,6 +131,7 @@ class TensorMap(Tensors):
         payloads: Payloads,
         source: Source,
         start: int,
+        size: int,
         order: ByteOrder,
     ) -> None:
         names = column(rows, "name")
@@ -141,7 +143,7 @@ class TensorMap(Tensors):
         self._source = source
         self.start = start  # of the region, in bytes from the start of the container
         self.order = order
-        self.size = source.size - start  # of the region, in bytes
+        self.size = size  # of the region, in bytes; more than there are if the file is truncated
         self.trailing = payloads.gaps[-1][1] if payloads.gaps and sum(payloads.gaps[-1]) == self.size else 0
         self.device: str | torch.device = "cpu"
 
@@ -211,18 +213,24 @@ class TensorData(construct.Construct):
             stream = Cursor(BytesSource(stream.read()))
         source, start, rows = stream.source, stream.tell(), context[self.table]
         size = source.size - start
-        payloads = apart(rows, size) or self._payloads(rows, start, size, path)
+        payloads = apart(rows, size)
+        if payloads is None:
+            if context["_params"].get("allow_truncated"):
+                ends = (row.offset + row.dtype.nbytes(row.shape) for row in rows if row.dtype.is_known)
+                size = max(size, max(ends, default=0))
+            payloads = self._payloads(rows, start, size, path, context)
         stream.seek(source.size)
-        return TensorMap(rows, payloads, source, start, byte_order(context))
+        return TensorMap(rows, payloads, source, start, size, byte_order(context))
 
-    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str) -> Payloads:
+    def _payloads(self, rows: Sequence[Any], start: int, size: int, path: str, context: Context) -> Payloads:
         """Checks the positions of all payloads."""
         gaps: list[tuple[int, int]] = []
         end, extents = 0, self._extents(rows, size)
         for i, place in self._in_order(rows, extents, path):
             payload_end = place.offset + place.nbytes
             if payload_end > size:
-                raise self._past_end(i, rows[i].name, place, start, size, path)
+                cut = _cut(rows, extents, start, size, evaluate(self.padded_to, context))
+                raise self._past_end(i, rows[i].name, place, start, size, path, cut)
             if place.nbytes:
                 if place.offset > end:
                     gaps.append((end, place.offset - end))
@@ -257,15 +265,15 @@ class TensorData(construct.Construct):
     def _offset_path(self, path: str, row: int) -> str:
         return f"{path.rpartition(' -> ')[0]} -> {self.table} -> {row} -> offset"
 
-    def _past_end(self, row: int, name: str, payload: Place, start: int, size: int, path: str) -> TruncatedError:
+    def _past_end(self, row: int, name: str, payload: Place, start: int, size: int, path: str, cut: str) -> TruncatedError:
         """Returns the error for a payload past the end, with its first field that does not fit."""
         if payload.offset > size:
-            problem = f"expected at most {size} (the size of the region), found {payload.offset}"
+            problem = cut or f"expected at most {size} (the size of the region), found {payload.offset}"
             return TruncatedError(problem, self._offset_path(path, row))
         left = size - payload.offset
         spans = payload.dtype.field_spans(payload.shape).items()
         field, (at, nbytes) = next((field, span) for field, span in spans if sum(span) > left)
-        problem = f"expected {nbytes} bytes, found {max(left - at, 0)}"
+        problem = cut or f"expected {nbytes} bytes, found {max(left - at, 0)}"
         return TruncatedError(problem, f"{path} -> {shown(name)} -> {field}", start + payload.offset + at, name)
 
     def _build(self, obj: Any, stream: Any, context: Context, path: str) -> Any:
@@ -303,6 +311,19 @@ class TensorData(construct.Construct):
             for piece in obj.gap_pieces(gap):
                 write_all(stream, piece)
         return obj
+
+
+def _cut(rows: Sequence[Any], extents: Sequence[int], start: int, size: int, alignment: int) -> str:
+    """Returns what is left of a truncated file, or an empty string if wrong offsets or sizes are
+    more likely: gaps between payloads, or more bytes than files have."""
+    spans = list(zip((row.offset for row in rows), extents, strict=True))
+    end = max(map(sum, spans))
+    gaps, found, expected = gaps_between(sorted(set(spans)), end), start + size, start + end
+    if gaps is None or any(nbytes >= alignment for _, nbytes in gaps) or expected > LARGEST:
+        return ""
+    part = f"{found:,} of {expected:,} bytes ({100 * found / expected:.1f} %)"
+    complete = sum(sum(span) <= size for span in spans)
+    return f"the file is truncated: {part}, {complete:,} of {counted(rows, 'tensor')} complete; download the rest"
 
 
 def payload_size(payload: Any, row: Any) -> int:

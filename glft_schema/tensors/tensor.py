@@ -111,6 +111,11 @@ class Tensor:
         """Path of the tensor's file, or ``<bytes>``."""
         return self._source.name
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the payload that a truncated file lacks; see `glft_schema.open`."""
+        return min(max(self.position + self.nbytes - self._source.size, 0), self.nbytes)
+
     def get_shape(self) -> list[int]:
         """Returns `shape` as a list, as in safetensors."""
         return list(self.shape)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from glft_schema.codec.context import LITTLE
@@ -98,8 +99,18 @@ def packed_tensor(name: str, type_: TensorType, shape: Sequence[int], packed: to
     return Tensor(name, shape, Place(0, len(payload), type_, tuple(shape)), BytesSource(payload), 0)
 
 
+@cache
+def packed_tensors() -> Any:
+    """Returns what is known of tensors with packed weights, such as those of a module's state dict:
+    tensor -> (type, shape)."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
 def in_memory(tensors: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Returns a state dict as `StoredTensor`s. Raises TensorError unless tensors are dense."""
+    """Returns a state dict as `StoredTensor`s, packed weights as tensors of their type. Raises
+    TensorError unless tensors are dense."""
     return {name: _in_memory(name, tensor) for name, tensor in tensors.items()}
 
 
@@ -111,6 +122,9 @@ def _in_memory(name: str, tensor: Any) -> StoredTensor:
     check_dense(name, tensor)
     identity = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.is_neg())
     shared = repr(identity) if tensor.numel() else None  # numbers of a file can be chosen for equal hashes, texts cannot
+    if tensor in packed_tensors():
+        type_, shape = packed_tensors()[tensor]
+        return replace(in_file(packed_tensor(name, type_, shape, tensor)), identity=shared)
     return StoredTensor(tuple(tensor.shape), tensor.dtype, lambda: tensor, shared, read=tensor.__getitem__)
 
 

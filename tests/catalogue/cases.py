@@ -49,6 +49,12 @@ class Refused(NamedTuple):
     c: bool = False
 
 
+def cut(found: int, expected: int, tensors: str = "0 of 1 tensor") -> str:
+    """Returns the error of a file that lacks its last bytes."""
+    part = f"{found} of {expected} bytes ({100 * found / expected:.1f} %)"
+    return f"the file is truncated: {part}, {tensors} complete; download the rest"
+
+
 class Read(NamedTuple):
     """An unusual file that this package reads.
 

@@ -47,13 +47,13 @@ def test_the_same_weights_in_every_container(model: Path, tmp_path: Path) -> Non
         for other in (tmp_path / "m.safetensors", tmp_path / "m.pt", tmp_path / "big.gguf", index, index.parent, STATE, file):
             comparison = compare(model, other)
             assert set(states(comparison).values()) == {"same"}, other
-            assert comparison.summary[:2] == ["same weights", "tensors: 5 same"]
+            assert comparison.summary[:2] == ["A and B hold the same weights", "tensors: 5 same"]
     assert compare(STATE, tmp_path / "m.pt").is_same
 
 
 def test_metadata_is_compared_with_its_types(model: Path, tmp_path: Path) -> None:
     assert compare(model, model).is_same
-    assert compare(model, model).summary == ["same weights", "tensors: 5 same", "metadata: 4 same"]
+    assert compare(model, model).summary == ["A and B hold the same weights", "tensors: 5 same", "metadata: 4 same"]
     for suffix in (".glft", ".safetensors"):  # typed values as marked text
         assert compare(model, convert_to(model, tmp_path / f"m{suffix}", exclude=["n"])).metadata == ()
     changed = {"n": Typed(3, "uint8"), "tokens": ["a", "c"], "new": True}
@@ -101,7 +101,8 @@ def test_each_state_of_a_tensor() -> None:
     assert (renamed.before, renamed.after) == (("old", "F32", (4, 8)), ("renamed", "F32", (4, 8)))
     assert renamed.has_same_values
     assert by_name["reshaped"].problem == "values of different shapes are not compared"
-    assert comparison.summary[0].startswith("different weights in the 5 common tensors: signal-to-noise ratio ")
+    missing = "1 tensor is only in A, 1 only in B; the tensors in both hold different weights: signal-to-noise ratio "
+    assert comparison.summary[0].startswith(missing)
     assert comparison.summary[0].endswith(" dB over 2 of 5 tensors")
     tensors = "tensors: 1 same, 1 changed, 1 retyped (1 F32 to F16), 1 reshaped, 1 renamed, 1 added, 1 removed"
     assert comparison.summary[1:] == [tensors, "metadata: 0 same"]
@@ -109,8 +110,8 @@ def test_each_state_of_a_tensor() -> None:
 
 def test_quantized_weights_are_the_same_weights(model: Path, tmp_path: Path) -> None:
     for types, line in (
-        ({"a.*": "q8_0", "b.*": "q4_0"}, "same weights, other types: signal-to-noise ratio "),
-        ({"half": "f32"}, "same weights, other types"),
+        ({"a.*": "q8_0", "b.*": "q4_0"}, "A and B hold the same weights, quantized differently: signal-to-noise ratio "),
+        ({"half": "f32"}, "A and B hold the same weights in other types"),
     ):
         out = convert_to(model, tmp_path / "out.gguf", schemes=types, rules=())
         comparison = compare(model, out)
@@ -118,12 +119,19 @@ def test_quantized_weights_are_the_same_weights(model: Path, tmp_path: Path) -> 
         retyped = [name for name in STATE if any(name.startswith(pattern[0]) for pattern in types)]
         assert states(comparison) == {**dict.fromkeys(STATE, "same"), **dict.fromkeys(retyped, "retyped")}
     shuffled = {**STATE, "a.weight": STATE["a.weight"].flip(0).half()}
-    assert compare(STATE, shuffled).summary[0].startswith("different weights: ")
-    assert compare(STATE, {**STATE, "norm": torch.full((64,), torch.nan).half()}).summary[0].startswith("different weights: ")
+    assert compare(STATE, shuffled).summary[0].startswith("A and B hold different weights: ")
+    unlike = {**STATE, "norm": torch.full((64,), torch.nan).half()}
+    assert compare(STATE, unlike).summary[0].startswith("A and B hold different weights: ")
     tuned = {**STATE, "a.weight": STATE["a.weight"] * 1.001}
-    assert compare(STATE, tuned).summary[0] == "different weights: signal-to-noise ratio 60.0 dB over 1 of 5 tensors"
+    ratio = "signal-to-noise ratio 60.0 dB over 1 of 5 tensors"
+    assert compare(STATE, tuned).summary[0] == f"A and B hold different weights: {ratio}"
+    del tuned["norm"], tuned["n"]
+    missing = "2 tensors are only in A; the tensors in both hold different weights: "
+    assert compare(STATE, tuned).summary[0] == missing + ratio.replace("5", "3")
+    del tuned["a.weight"]
+    assert compare(tuned, STATE).summary[0] == "3 tensors are only in B; the tensors in both hold the same weights"
     negative = {"zero": torch.tensor([0.0])}, {"zero": torch.tensor([-0.0])}
-    assert compare(*negative).summary[0] == "same weights, other bytes"
+    assert compare(*negative).summary[0] == "A and B hold the same weights in other bytes"
     assert not compare(*negative).is_same
 
 
@@ -133,13 +141,15 @@ def test_renamed_tensors(model: Path, tmp_path: Path) -> None:
     comparison = compare(ones, {"p": torch.ones(3).half(), "q": torch.ones(3), "r": torch.ones(3, 1)})
     pairs = {tensor.name: tensor.before and tensor.before.name for tensor in comparison.tensors}
     assert pairs == {"p": "y", "q": "x", "r": None, "z": "z"}
-    assert compare(ones, {name * 2: tensor for name, tensor in ones.items()}).summary[0] == "same weights, other names"
-    assert compare(ones, {"a": torch.zeros(3)}).summary[0] == "no tensor in common"
-    assert compare({}, {}).summary == ["no tensors", "metadata: 0 same"]
+    names = "A and B hold the same weights under other names"
+    assert compare(ones, {name * 2: tensor for name, tensor in ones.items()}).summary[0] == names
+    none = "A and B have no tensor in common: 3 tensors are only in A, 1 only in B"
+    assert compare(ones, {"a": torch.zeros(3)}).summary[0] == none
+    assert compare({}, {}).summary == ["A and B have no tensors", "metadata: 0 same"]
     q4 = convert_to(model, tmp_path / "q4.gguf", schemes={"a.*": "q4_0"}, exclude=["b.weight"], rules=())
     with glft.open(q4) as file:
         state = {f"new.{name}": tensor.dequantize() for name, tensor in file.tensors.items()}
-    assert compare(q4, state).summary[0] == "same weights, other names"
+    assert compare(q4, state).summary[0] == "A and B hold the same weights in other types and under other names"
 
 
 def test_values_that_cannot_be_compared(tmp_path: Path) -> None:
@@ -157,7 +167,7 @@ def test_values_that_cannot_be_compared(tmp_path: Path) -> None:
         (tensor,) = comparison.tensors
         assert (tensor.state, tensor.errors) == (state, None)
         assert tensor.problem.startswith("type 200 is unknown")
-        assert comparison.summary[0] == "different weights"
+        assert comparison.summary[0] == "A and B hold different weights"
     waves = {"w": torch.ones(2, dtype=torch.complex64)}
     assert compare(waves, {"w": waves["w"].clone()}).is_same
     (tensor,) = compare(waves, {"w": torch.ones(2)}).tensors

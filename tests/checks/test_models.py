@@ -17,9 +17,8 @@ from hypothesis import settings
 
 import glft_schema as glft
 from glft_schema.checks.rules import report
-from glft_schema.families.declarations import FAMILIES, Family
-from glft_schema.families.loading import COMMON, REQUIREMENTS, SLIDING
-from glft_schema.families.names import Names
+from glft_schema.families.page import Family
+from glft_schema.families.pages import FAMILIES
 from tests.families.tiny_folders import CONFIGS, make_folder
 from tests.oracles import gguf_reference
 from tests.oracles.gguf_reference import ARRAY, BLOCKS, NUMBERS, STRING, Info, nbytes
@@ -29,7 +28,6 @@ from tests.tools.command_line import in_this_process
 from tests.tools.guarded_here import know_tokenizers
 from tests.tools.real_files import downloaded
 
-IGNORED = ("ext_factor", "attn_factor", "beta_fast", "beta_slow")
 EVERY = {25: 59, 300: 7}.get(settings().max_examples, 1)  # one case of so many: all for thorough profiles
 CHANGE_ALL = ("general.architecture", "tokenizer.ggml.model")  # other values need other keys and tensors
 F32, F16, Q8_0, I32 = 0, 1, 8, 26
@@ -455,17 +453,15 @@ def test_sets(tiny: Callable[[str], Path], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.arch)
-def test_every_name_and_key_of_the_families_is_known(family: Family) -> None:
-    """Converted models have only tensors that the loader reads, and keys of the types it reads."""
-    pytest.importorskip("gguf")
-    requirements = REQUIREMENTS[family.arch]
-    fields = {"num_hidden_layers": 1, "n_layer": 1}
-    names = {name.replace("blk.0.", "blk.{i}.") for name in Names(family, fields, 99).in_hf()}
-    weights = {name for name in names if name.endswith(".weight")}
-    assert weights <= {row.name for row in requirements.tensors}
-    read = f"{COMMON.required} {COMMON.optional} {requirements.required} {requirements.optional} {SLIDING}".split()
-    unread = {"general.file_type", "rope.freq_base_swa", *(f"rope.scaling.yarn_{name}" for name in IGNORED)}
-    assert {key.key for key in family.keys} <= {*read, *unread}
+def test_names_are_those_of_gguf_py(family: Family) -> None:
+    gguf = pytest.importorskip("gguf")
+    number = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
+    names = gguf.get_tensor_name_map(number, 1)
+    mapped = [row for row in family.tensors if row.name and row.written]
+    for row in mapped:
+        hub = row.name.replace("{i}", "0").replace(".{e}", "")
+        assert names.get_name(hub) == row.names[0].replace("{i}", "0")
+    assert {row.names[0] for row in mapped} <= {row.name.removesuffix(".weight") for row in family.loaded}
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,12 @@ def test_equal_files(base: Path, tmp_path: Path) -> None:
     done = glft("compare", base, base)
     assert (done.returncode, done.stderr) == (0, "")
     about = f"{base}: GGUF, 3 tensors, 4 metadata entries"
-    assert done.stdout.splitlines() == [f"A {about}", f"B {about}", "same weights", "tensors: 3 same", "metadata: 4 same"]
+    same = "A and B hold the same weights"
+    assert done.stdout.splitlines() == [f"A {about}", f"B {about}", same, "tensors: 3 same", "metadata: 4 same"]
     done = glft("compare", base, tmp_path / "m.pt", "--exclude", "step")
     assert (done.returncode, done.stdout.splitlines()[1:3]) == (
         1,
-        [f"B {tmp_path / 'm.pt'}: torch, 4 tensors, 0 metadata entries", "same weights"],
+        [f"B {tmp_path / 'm.pt'}: torch, 4 tensors, 0 metadata entries", same],
     )
 
 
@@ -52,7 +55,7 @@ def test_other_types_and_metadata(base: Path, tmp_path: Path) -> None:
     done = glft("compare", base, tmp_path / "q.gguf")
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (1, "")
-    assert lines[2].startswith("different weights in the 3 common tensors: signal-to-noise ratio 2")
+    assert lines[2].startswith("1 tensor is only in B; the tensors in both hold different weights: signal-to-noise ratio 2")
     assert lines[3] == "tensors: 2 retyped (1 F32 to Q4_K, 1 F32 to Q8_0), 1 reshaped, 1 added"
     assert lines[4] == "metadata: 0 same, 3 changed, 1 added, 1 removed"
     rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[6:] if line}
@@ -100,6 +103,39 @@ def test_as_json(base: Path, tmp_path: Path) -> None:
     assert tensors["norm"]["b"] == {"name": "norm", "type": "F16", "shape": [5]}
     text = glft("compare", base, tmp_path / "o.gguf").stdout
     assert "F32, 1024 NaN or infinities" in text
+
+
+def test_as_a_page(base: Path, tmp_path: Path) -> None:
+    one, other, page = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "page.html"
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}" + "{{ '<|im_start|>' }}" * 5
+    for path, text in ((one, template), (other, template.replace("content", "<script>text</script>"))):
+        short = {"general.name": "x", "lines": f"a\nb\n{text[:70]}\nc"}
+        save_file(STATE, path, {**METADATA, **short, "tokenizer.chat_template": text}, schemes={"a.*": "q8_0"}, rules=())
+    done = glft("compare", base, other, "--html", page)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, f"{page}: {page.stat().st_size:,} bytes")
+    assert "Texts that changed" not in page.read_text()  # they were added
+    done = glft("compare", one, other, "--html", page, "--json")
+    assert (done.returncode, json.loads(done.stdout)["same_tensors"], done.stderr) == (1, 3, "")
+    html = page.read_text()
+    assert re.search(r"<h1.*<bdi>one\.gguf</bdi> and <bdi>other\.gguf</bdi></h1>", html)
+    assert "<p>A and B hold the same weights</p><p>tensors: 3 same</p><p>metadata: 5 same, 2 changed</p>" in html
+    assert "toy, " in html
+    diffs = [
+        re.findall(r"<(\w+)[^>]*>([^<]*)</", found) for found in re.findall(r'<pre class="diff".*?</pre>', html, re.DOTALL)
+    ]
+    old, new = (unescape(text) for text in ("{{ message['content'] }}", "{{ message['<script>text</script>'] }}"))
+    parts = [("span", f" {part}") for part in ("{{ '<|im_start|>' }}",)]
+    lines, tags = ([(tag, unescape(text)) for tag, text in diff[1:]] for diff in diffs)
+    assert lines[2:4] == [
+        ("del", f"-{template[:70]}"),
+        ("ins", f"+{template.replace('content', '<script>text</script>')[:70]}"),
+    ]
+    loop, end = ("span", " {% for message in messages %}"), ("span", " {% endfor %}")
+    assert tags == [loop, ("del", f"-{old}"), ("ins", f"+{new}"), end, *parts * 2]
+    assert "tensor-search" not in html
+    assert glft("compare", one, one, "--html", page).returncode == 0
+    assert "that differ" not in page.read_text()
+    assert_refused(glft("compare", one, other, "--html", other), "the output would overwrite the input")
 
 
 def test_files_that_cannot_be_compared(base: Path, tmp_path: Path) -> None:
@@ -151,10 +187,12 @@ def test_derivation(base: Path, tmp_path: Path) -> None:
 
 def test_the_worst_tensors_are_listed(tmp_path: Path) -> None:
     one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
-    tensors = {f"t{i}": torch.full((4,), 1.0) for i in range(23)}
+    tensors = {f"t{i}": torch.full((4,), 1.0) for i in reversed(range(23))}  # the least error first
     save_file(tensors, one, METADATA, rules=())
-    save_file({name: values * (1 + 2.0**-i) for i, (name, values) in enumerate(tensors.items())}, other, METADATA, rules=())
+    save_file({name: values * (1 + 2.0 ** -int(name[1:])) for name, values in tensors.items()}, other, METADATA, rules=())
     lines = glft("compare", one, other).stdout.splitlines()
     assert [line.split()[0] for line in lines[-21:-1]] == [f"t{i}" for i in range(20)]
+    found = json.loads(glft("compare", other, one, "--json").stdout)["tensors"]
+    assert [tensor["name"] for tensor in found] == [f"t{i}" for i in range(23)]
     assert lines[-1] == "  ... and 3 more: --all"
     assert glft("compare", one, other, "--all").stdout.splitlines()[-1].split()[0] == "t22"

@@ -68,6 +68,15 @@ def test_changes_are_coloured_on_a_terminal(model: Path) -> None:
     assert "\x1b[32madd 'general.type': 'x'" in done.stdout
 
 
+def test_states_are_coloured_on_a_terminal(model: Path) -> None:
+    other = model.with_name("other.gguf")
+    glft.save_file({"b": torch.zeros(1), "c": torch.ones(2)}, other, {"general.architecture": "toy", "general.name": "b"})
+    done = on_a_terminal("compare", model, other, COLUMNS="200")
+    words = re.findall(r"\x1b\[(\d+)m(\w+)\x1b\[0m  ", done.stdout)
+    assert words == [("33", "changed"), ("32", "added"), ("31", "removed"), ("33", "changed")]
+    assert "\x1b" not in in_this_process("compare", model, other).stdout
+
+
 def test_jobs_end_with_what_was_written_and_the_next_command(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out file.gguf"
     *_, wrote, following = on_a_terminal("convert", model, out, COLUMNS="300").stdout.splitlines()

@@ -134,13 +134,28 @@ def test_inspect_shows_what_is_left_of_a_truncated_file(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:end])
     done = glft("inspect", path)
     assert done.returncode == 2
-    assert f"truncated: {end:,} of {size:,} bytes, 6 of 7 tensors whole" in done.stdout.splitlines()
+    problem = f"the file is truncated: {end:,} of {size:,} bytes ({100 * end / size:.1f} %), 6 of 7 tensors complete"
+    assert done.stdout.splitlines()[2] == f"{problem}; download the rest"
     assert done.stderr == (
-        f"glft: {path}: data -> '{last.name}' -> weights: expected 128 bytes, found 5 "
+        f"glft: {path}: data -> '{last.name}' -> weights: {problem}; download the rest "
         f"(tensor '{last.name}', at byte {last.position})\n"
     )
+    assert [line.split()[-1] for line in done.stdout.splitlines()[-4:]] == ["2,176", "123", "1,168", "123"]
+    for options in (("--all",), ("--tensors", "*")):
+        rows = glft("inspect", path, *options).stdout.splitlines()[-2:]
+        assert [row.split()[-1] for row in rows] == ["3,744", "123"]
+    listed = json.loads(glft("inspect", path, "--json").stdout)["tensors"]
+    assert [tensor["complete"] for tensor in listed] == [True] * 6 + [False]
+    first, out = listed[0]["name"], tmp_path / "out.npy"
+    assert glft("get-tensor", path, first, out).returncode == 0
+    with glft_schema.open(path, allow_truncated=True) as file:
+        assert np.array_equal(np.load(out), file.get_tensor(first))
+    assert_refused(
+        glft("get-tensor", path, last.name, out),
+        f"the file is truncated: 123 of 128 bytes are missing; download the rest (tensor '{last.name}')",
+    )
     path.write_bytes(path.read_bytes()[:100])
-    assert_refused(glft("inspect", path), "metadata")
+    assert_refused(glft("inspect", path), "metadata", "; the file may be truncated\n")
 
 
 def test_inspect_as_json_is_json(tmp_path: Path) -> None:

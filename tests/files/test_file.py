@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import re
 import subprocess
@@ -231,3 +232,53 @@ def test_tensors_are_arrays_for_numpy(tmp_path: Path) -> None:
         for name, dtype in (("c", None), ("a", np.float16)):
             with pytest.raises(ValueError, match=f"tensor '{name}': expected copy=None or copy=True, since values are decoded"):
                 file.tensors[name].__array__(dtype, copy=False)
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("name", ["m.gguf", "m.glft", "m.safetensors"])
+def test_complete_tensors_of_a_truncated_file(name: str, mmap: bool, tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(64.0), "b": torch.ones(64), "c": torch.ones(64)}
+    path = tmp_path / name
+    glft_schema.save_file(tensors, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-300])
+    problem = rf"the file is truncated: {len(whole) - 300} of {len(whole)} bytes \(.* %\), 1 of 3 tensors complete; download"
+    with pytest.raises(glft_schema.TruncatedError, match=problem):
+        glft_schema.open(path, mmap=mmap)
+    with glft_schema.open(path, mmap=mmap, allow_truncated=True) as file:
+        for read in (file, pickle.loads(pickle.dumps(file))):
+            assert [tensor.missing for tensor in read.tensors.values()] == [0, 44, 256]
+            assert (read.nbytes, read.tensors.gaps, read.get_tensor("a").tolist()) == (len(whole), (), [*range(64)])
+            with pytest.raises(glft_schema.TruncatedError, match="expected 256 bytes, found 212"):
+                read.get_tensor("b")
+        with pytest.raises(glft_schema.TruncatedError, match="expected 256 bytes, found 212"):
+            Container.build_file(file, tmp_path / "again")
+    path.write_bytes(whole[:15])
+    with pytest.raises(glft_schema.TruncatedError) as refused, glft_schema.open(path, allow_truncated=True):
+        pass
+    with pytest.raises(glft_schema.TruncatedError, match=f"^{re.escape(str(refused.value))}$"):
+        glft_schema.open(path)
+
+
+def test_a_truncated_file_of_a_set(tmp_path: Path) -> None:
+    glft_schema.save_file({"a": torch.ones(64), "b": torch.ones(64)}, tmp_path / "m.gguf", {"general.architecture": "toy"})
+    first, second = glft_schema.split(tmp_path / "m.gguf", tmp_path / "m.gguf", max_tensors=1)
+    os.truncate(second, os.path.getsize(second) - 1)
+    with glft_schema.open(first, allow_truncated=True) as file:
+        assert {name: tensor.missing for name, tensor in file.tensors.items()} == {"a": 0, "b": 1}
+
+
+@pytest.mark.parametrize("length", [60, 12])  # in GGUF, with and without padding that is a valid row
+@pytest.mark.parametrize(("name", "number"), [("m.gguf", slice(8, 16)), ("m.glft", slice(8, 12))])
+def test_a_count_that_is_too_large_is_named(name: str, number: slice, length: int, tmp_path: Path) -> None:
+    glft_schema.save_file({"a" * length: torch.ones(4096), "b" * 60: torch.ones(4096)}, tmp_path / name)
+    stored = bytearray((tmp_path / name).read_bytes())
+    stored[number] = (2 + 64).to_bytes(number.stop - number.start, "little")
+    problem = r"tensor_infos -> [23] -> .*|descriptors -> 2 -> .*"
+    with pytest.raises(FormatError, match=rf"({problem}); the cause may be header -> n_tensors: the file is valid with 2 \("):
+        Container.parse(stored)
+    stored[number] = (2).to_bytes(number.stop - number.start, "little")
+    stored[stored.index(b"bbb") + 60] = 255  # the number of dims
+    with pytest.raises(FormatError, match=" -> 1 -> ") as caught:
+        Container.parse(stored)
+    assert "n_tensors" not in str(caught.value)

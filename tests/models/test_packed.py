@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,41 @@ def test_saved_as_it_was_loaded(name: str, tmp_path: Path) -> None:
     packed, _ = glft.transformers.load(path)
     glft.transformers.save(packed, tmp_path / "out.gguf", like=path)
     assert (tmp_path / "out.gguf").read_bytes() == path.read_bytes()
+
+
+def test_save_pretrained_names_what_saves_packed_weights(tmp_path: Path) -> None:
+    """Also that of copies and of models inside, but not of models that are packed no longer."""
+    path, out = quantized(tmp_path, "tiny-llama"), tmp_path / "out"
+    model, _ = glft.transformers.load(path)
+    expected = r"^packed weights need glft_schema.transformers.save\(model, 'NAME.gguf', like=...\)"
+    for packed in (model, model.model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(glft.OptionError, match=expected):
+            packed.save_pretrained(out)
+    assert not out.exists()
+    weak = weakref.ref(copy.deepcopy(model))
+    assert weak() is None
+    for name, layer in [*model.named_modules()]:
+        if isinstance(layer, nn.Packed):
+            model.set_submodule(name, torch.nn.Identity())
+    model.save_pretrained(out)
+    assert (out / "model.safetensors").exists()
+
+
+def test_save_pretrained_saves_an_adapter(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", minversion="0.22")  # of transformers' add_adapter
+    model, _ = glft.transformers.load(quantized(tmp_path, "tiny-llama"))
+    model.add_adapter(peft.LoraConfig(target_modules=["q_proj"]))
+    model.save_pretrained(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").glob("*.safetensors")] == ["adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["out", "out.ggfu", "out.safetensors"])
+def test_other_endings(name: str, tmp_path: Path) -> None:
+    path = quantized(tmp_path, "tiny-llama")
+    model, _ = glft.transformers.load(path)
+    hint = r"; did you mean '\.gguf'\?" if name.endswith("ggfu") else ""
+    with pytest.raises(glft.OptionError, match=rf"^expected a file that ends in \.gguf, found '.*{name}'{hint}$"):
+        glft.transformers.save(model, tmp_path / name, like=path)
 
 
 def test_types_of_another_example(tmp_path: Path) -> None:
@@ -100,7 +138,7 @@ FAULTS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]
     "missing":      (lambda t, m: t.pop("blk.1.ffn_up.weight"),
                      r"expected values for this tensor, found none \(tensor 'model.layers.1.mlp.up_proj.weight'\)"),
     "left over":    (lambda t, m: t.update({"blk.0.attn_q.bias": torch.ones(64)}),
-                     r"LlamaForCausalLM has no such tensor \(tensor 'model.layers.0.self_attn.q_proj.bias'\)"),
+                     r"expected values for this tensor, found none \(tensor 'model.layers.0.self_attn.k_proj.bias'\)"),
     "unknown":      (lambda t, m: t.update({"blk.0.other.weight": torch.ones(64, 64)}),
                      r"the llama family has no such tensor: exclude it \(tensor 'blk.0.other.weight'\)"),
     "shape":        (lambda t, m: t.update({"blk.0.ffn_up.weight": torch.ones(64, 64)}),

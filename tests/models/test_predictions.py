@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,27 @@ def test_from_the_command_line(pair: tuple[Path, Path], tmp_path: Path) -> None:
     assert_refused(in_this_process("compare", one, one, "--text", tmp_path / "none"), "none: No such file or directory")
     glft.save_file({"x": torch.ones(3)}, tmp_path / "other.gguf", {"general.architecture": "mamba"}, rules=[])
     done = in_this_process("compare", one, tmp_path / "other.gguf", *options)
-    assert_refused(done, f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, ")
+    problem = f"{tmp_path}/other.gguf: metadata -> general.architecture: expected a known architecture (llama, "
+    assert_not_run(done, problem, "A and B have no tensor in common")
+
+
+def assert_not_run(done: subprocess.CompletedProcess[str], problem: str, compared: str) -> None:
+    """Asserts that weights are compared, and that one line says why there are no predictions."""
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"glft: {problem}")
+    assert compared in done.stdout
+    assert "predictions: " not in done.stdout
+
+
+def test_weights_of_encoders_are_compared(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, "tiny-bert")
+    problem = "expected a model that predicts tokens from those before, found Bert"
+    done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT)
+    assert_not_run(done, problem, "A and B hold the same weights\n")
+    done = in_this_process("compare", folder, folder, "--run", "--context", CONTEXT, "--json")
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["same"], data["predictions"]) == (2, True, {"problem": done.stderr[6:-1]})
+    assert data["predictions"]["problem"].startswith(problem)
 
 
 def test_errors_name_the_file_of_a_tensor(tmp_path: Path) -> None:
@@ -155,7 +176,8 @@ def test_errors_name_the_file_of_a_tensor(tmp_path: Path) -> None:
     with glft.open(one) as file:
         glft.save_file(glft.load_file(one) | {name: torch.ones(3)}, other, file.metadata, rules=[])
     done = in_this_process("compare", one, other, "--run", "--chunks", "1")
-    assert_refused(done, f"{other}: the llama family has no such tensor: exclude it (tensor '{name}')")
+    problem = f"{other}: the llama family has no such tensor: exclude it (tensor '{name}')"
+    assert_not_run(done, problem, "1 tensor is only in B; the tensors in both hold the same weights\n")
 
 
 def test_default_text_is_plain() -> None:

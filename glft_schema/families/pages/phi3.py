@@ -1,0 +1,66 @@
+"""Phi 3 and 4."""
+
+from __future__ import annotations
+
+import math
+
+from glft_schema.families.config import Config
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, Family, K, T
+from glft_schema.families.pages.shared import BLOCKS, FILE_TYPE, LM_HEAD, RMS, WINDOW, attention, head_count
+from glft_schema.families.rope_factors import DIMENSIONS, longrope_config, longrope_factors
+
+
+def rotated(config: Config) -> int:
+    """Returns how many columns of a head are rotated."""
+    return int(config.get("rope.partial_rotary_factor", 1.0) * config["hidden_size"]) // int(config["num_attention_heads"])
+
+
+def longrope_attention(config: Config) -> float | None:
+    """Returns the factor of attention with longrope scaling, or None without it."""
+    if "rope.long_factor" not in config:
+        return None
+    context = config.get("original_max_position_embeddings", 4096)
+    scale = config["max_position_embeddings"] / context
+    return math.sqrt(1 + math.log(scale) / math.log(context)) if scale > 1 else 1.0
+
+
+# fmt: off
+PHI3 = Family(
+    "phi3", ("Phi3ForCausalLM",), "phi3",
+    tensors=(
+        *BLOCKS, LM_HEAD,
+        *attention("embd", required=False, names=""),
+        T("model.layers.{i}.self_attn.qkv_proj", "blk.{i}.attn_qkv"),
+        T("model.layers.{i}.self_attn.o_proj",   "blk.{i}.attn_output", "embd embd"),
+        T("model.layers.{i}.mlp.gate_up_proj",   "blk.{i}.ffn_up",      "embd ff+ff"),
+        T("model.layers.{i}.mlp.down_proj",      "blk.{i}.ffn_down",    "ff embd"),
+        T("", "rope_factors_long",               "pairs", required=False, type="F32"),
+        T("", "rope_factors_short",              "pairs", required=False, type="F32"),
+    ),
+    keys=(
+        K("rope.scaling.attn_factor",         "", longrope_attention),
+        K("context_length",                   "max_position_embeddings", loader="required"),
+        K("rope.scaling.original_context_length", "original_max_position_embeddings", 4096),
+        K("embedding_length",                 "hidden_size", loader="required"),
+        K("feed_forward_length",              "intermediate_size", loader="required"),
+        K(BLOCK_COUNT,                        "num_hidden_layers", loader="required"),
+        K("attention.head_count",             "num_attention_heads", loader="required"),
+        K("attention.head_count_kv",          "num_key_value_heads", head_count),
+        *RMS,
+        K("rope.dimension_count",             DIMENSIONS, rotated),
+        K("rope.freq_base",                   "rope.rope_theta", 10000.0),
+        FILE_TYPE,
+        K("attention.sliding_window",         "sliding_window", 0),
+    ),
+    fields=(
+        F("hidden_act", "silu"),
+        WINDOW,
+        F("rope.attention_factor", longrope_attention, "llama.cpp computes it from the lengths", stated=False),
+        F("rope.partial_rotary_factor", ANY, stated=False),  # see rotated
+        F("partial_rotary_factor", ANY, stated=False),
+    ),
+    vocabularies=("phi3 sentencepiece", "bpe"),
+    generated=longrope_factors,
+    restored=longrope_config,
+    ropes=("default", "longrope", "su"),
+)

@@ -1,0 +1,55 @@
+"""Qwen 3 with experts."""
+
+from __future__ import annotations
+
+from glft_schema.families.operations import SplitRows, Stack
+from glft_schema.families.page import F, Family, K, Limit, T
+from glft_schema.families.pages.shared import (
+    BLOCKS,
+    EXPERTS_EVERYWHERE,
+    FILE_TYPE,
+    HEAD_NORMS,
+    HEADS,
+    LM_HEAD,
+    ONE_BIAS,
+    OWN_HEAD_SIZE,
+    RMS,
+    SIZES,
+    SLIDING_QWEN,
+    YARN,
+    attention,
+)
+
+# fmt: off
+EACH = Stack("num_experts")
+QWEN3MOE = Family(
+    "qwen3moe", ("Qwen3MoeForCausalLM",), "qwen3_moe",
+    tensors=(
+        *BLOCKS, LM_HEAD, *attention(), *HEAD_NORMS,
+        T("model.layers.{i}.self_attn.o_proj",          "blk.{i}.attn_output",   "q embd"),
+        T("model.layers.{i}.mlp.gate",                  "blk.{i}.ffn_gate_inp",  "embd experts"),
+        T("model.layers.{i}.mlp.experts.{e}.down_proj", "blk.{i}.ffn_down_exps", "ff_exp embd experts", EACH),
+        T("model.layers.{i}.mlp.experts.{e}.gate_proj", "blk.{i}.ffn_gate_exps", "embd ff_exp experts", EACH),
+        T("model.layers.{i}.mlp.experts.{e}.up_proj",   "blk.{i}.ffn_up_exps",   "embd ff_exp experts", EACH),
+        T("model.layers.{i}.mlp.experts.down_proj",     "blk.{i}.ffn_down_exps", written=False),
+        T("model.layers.{i}.mlp.experts.gate_up_proj", ("blk.{i}.ffn_gate_exps", "blk.{i}.ffn_up_exps"),
+          operation=SplitRows(), written=False),
+    ),
+    keys=(
+        *(key._replace(loader="read") if key.key == "feed_forward_length" else key for key in SIZES), *HEADS, *RMS,
+        K("expert_count",                     "num_experts", loader="required"),
+        K("expert_used_count",                "num_experts_per_tok", loader="required"),
+        *OWN_HEAD_SIZE, FILE_TYPE,
+        K("expert_feed_forward_length",       "moe_intermediate_size"),
+    ),
+    fields=(
+        F("hidden_act", "silu"),
+        F("norm_topk_prob", True, "llama.cpp normalizes the weights of the chosen experts"),
+        F("attention_bias", False, ONE_BIAS),
+        F("decoder_sparse_step", 1, EXPERTS_EVERYWHERE),
+        F("mlp_only_layers", [], EXPERTS_EVERYWHERE),
+        *SLIDING_QWEN, *YARN
+    ),
+    vocabularies=("bpe",),
+    limits=(Limit("expert_count", "at least 1", lambda n: n["experts"] > 0),),
+)

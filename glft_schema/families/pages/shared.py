@@ -1,0 +1,128 @@
+"""Rows that several pages have."""
+
+from __future__ import annotations
+
+import math
+
+from glft_schema.families.config import Config
+from glft_schema.families.operations import KEEP, Operation
+from glft_schema.families.page import ANY, BLOCK_COUNT, F, K, T
+
+
+def head_size(config: Config) -> int:
+    """Returns the columns of a head."""
+    return int(config["hidden_size"]) // int(config["num_attention_heads"])
+
+
+def head_count(config: Config) -> int:
+    """Returns the number of heads."""
+    return int(config["num_attention_heads"])
+
+
+def yarn_attention(config: Config) -> float:
+    """Returns the factor of attention with yarn scaling, unless the config states one."""
+    return 0.1 * math.log(config["rope.factor"]) + 1 if config["rope.rope_type"] == "yarn" else config["rope.attention_factor"]
+
+
+def full_layers(config: Config) -> list[str]:
+    """Returns that no block has a sliding window."""
+    return ["full_attention"] * config["num_hidden_layers"]
+
+
+def no_window(config: Config) -> int | None:
+    """Returns the sliding window if it limits nothing, or None."""
+    size: int = config["sliding_window"]
+    return size if not 0 < size < config["max_position_embeddings"] else None
+
+
+FULL = "llama.cpp attends to all tokens: the logits of texts longer than the window differ"
+ONE_BIAS = "llama.cpp loads no bias of the output projection"
+EXPERTS_EVERYWHERE = "llama.cpp expects experts in every block"
+
+# fmt: off
+YARN = (
+    F("rope.attention_factor", yarn_attention, "llama.cpp computes it from the factor", stated=False),
+    F("rope.mscale",           lambda config: (config.get("rope.mscale_all_dim") is None and config["rope.mscale"]) or 1,
+      "llama.cpp computes the factor of attention from the factor", stated=False),
+    F("rope.mscale_all_dim",   0, "llama.cpp computes the factor of attention from the factor", stated=False),
+    F("rope.beta_fast",        32, "llama.cpp interpolates between other dims", stated=False),
+    F("rope.beta_slow",        1, "llama.cpp interpolates between other dims", stated=False),
+    F("rope.extrapolation_factor", 1, "llama.cpp extrapolates fully", stated=False),
+    F("rope.truncate",         True, "llama.cpp rounds the dims between which yarn interpolates", stated=False),
+    F("rope.partial_rotary_factor", 1.0, "llama.cpp rotates all columns", stated=False),
+    F("partial_rotary_factor", ANY, stated=False),  # as of the rope
+    F("rope.swa_type",         "default", "llama.cpp scales no positions of sliding windows", stated=False),
+)
+WINDOW = F("sliding_window", no_window, FULL, warns=True, stated=False)
+SLIDING_QWEN = (
+    F("use_sliding_window",    False, FULL, warns=True, stated=False),
+    F("layer_types",           full_layers, FULL, warns=True, stated=False),
+    F("sliding_window",        ANY, stated=False),  # used if use_sliding_window
+    F("max_window_layers",     ANY, stated=False),
+)
+SIZES = (
+    K(BLOCK_COUNT,                            "num_hidden_layers", loader="required"),
+    K("context_length",                       "max_position_embeddings", loader="required"),
+    K("embedding_length",                     "hidden_size", loader="required"),
+    K("feed_forward_length",                  "intermediate_size", loader="required"),
+    K("attention.head_count",                 "num_attention_heads", loader="required"),
+)
+SCALING = (
+    K("rope.scaling.type",                    "rope.scaling.rope_type", None),
+    K("rope.scaling.factor",                  "rope.scaling.factor", None),
+    K("rope.scaling.original_context_length", "rope.scaling.original_max_position_embeddings", None),
+    K("rope.scaling.yarn_ext_factor",         "rope.scaling.extrapolation_factor", None, loader="ignored"),
+    K("rope.scaling.yarn_attn_factor",        "rope.scaling.attention_factor", None, loader="ignored"),
+    K("rope.scaling.yarn_beta_fast",          "rope.scaling.beta_fast", None, loader="ignored"),
+    K("rope.scaling.yarn_beta_slow",          "rope.scaling.beta_slow", None, loader="ignored"),
+)
+HEADS = (
+    K("attention.head_count_kv",              "num_key_value_heads", head_count),
+    *SCALING,
+    K("rope.freq_base",                       "rope.rope_theta", 10000.0),
+)
+RMS = (
+    K("attention.layer_norm_rms_epsilon",     "rms_norm_eps", 1e-6, loader="required"),
+)
+HEAD_SIZE = (
+    K("attention.key_length",                 "head_dim", head_size),
+    K("attention.value_length",               "head_dim", head_size),
+)
+OWN_HEAD_SIZE = (  # only if the config has it
+    K("attention.key_length",                 "head_dim", None),
+    K("attention.value_length",               "head_dim", None),
+)
+FILE_TYPE = K("general.file_type",            "", 0)  # set later; here for the order of keys
+
+EMBEDDING = T("model.embed_tokens",           "token_embd",  "embd vocab")
+LM_HEAD = T("lm_head",                        "output",      "embd vocab", required=False)
+BLOCKS = (
+    EMBEDDING,
+    T("model.norm",                           "output_norm", "embd"),
+    T("model.layers.{i}.input_layernorm",     "blk.{i}.attn_norm", "embd"),
+    T("model.layers.{i}.post_attention_layernorm", "blk.{i}.ffn_norm", "embd"),
+)
+HEAD_NORMS = (
+    T("model.layers.{i}.self_attn.q_norm",    "blk.{i}.attn_q_norm", "head"),
+    T("model.layers.{i}.self_attn.k_norm",    "blk.{i}.attn_k_norm", "head"),
+)
+FEED_FORWARD = (
+    T("model.layers.{i}.mlp.gate_proj",       "blk.{i}.ffn_gate", "embd ff"),
+    T("model.layers.{i}.mlp.up_proj",         "blk.{i}.ffn_up",   "embd ff"),
+    T("model.layers.{i}.mlp.down_proj",       "blk.{i}.ffn_down", "ff embd"),
+)
+FUSED = "no attn_qkv.weight"
+
+
+def attention(
+    q: str = "q", k: str = "v", v: str = "v", of_q: Operation = KEEP, of_k: Operation = KEEP, required: bool = True,
+    names: str = "model.layers.{i}.self_attn.q_proj model.layers.{i}.self_attn.k_proj model.layers.{i}.self_attn.v_proj",
+) -> tuple[T, ...]:
+    """Returns the rows of queries, keys and values: in GGUF in one matrix, or else in three."""
+    of_queries, of_keys, of_values = names.split() if names else ("", "", "")
+    return (
+        T("",         "blk.{i}.attn_qkv", f"embd {q}+{k}+{v}", bias="optional", required=False),
+        T(of_queries, "blk.{i}.attn_q",   f"embd {q}", of_q, "optional", required, FUSED),
+        T(of_keys,    "blk.{i}.attn_k",   f"embd {k}", of_k, "optional", required, FUSED),
+        T(of_values,  "blk.{i}.attn_v",   f"embd {v}", KEEP, "optional", required, FUSED),
+    )
